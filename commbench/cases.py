@@ -1,0 +1,183 @@
+"""What is measured: a `Case` is one point, a `Sweep` the product of axes that yields cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from commbench.collectives import OPERATIONS, REDOPS, find_operation, true_message_bytes
+from commbench.datatypes import find_dtype
+from commbench.errors import InputError
+from commbench.units import format_size, parse_sizes
+
+BACKENDS = ("mpi", "gloo", "fake")
+PATTERNS = ("flat",)
+SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
+LOOPS = ("auto", "native", "python")
+IN_PLACE = ("default", "in", "out", "both")
+
+#: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
+DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of a sweep. None means that the axis does not apply to the operation.
+
+    ``message_bytes`` is the true size: a rank's share has been rounded up to one element.
+    """
+
+    backend: str
+    operation: str
+    message_bytes: int
+    dtype: str | None
+    redop: str | None = None
+    root: int | None = None
+    in_place: bool | None = None
+    pattern: str = "flat"
+    sync: str = "auto"
+    loop: str = "auto"
+    buffers: str = "hot"
+
+    @property
+    def key(self) -> str:
+        """A stable text that identifies the case within a run, e.g. as a dictionary key across launches."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @property
+    def cadence(self) -> str:
+        """``pipelined`` where operations follow each other unsynchronised, else ``isolated``."""
+        return "pipelined" if self.sync == "none" else "isolated"
+
+    def __str__(self) -> str:
+        """Name the case for people: what differs from the defaults only."""
+        words = [self.backend, self.operation]
+        if self.dtype is not None:
+            words.append(format_size(self.message_bytes))
+            words.append(self.dtype)
+        words += [word for word in (self.redop,) if word]
+        if self.in_place is not None and self.in_place != OPERATIONS[self.operation].default_in_place:
+            words.append("in place" if self.in_place else "out of place")
+        if self.root:
+            words.append(f"root {self.root}")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Axes whose product is measured; a suite is a short Python file that names one or several.
+
+    Raises:
+        InputError: an unknown name, or a size that is not a whole number of elements of each data type.
+    """
+
+    operations: Sequence[str] = ("all_reduce",)
+    """Names from `commbench.collectives.OPERATIONS`."""
+    sizes: Sequence[int] | str = DEFAULT_SIZES
+    """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
+    backends: Sequence[str] = ("mpi", "gloo")
+    dtypes: Sequence[str] = ("float32",)
+    redops: Sequence[str] = ("sum",)
+    roots: Sequence[int] = (0,)
+    in_place: str = "default"
+    """``in``, ``out``, ``both``, or ``default``: in place for all_reduce and reduce, else out of place."""
+    patterns: Sequence[str] = ("flat",)
+    sync: str = "auto"
+    loop: str = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sizes, str):
+            object.__setattr__(self, "sizes", parse_sizes(self.sizes))
+        for name in self.operations:
+            find_operation(name)
+        for axis, given, known in (
+            ("backend", self.backends, BACKENDS),
+            ("reduction", self.redops, REDOPS),
+            ("pattern", self.patterns, PATTERNS),
+            ("synchronisation", [self.sync], SYNCS),
+            ("loop", [self.loop], LOOPS),
+            ("in_place value", [self.in_place], IN_PLACE),
+        ):
+            _check_known(axis, given, known)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        for size, name in itertools.product(self.sizes, self.dtypes):
+            itemsize = find_dtype(name).itemsize
+            if not isinstance(size, int) or size <= 0:
+                raise InputError(f"Message size {size!r} is not a positive number of bytes.")
+            if size % itemsize:
+                raise InputError(
+                    f"Message size {size} B is not a multiple of {name}'s {itemsize} B; give a multiple or a smaller dtype."
+                )
+
+    def cases(self, world_size: int) -> list[Case]:
+        """The cases on ``world_size`` ranks, in axis order; axes that an operation lacks are left out.
+
+        Raises:
+            InputError: a root that is not a rank.
+        """
+        for root in self.roots:
+            if not 0 <= root < world_size:
+                raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
+        named = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
+        made = (
+            case
+            for names, root, size in itertools.product(named, self.roots, self.sizes)
+            for case in self._variants(world_size, *names, root=root, requested=int(size))
+        )
+        return list(dict.fromkeys(made))
+
+    def _variants(
+        self,
+        world_size: int,
+        name: str,
+        backend: str,
+        dtype: str,
+        redop: str,
+        pattern: str,
+        *,
+        root: int,
+        requested: int,
+    ) -> Iterable[Case]:
+        operation = OPERATIONS[name]
+        places: tuple[bool | None, ...] = (None,)
+        if operation.has_in_place:
+            places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
+                self.in_place
+            ]
+        for in_place in places:
+            yield Case(
+                backend=backend,
+                operation=name,
+                message_bytes=true_message_bytes(operation, requested, find_dtype(dtype).itemsize, world_size),
+                dtype=dtype if operation.moves_data else None,
+                redop=redop if operation.reduces else None,
+                root=root if operation.rooted else None,
+                in_place=in_place,
+                pattern=pattern,
+                sync=self.sync,
+                loop=self.loop,
+            )
+
+
+def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
+    """The cases of several sweeps, each once, in the order named."""
+    return list(dict.fromkeys(case for sweep in sweeps for case in sweep.cases(world_size)))
+
+
+def shuffled(cases: Sequence[Case], seed: int, launch: int) -> list[Case]:
+    """The order of one launch: a shuffle fixed by the run's seed and the launch's number."""
+    order = list(cases)
+    random.Random(f"{seed}:{launch}").shuffle(order)
+    return order
+
+
+def _check_known(axis: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"Unknown {axis} {name!r}; choose from {', '.join(known)}.")

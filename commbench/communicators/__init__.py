@@ -1,0 +1,79 @@
+"""Backends behind one seam, and how a rank opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from commbench.communicators.base import Communicator
+from commbench.control import Control
+from commbench.errors import InputError
+
+#: What each backend needs, and how to get it.
+_NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "mpi": (("mpi4py", "pip install 'commbench[mpi,mpi-wheel]'"), ("numba", "pip install 'commbench[mpi]'")),
+    "gloo": (("torch", "pip install 'commbench[torch]' -c constraints.txt"),),
+    "fake": (),
+}
+
+
+def missing_library(backend: str) -> str | None:
+    """One sentence on what ``backend`` lacks on this machine and how to install it; None if nothing is missing."""
+    for package, remedy in _NEEDS[backend]:
+        if find_spec(package) is None:
+            return f"Backend {backend} needs {package}, which is not installed: {remedy}."
+    return None
+
+
+def connect_control(launcher: str, world_size: int) -> Control:
+    """The control plane among the ranks that ``launcher`` started: torch's under torchrun, else MPI's.
+
+    Raises:
+        InputError: the library is missing, or it does not see the ranks that the launcher started.
+    """
+    control: Control
+    if launcher == "torchrun":
+        from commbench.communicators.torch_control import TorchControl
+
+        control = TorchControl()
+    else:
+        _require("mpi")
+        from commbench.communicators.mpi_control import MpiControl
+
+        control = MpiControl()
+    if control.size != world_size:
+        raise InputError(
+            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the launcher belongs to another "
+            "MPI than mpi4py uses; start with the mpirun of the same MPI."
+        )
+    return control
+
+
+def open_backend(backend: str, control: Control, launch: int = 0) -> Communicator:
+    """Open ``backend`` among all ranks of ``control``, all ranks together; ``launch`` seeds the fake.
+
+    Raises:
+        InputError: its library is missing, or it cannot be used under this launcher.
+    """
+    _require(backend)
+    if backend == "mpi":
+        from commbench.communicators.mpi_control import MpiControl
+
+        if not isinstance(control, MpiControl):
+            raise InputError("Backend mpi needs ranks started by mpirun or srun; under torchrun choose --backend gloo.")
+        from commbench.communicators.mpi import MpiCommunicator
+
+        return MpiCommunicator(control)
+    if backend == "gloo":
+        from commbench.communicators.torch_dist import GlooCommunicator
+
+        return GlooCommunicator(control)
+    from commbench.communicators.fake import FakeCommunicator
+
+    return FakeCommunicator(control, launch=launch)
+
+
+def _require(backend: str) -> None:
+    sentence = missing_library(backend)
+    if sentence:
+        raise InputError(sentence)

@@ -1,0 +1,187 @@
+"""The seam between the engine and a backend: primitives, buffers, a timed loop, and what a row says about them.
+
+A new backend is one file with one class. Backends whose buffers are host memory inherit `HostCommunicator` and write
+primitives only; others also say how to allocate, fill and check their buffers, and bring their own timed loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commbench.collectives import Operation, Shape
+from commbench.datatypes import Content, DataType, Raw
+from commbench.errors import UnsupportedError
+from commbench.timing.loops import Call, PythonTimer, Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan
+
+#: Buffers begin on a page, as in OSU's benchmarks.
+ALIGNMENT = 4096
+#: What a receive buffer holds before an operation that must overwrite it.
+STALE = 0x5A
+
+
+class Communicator(ABC):
+    """One backend in one launch, seen from one rank.
+
+    Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
+    Every method is deterministic in its arguments, so that all ranks find the same case unsupported.
+    """
+
+    backend: str
+    device: str
+    rank: int
+    size: int
+
+    @abstractmethod
+    def library(self) -> str:
+        """Name and version of the library that carries the operations."""
+
+    @abstractmethod
+    def transport(self) -> str:
+        """What carries messages between the ranks; known once the first operation has run."""
+
+    @abstractmethod
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+        """The timed loop called ``loop`` (or this backend's best for ``auto``)."""
+
+    @abstractmethod
+    def null_calls(self) -> list[Call]:
+        """An 8-byte all_reduce among one rank: what is left of an operation when nothing is communicated."""
+
+    @abstractmethod
+    def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
+        """A buffer of ``count`` elements."""
+
+    @abstractmethod
+    def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
+        """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
+
+    @abstractmethod
+    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
+        """Fill a buffer with known content."""
+
+    @abstractmethod
+    def spoil(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
+        """Fill a buffer with bytes that no answer holds."""
+
+    @abstractmethod
+    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as allocate
+        """Number of elements that differ from ``content``."""
+
+    def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
+        """Wait until every call issued so far has finished on the device."""
+
+    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
+        """In place, the element of the whole buffer at which this rank's own block begins."""
+        return shape.rank * shape.block
+
+    def close(self) -> None:  # noqa: B027 - many backends hold nothing
+        """Release what the backend holds, all ranks together."""
+
+    # Primitives; a backend overrides those it has.
+
+    def all_reduce(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_reduce")
+
+    def all_gather(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_gather")
+
+    def reduce_scatter(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("reduce_scatter")
+
+    def all_to_all(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_to_all")
+
+    def broadcast(self, buffer: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("broadcast")
+
+    def reduce(self, send: Any, receive: Any, redop: str, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("reduce")
+
+    def gather(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("gather")
+
+    def scatter(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("scatter")
+
+    def barrier(self) -> Call:  # noqa: D102
+        raise self._cannot("barrier")
+
+    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("send")
+
+    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("receive")
+
+    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("send_receive")
+
+    def exchange_window(self, send: Any, receive: Any, peer: int, window: int) -> Call:  # noqa: ANN401, ARG002
+        """Post ``window`` receives and sends with ``peer`` (either may be None), then wait for all."""
+        raise self._cannot("a window of messages")
+
+    @abstractmethod
+    def empty(self) -> Any:  # noqa: ANN401 - as allocate
+        """A buffer without elements, for acknowledgements."""
+
+    def _cannot(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.backend} has no {what}")
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """Elements in host memory: ``memory`` has shape (count,) in the data type's storage."""
+
+    memory: Raw
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.memory.size
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return int(self.memory.ctypes.data)
+
+    def shares_memory(self, other: HostBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        return bool(np.may_share_memory(self.memory, other.memory))
+
+
+class HostCommunicator(Communicator):
+    """A backend whose buffers are host memory."""
+
+    device = "cpu"
+
+    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+        """See `Communicator.allocate`."""
+        nbytes = count * dtype.itemsize
+        room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
+        offset = -room.ctypes.data % ALIGNMENT
+        return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
+
+    def part(self, buffer: HostBuffer, offset: int, count: int) -> HostBuffer:
+        """See `Communicator.part`."""
+        return HostBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def write(self, buffer: HostBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        content.write(buffer.memory)
+
+    def spoil(self, buffer: HostBuffer) -> None:
+        """See `Communicator.spoil`."""
+        buffer.memory.view(np.uint8)[:] = STALE
+
+    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`."""
+        return content.count_wrong(buffer.memory)
+
+
+__all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]

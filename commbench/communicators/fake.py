@@ -1,0 +1,254 @@
+"""The public fake: scripted times instead of communication, so that statistics, sweeps and reports can be tested exactly.
+
+Nothing is sent and nobody waits: a repetition's stamps are drawn from a `Script` whose true medians are known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.communicators.base import Communicator
+from commbench.control import Control
+from commbench.datatypes import Content, DataType
+from commbench.errors import UnsupportedError
+from commbench.timing.loops import Call, Repetitions, Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan, Synchroniser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """Time of one call of at least ``from_bytes``: alpha + bytes / rate (Hockney's model)."""
+
+    from_bytes: int = 0
+    alpha_us: float = 5.0
+    GBps: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What the fake pretends; every random draw follows from ``seed``, the launch and the call."""
+
+    regimes: Sequence[Regime] = (Regime(),)
+    """Sorted by ``from_bytes``: where one begins is a breakpoint of the curve."""
+    noise: float = 0.02
+    """Standard deviation of the logarithm of a repetition's time."""
+    launch_effect: float = 0.03
+    """Standard deviation of the logarithm of a whole launch's factor."""
+    slow_launches: float = 0.0
+    """Share of launches that settle in a second hump, ``slow_factor`` times slower."""
+    slow_factor: float = 1.5
+    tail: float = 0.01
+    """Share of repetitions that take ``tail_factor`` times as long."""
+    tail_factor: float = 10.0
+    skew_us: float = 0.05
+    """Mean lateness of a rank's arrival."""
+    slow_rank: int | None = None
+    slow_rank_factor: float = 1.2
+    warmup: int = 0
+    """The first repetitions of a call, ``warmup_factor`` times slower."""
+    warmup_factor: float = 3.0
+    wrong: Callable[[int], int] = field(default=lambda _rank: 0)
+    """Wrong elements that a rank pretends to find in its result."""
+    unsupported: Sequence[str] = ()
+    """Primitives that the fake cannot do."""
+    seed: int = 0
+
+    def time_us(self, call_bytes: int) -> float:
+        """The true median of one call, in microseconds."""
+        regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
+        return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
+
+
+@dataclass(frozen=True)
+class FakeBuffer:
+    """A buffer that is only a size."""
+
+    count: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it would hold."""
+        return self.count * self.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeCall(Call):
+    """A call that knows what it would have moved."""
+
+    what: str
+    call_bytes: int
+
+
+class FakeCommunicator(Communicator):
+    """A backend that follows a `Script`."""
+
+    backend = "fake"
+    device = "none"
+
+    def __init__(self, control: Control, script: Script | None = None, launch: int = 0) -> None:
+        self._control = control
+        self.script = script or Script()
+        self.rank = control.rank
+        self.size = control.size
+        self.launch = launch
+
+    def library(self) -> str:
+        """See `Communicator.library`."""
+        return "commbench fake"
+
+    def transport(self) -> str:
+        """See `Communicator.transport`."""
+        return "script"
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+        """A loop that draws its stamps."""
+        if loop == "native":
+            raise UnsupportedError("the fake has no native loop; use --loop python")
+        return FakeTimer(self, Synchroniser(self._control, plan), progress)
+
+    def null_calls(self) -> list[Call]:
+        """A call that costs nothing."""
+        return [FakeCall(run=_nothing, what="null", call_bytes=-1)]
+
+    def allocate(self, dtype: DataType, count: int) -> FakeBuffer:
+        """See `Communicator.allocate`."""
+        return FakeBuffer(count, dtype.itemsize)
+
+    def part(self, buffer: FakeBuffer, offset: int, count: int) -> FakeBuffer:  # noqa: ARG002 - no memory behind it
+        """See `Communicator.part`."""
+        return FakeBuffer(count, buffer.itemsize)
+
+    def write(self, buffer: FakeBuffer, content: Content) -> None:
+        """Hold nothing."""
+
+    def spoil(self, buffer: FakeBuffer) -> None:
+        """Hold nothing."""
+
+    def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
+        """The scripted number."""
+        return self.script.wrong(self.rank)
+
+    def empty(self) -> FakeBuffer:
+        """See `Communicator.empty`."""
+        return FakeBuffer(0, 1)
+
+    def _fake(self, what: str, *buffers: FakeBuffer | None) -> FakeCall:
+        if what in self.script.unsupported:
+            raise self._cannot(what)
+        return FakeCall(run=_nothing, what=what, call_bytes=max((b.nbytes for b in buffers if b), default=0))
+
+    def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
+        return self._fake("all_reduce", send, receive)
+
+    def all_gather(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
+        return self._fake("all_gather", send, receive)
+
+    def reduce_scatter(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
+        return self._fake("reduce_scatter", send, receive)
+
+    def all_to_all(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
+        return self._fake("all_to_all", send, receive)
+
+    def broadcast(self, buffer: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("broadcast", buffer)
+
+    def reduce(self, send: FakeBuffer, receive: FakeBuffer | None, redop: str, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("reduce", send, receive)
+
+    def gather(self, send: FakeBuffer, receive: FakeBuffer | None, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("gather", send, receive)
+
+    def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("scatter", send, receive)
+
+    def barrier(self) -> Call:  # noqa: D102
+        return self._fake("barrier")
+
+    def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("send", buffer)
+
+    def receive(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("receive", buffer)
+
+    def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("send_receive", send, receive)
+
+    def exchange_window(  # noqa: D102
+        self, send: FakeBuffer | None, receive: FakeBuffer | None, peer: int, window: int  # noqa: ARG002
+    ) -> Call:
+        one = self._fake("window", send, receive)
+        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window)
+
+
+class FakeTimer:
+    """Draws stamps instead of taking them; all ranks draw the same operation, each its own arrival."""
+
+    name = "python"
+
+    def __init__(self, communicator: FakeCommunicator, sync: Synchroniser, progress: Progress) -> None:
+        self.sync = sync
+        self._communicator = communicator
+        self._progress = progress
+        self._drawn: dict[tuple[tuple[str, int], ...], Any] = {}
+        self._clock_ns = 0
+
+    def prepare(self) -> None:
+        """Nothing to compile or calibrate."""
+
+    def reading_ns(self) -> float:
+        """A clock that costs nothing to read."""
+        return 0.0
+
+    def run(self, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
+        """See `commbench.timing.loops.Timer.run`."""
+        script, rank = self._communicator.script, self._communicator.rank
+        identity = tuple((call.what, call.call_bytes) for call in calls)
+        chunk = self._drawn.setdefault(identity, itertools.count())
+        number = next(chunk)
+        shared = _generator(script.seed, self._communicator.launch, identity, number)
+        own = _generator(script.seed, self._communicator.launch, identity, number, rank)
+        true_us = sum(script.time_us(call.call_bytes) for call in calls if call.call_bytes >= 0) * batch
+        lasting = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
+        if number * repetitions < script.warmup:
+            lasting[: script.warmup] *= script.warmup_factor
+        if rank == script.slow_rank:
+            lasting = lasting * script.slow_rank_factor
+        start = self._clock_ns + 1_000_000 * np.arange(repetitions) + 1e3 * own.exponential(script.skew_us, repetitions)
+        self._progress.counters += repetitions
+        start_ns = np.round(start).astype(np.int64)
+        return Repetitions(
+            start_ns=start_ns,
+            end_ns=start_ns + np.round(1e3 * lasting).astype(np.int64),
+            late=np.zeros(repetitions, dtype=np.bool_),
+        )
+
+    def _launch_factor(self, identity: object) -> float:
+        """The factor of this launch: the same for every repetition of a call."""
+        script = self._communicator.script
+        draw = _generator(script.seed, self._communicator.launch, identity, -1)
+        factor = float(np.exp(script.launch_effect * draw.standard_normal()))
+        return factor * (script.slow_factor if draw.random() < script.slow_launches else 1.0)
+
+
+def _repetition_factors(script: Script, draw: np.random.Generator, repetitions: int) -> NDArray[np.float64]:
+    noise = np.exp(script.noise * draw.standard_normal(repetitions))
+    tail = np.where(draw.random(repetitions) < script.tail, script.tail_factor, 1.0)
+    factors: NDArray[np.float64] = noise * tail
+    return factors
+
+
+def _generator(*words: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(words).encode()))
+
+
+def _nothing() -> None:
+    """Communicate nothing."""

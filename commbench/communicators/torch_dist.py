@@ -1,0 +1,207 @@
+"""Gloo through torch.distributed: the calls that DDP makes, on tensors that share memory with host buffers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from commbench.communicators.base import HostBuffer, HostCommunicator
+from commbench.communicators.torch_control import TIMEOUT, join_world, unpinned
+from commbench.control import Control
+from commbench.datatypes import DTYPES, DataType
+from commbench.errors import UnsupportedError
+from commbench.timing.loops import Call, PythonTimer, Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan, Synchroniser
+
+_REDOPS = {
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "prod": dist.ReduceOp.PRODUCT,
+    "avg": dist.ReduceOp.AVG,
+}
+
+
+def _newest(*names: str) -> Callable[..., Any]:
+    """The first of several spellings that this torch has: 2.13 renamed ``*_tensor`` to ``*_single``."""
+    function: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
+    return function
+
+
+_all_gather = _newest("all_gather_single", "all_gather_into_tensor")
+_reduce_scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+class GlooCommunicator(HostCommunicator):
+    """A Gloo process group that carries nothing but what is measured."""
+
+    backend = "gloo"
+
+    def __init__(self, control: Control) -> None:
+        join_world(control)
+        self._control = control
+        self.rank = control.rank
+        self.size = control.size
+        with unpinned():
+            self._group = dist.new_group(timeout=TIMEOUT, backend="gloo")
+            self._alone = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+
+    def library(self) -> str:
+        """E.g. ``torch 2.13.0 gloo``."""
+        return f"torch {torch.__version__.split('+')[0]} gloo"
+
+    def transport(self) -> str:
+        """``tcp/`` and the network interface that carries this process's established connections."""
+        if self.size == 1:
+            return "self"
+        names = {
+            address.address: name
+            for name, addresses in psutil.net_if_addrs().items()
+            for address in addresses
+            if address.family in {socket.AF_INET, socket.AF_INET6}
+        }
+        used = {names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"}
+        return "tcp/" + "+".join(sorted(name for name in used if name)) if any(used) else "tcp"
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+        """Calls of torch are timed from Python.
+
+        Raises:
+            UnsupportedError: a native loop is asked for.
+        """
+        if loop == "native":
+            raise UnsupportedError("torch.distributed has no C interface to call from a native loop; use --loop python")
+        return PythonTimer(Synchroniser(self._control, plan), progress)
+
+    def null_calls(self) -> list[Call]:
+        """all_reduce of 8 bytes in a group of one."""
+        tensor = torch.zeros(1, dtype=torch.float64)
+        return [Call(run=lambda: dist.all_reduce(tensor, group=self._alone))]
+
+    def empty(self) -> HostBuffer:
+        """One byte: torch sends no empty tensors."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    def close(self) -> None:
+        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
+        dist.destroy_process_group(self._group)
+        if self._control.__class__.__name__ != "TorchControl":
+            dist.destroy_process_group()
+
+    # Collectives
+
+    def all_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
+        """dist.all_reduce, which is in place."""
+        if not send.shares_memory(receive):
+            raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+        tensor, op = _tensor(receive), _REDOPS[redop]
+        return Call(run=lambda: dist.all_reduce(tensor, op, self._group))
+
+    def all_gather(self, send: HostBuffer, receive: HostBuffer) -> Call:
+        """dist.all_gather_into_tensor."""
+        out, own = _tensor(receive), _tensor(send)
+        return Call(run=lambda: _all_gather(out, own, group=self._group))
+
+    def reduce_scatter(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
+        """dist.reduce_scatter_tensor."""
+        out, own, op = _tensor(receive), _tensor(send), _REDOPS[redop]
+        return Call(run=lambda: _reduce_scatter(out, own, op, group=self._group))
+
+    def all_to_all(self, send: HostBuffer, receive: HostBuffer) -> Call:
+        """dist.all_to_all_single."""
+        if send.shares_memory(receive):
+            raise UnsupportedError("torch.distributed has no in-place all_to_all")
+        out, own = _tensor(receive), _tensor(send)
+        return Call(run=lambda: dist.all_to_all_single(out, own, group=self._group))
+
+    def broadcast(self, buffer: HostBuffer, root: int) -> Call:
+        """dist.broadcast."""
+        tensor = _tensor(buffer)
+        return Call(run=lambda: dist.broadcast(tensor, root, self._group))
+
+    def reduce(self, send: HostBuffer, receive: HostBuffer | None, redop: str, root: int) -> Call:
+        """dist.reduce, which is in place at the root."""
+        if receive is not None and not send.shares_memory(receive):
+            raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+        tensor, op = _tensor(send), _REDOPS[redop]
+        return Call(run=lambda: dist.reduce(tensor, root, op, self._group))
+
+    def gather(self, send: HostBuffer, receive: HostBuffer | None, root: int) -> Call:
+        """dist.gather into views of one buffer."""
+        own = _tensor(send)
+        blocks = list(_tensor(receive).chunk(self.size)) if receive else None
+        return Call(run=lambda: dist.gather(own, blocks, root, self._group))
+
+    def scatter(self, send: HostBuffer | None, receive: HostBuffer, root: int) -> Call:
+        """dist.scatter from views of one buffer."""
+        own = _tensor(receive)
+        blocks = list(_tensor(send).chunk(self.size)) if send else None
+        return Call(run=lambda: dist.scatter(own, blocks, root, self._group))
+
+    def barrier(self) -> Call:
+        """dist.barrier."""
+        return Call(run=lambda: dist.barrier(self._group))
+
+    # Point to point
+
+    def send(self, buffer: HostBuffer, peer: int) -> Call:
+        """dist.send."""
+        tensor = _tensor(buffer)
+        return Call(run=lambda: dist.send(tensor, peer, self._group))
+
+    def receive(self, buffer: HostBuffer, peer: int) -> Call:
+        """dist.recv."""
+        tensor = _tensor(buffer)
+        return Call(run=lambda: dist.recv(tensor, peer, self._group))
+
+    def send_receive(self, send: HostBuffer, target: int, receive: HostBuffer, source: int) -> Call:
+        """dist.isend and dist.irecv."""
+        out, into = _tensor(send), _tensor(receive)
+
+        def run() -> None:
+            _wait_all([dist.irecv(into, source, self._group), dist.isend(out, target, self._group)])
+
+        return Call(run=run)
+
+    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
+        """dist.irecv and dist.isend ``window`` times each, then wait for all."""
+        into = _tensor(receive) if receive else None
+        out = _tensor(send) if send else None
+
+        def run() -> None:
+            works = [dist.irecv(into, peer, self._group) for _ in range(window)] if into is not None else []
+            if out is not None:
+                works += [dist.isend(out, peer, self._group) for _ in range(window)]
+            _wait_all(works)
+
+        return Call(run=run)
+
+
+def _wait_all(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _tensor(buffer: HostBuffer) -> torch.Tensor:
+    """The same memory as a tensor, shape (count,)."""
+    return _view(torch.from_numpy(_signed(buffer.memory, buffer.dtype)), buffer.dtype)
+
+
+def _signed(memory: Any, dtype: DataType) -> Any:  # noqa: ANN401 - numpy arrays of several types
+    return memory.view(np.int16) if dtype.name == "bfloat16" else memory
+
+
+def _view(tensor: torch.Tensor, dtype: DataType) -> torch.Tensor:
+    return tensor.view(torch.bfloat16) if dtype.name == "bfloat16" else tensor
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address also where the socket is IPv6 (``::ffff:10.0.0.1``)."""
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,122 @@
+"""How ranks agree: the control plane beside the backend that is being measured.
+
+Plans, decisions and samples travel here, never timed. It is MPI where ranks were started by an MPI launcher and
+torch.distributed elsewhere; `ThreadControl` runs ranks as threads of one process, for the fake backend and for tests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Control(Protocol):
+    """What the engine asks of a control plane; every method but `exchange` is called by all ranks together."""
+
+    rank: int
+    size: int
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's value, by rank, on rank 0; None elsewhere."""
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+
+    def broadcast_int(self, value: int) -> int:
+        """As `broadcast` for one 64-bit integer, as fast as the transport allows: it carries start instants."""
+
+    def barrier(self) -> None:
+        """Wait until every rank has come."""
+
+    def exchange(self, target: int, source: int) -> None:
+        """Send an empty message to ``target`` and receive one from ``source``."""
+
+    def abort(self, code: int) -> None:
+        """End every rank of the launch at once with a non-zero exit status."""
+
+    def close(self) -> None:
+        """Leave cleanly, all ranks together."""
+
+
+def gather_everywhere(control: Control, value: T) -> list[T]:
+    """Every rank's value, by rank, on every rank."""
+    gathered: list[T] | None = control.broadcast(control.gather(value))
+    assert gathered is not None  # noqa: S101 - rank 0 always holds the list
+    return gathered
+
+
+class _Meeting:
+    """Memory that the threads of one `ThreadControl` family share."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[object] = [None] * size
+
+
+class ThreadControl:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.size = size
+        self._meeting = meeting
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's value on rank 0."""
+        self._meeting.slots[self.rank] = value
+        self._meeting.barrier.wait()
+        values = list(self._meeting.slots) if self.rank == 0 else None
+        self._meeting.barrier.wait()
+        return values  # type: ignore[return-value]
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        if self.rank == 0:
+            self._meeting.slots[0] = value
+        self._meeting.barrier.wait()
+        shared = self._meeting.slots[0]
+        self._meeting.barrier.wait()
+        return shared  # type: ignore[return-value]
+
+    def broadcast_int(self, value: int) -> int:
+        """Rank 0's integer."""
+        return self.broadcast(value)
+
+    def barrier(self) -> None:
+        """Wait for all threads."""
+        self._meeting.barrier.wait()
+
+    def exchange(self, target: int, source: int) -> None:  # noqa: ARG002 - one meeting serves any pattern
+        """Meet: in shared memory a round of a dissemination barrier is a barrier."""
+        self._meeting.barrier.wait()
+
+    def abort(self, code: int) -> None:  # noqa: ARG002 - threads have no exit status
+        """Release every waiting thread with `threading.BrokenBarrierError`."""
+        self._meeting.barrier.abort()
+
+    def close(self) -> None:
+        """Do nothing: threads end by themselves."""
+
+
+def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
+    """Run ``work`` on ``size`` ranks that are threads; return their results by rank. The first error is raised."""
+    meeting = _Meeting(size)
+
+    def guarded(rank: int) -> T:
+        try:
+            return work(ThreadControl(rank, size, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(guarded, rank) for rank in range(size)]
+    errors = [future.exception() for future in futures]
+    real = [error for error in errors if error and not isinstance(error, threading.BrokenBarrierError)]
+    if real:
+        raise real[0]
+    return [future.result() for future in futures]

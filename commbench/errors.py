@@ -1,0 +1,43 @@
+"""The exceptions of commbench, each with the exit code the conductor ends with.
+
+CommbenchError
+├── InputError        2  what was asked cannot be done; nothing has been written
+├── LaunchError       3  a rank crashed or hung; what had finished is kept
+├── WrongDataError    4  an operation delivered wrong elements
+├── RegressionError   5  a comparison found a regression
+└── UnsupportedError  -  a backend cannot do a case; becomes a row with the reason, never a crash
+"""
+
+
+class CommbenchError(Exception):
+    """Base of every error that commbench raises on purpose; its text is one sentence for the user."""
+
+    exit_code = 1
+
+
+class InputError(CommbenchError):
+    """What was asked cannot be done: the sentence says what was asked, what was found and what to do."""
+
+    exit_code = 2
+
+
+class LaunchError(CommbenchError):
+    """A rank crashed, raised or stopped making progress; everything measured before is kept."""
+
+    exit_code = 3
+
+
+class WrongDataError(CommbenchError):
+    """At least one operation delivered wrong elements."""
+
+    exit_code = 4
+
+
+class RegressionError(CommbenchError):
+    """A comparison found cases that became slower."""
+
+    exit_code = 5
+
+
+class UnsupportedError(CommbenchError):
+    """A backend cannot run a case; the text becomes the row's ``reason``."""

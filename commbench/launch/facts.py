@@ -1,0 +1,139 @@
+"""What the ranks of a launch state about themselves and their hosts, once, before the first case."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.communicators.base import Communicator
+from commbench.control import Control, gather_everywhere
+from commbench.environment import clock_domain, collect_host, collect_versions, unlike
+from commbench.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank runs: ``cpus`` are those it may use, ``clock`` names the clock it reads."""
+
+    rank: int
+    host: str
+    pid: int
+    cpus: Sequence[int]
+    clock: str
+
+    @property
+    def machine(self) -> str:
+        """Ranks with the same share CPUs, also where they are in containers with other host names."""
+        return self.clock.partition("/")[0]
+
+
+def own_place(rank: int) -> Place:
+    """Where this rank runs."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=cpus, clock=clock_domain())
+
+
+def share_clock(places: Sequence[Place]) -> bool:
+    """Whether all ranks read the same clock."""
+    return len({place.clock for place in places}) == 1
+
+
+def are_crowded(places: Sequence[Place]) -> bool:
+    """Whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use together."""
+    machines: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        machines[place.machine].append(place)
+    return any(len(group) > len({cpu for place in group for cpu in place.cpus}) for group in machines.values())
+
+
+def gather_places(control: Control) -> list[Place]:
+    """Every rank's place, by rank, on every rank."""
+    return gather_everywhere(control, own_place(control.rank))
+
+
+def collect_session(
+    control: Control,
+    places: Sequence[Place],
+    communicators: Mapping[str, Communicator],
+    variables: Mapping[str, str],
+) -> dict[str, Any] | None:
+    """The session of a launch on rank 0, None elsewhere; all ranks together.
+
+    Args:
+        control: the ranks.
+        places: of every rank, as `gather_places` gives them.
+        communicators: the open backends, by name.
+        variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
+
+    Returns:
+        ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
+        them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``mpi_init_s`` (None without MPI),
+        ``shared_clock``, ``oversubscribed``.
+    """
+    leaders = {place.host: place.rank for place in reversed(places)}
+    own = socket.gethostname()
+    hosts = control.gather(collect_host() if leaders[own] == control.rank else None)
+    init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
+    if hosts is None or init_s is None:
+        return None
+    libraries = {name: communicator.library() for name, communicator in communicators.items()}
+    return {
+        "environment": {
+            "hosts": [host for host in hosts if host is not None],
+            "versions": collect_versions(),
+            "variables": dict(variables),
+            **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
+        },
+        "ranks": [
+            {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)} for place in places
+        ],
+        "libraries": libraries,
+        "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
+        "shared_clock": share_clock(places),
+        "oversubscribed": are_crowded(places),
+    }
+
+
+def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json takes over from a session; ``known`` is what it holds already.
+
+    The environment stays that of the first launch, but for a library that only a later launch has used.
+    """
+    ranks = session["ranks"]
+    hosts = [rank["host"] for rank in ranks]
+    ticks_us = [host["timer_tick_s"] * 1e6 for host in session["environment"]["hosts"] if host.get("timer_tick_s")]
+    return {
+        "environment": {**session["environment"], **known.get("environment", {})},
+        "ranks": ranks,
+        "libraries": {**session["libraries"], **known.get("libraries", {})},
+        "mpi_init_s": session["mpi_init_s"],
+        "shared_clock": session["shared_clock"],
+        "oversubscribed": session["oversubscribed"],
+        "world_size": len(ranks),
+        "nodes": len(set(hosts)),
+        "ranks_per_node": max(hosts.count(host) for host in hosts),
+        "tick_us": max(ticks_us, default=None),
+    }
+
+
+def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """How the conditions of a session differ from those that run.json states; empty where it states none."""
+    return unlike(known["environment"], session["environment"]) if known.get("environment") else []
+
+
+def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse to add to a run what was measured under other conditions.
+
+    Raises:
+        InputError: the conditions differ; the sentence names how.
+    """
+    changes = changed_conditions(session, known)
+    if changes:
+        raise InputError(
+            f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike conditions do not mix; "
+            "choose another --out."
+        )

@@ -1,0 +1,148 @@
+"""The processes of one launch: started, read line by line, and ended without leaving any behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import IO, Literal, NamedTuple
+
+#: Every process of a launch on this host carries this variable with the launch's own token: torchrun gives each rank a
+#: session of its own, so that the session alone does not find them all.
+TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
+#: How long the launcher may take to end its ranks, everywhere, before they are killed here.
+GRACE_S = 5.0
+#: How long ranks get to print their stacks.
+STACKS_S = 1.0
+
+
+class Event(NamedTuple):
+    """A line that a launch has written, without its end; or the end of a stream; or nothing new."""
+
+    source: Literal["stdout", "stderr", "end", "wake"]
+    line: str = ""
+
+
+class Launched:
+    """A launcher and the ranks it has started.
+
+    Args:
+        command: the launcher's command.
+        environment: its whole environment.
+        text: what rank 0 reads on stdin. Stdin then stays open: its end tells rank 0 that the conductor is gone.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
+        self._token = uuid.uuid4().hex
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            command,
+            env={**environment, TOKEN: self._token},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._open = {"stdout", "stderr"}
+        for target, arguments in (
+            (self._feed, (text,)),
+            (self._read, (self._process.stdout, "stdout")),
+            (self._read, (self._process.stderr, "stderr")),
+        ):
+            threading.Thread(target=target, args=arguments, daemon=True).start()
+
+    def _feed(self, text: str) -> None:
+        stdin = self._process.stdin
+        with contextlib.suppress(OSError, ValueError):  # the launcher has ended first: its exit status says more
+            if stdin is not None:
+                stdin.write(text + "\n")
+                stdin.flush()
+
+    def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
+        with contextlib.suppress(ValueError):  # closed under our hands
+            for line in stream:
+                self._events.put(Event(source, line.rstrip("\r\n")))
+        self._events.put(Event("end", source))
+
+    def wake(self) -> None:
+        """Let `next_event` return; may be called from a signal handler."""
+        self._events.put(Event("wake"))
+
+    def next_event(self, timeout_s: float) -> Event:
+        """The next line, in order per stream; ``wake`` if none comes for ``timeout_s``."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return Event("wake")
+        if event.source == "end":
+            self._open.discard(event.line)
+        return event
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of the launcher; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def over(self) -> bool:
+        """Whether the launcher has ended and everything it wrote has been read."""
+        return self.returncode is not None and not self._open
+
+    def drain(self, seconds: float, handle: Callable[[Event], None], *, until_over: bool = True) -> None:
+        """Handle what is still written for ``seconds``, or until the launch is over."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not (until_over and self.over):
+            handle(self.next_event(min(left, 0.05)))
+
+    def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
+        """Make every rank print its stacks on stderr, through a launcher that forwards signals, or else here."""
+        targets = [self._process.pid] if by_launcher else [pid for pid in self._members() if pid in pids]
+        for pid in targets:
+            _signal(pid, signal.SIGUSR1)
+
+    def stop(self, handle: Callable[[Event], None]) -> None:
+        """End the launch: politely through the launcher, which reaches other hosts, then by force on this one."""
+        if self.returncode is None:
+            _signal(self._process.pid, signal.SIGTERM)
+            self.drain(GRACE_S, handle)
+        self.kill()
+        self.drain(GRACE_S, handle)
+
+    def kill(self) -> None:
+        """Kill whatever of this launch is left on this host, and wait until it is gone."""
+        end = time.monotonic() + GRACE_S
+        while members := list(self._members()):
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            if time.monotonic() > end:
+                break  # in the kernel's hands: a process that waits for a dead device cannot be killed
+            time.sleep(0.02)
+            self._process.poll()
+        with contextlib.suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _members(self) -> Iterator[int]:
+        """Living processes of the launch on this host: the launcher's session, and whoever carries the token."""
+        import psutil
+
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if os.getsid(process.pid) == self._process.pid or process.environ().get(TOKEN) == self._token:
+                    yield process.pid
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

@@ -1,0 +1,240 @@
+"""The conductor's watchdog: whether ranks still make progress, and which rank is to blame when they do not.
+
+Counters alone do not tell: a rank that was stopped inside an operation and one that waits for it have entered and left
+equally often. The culprit is therefore a rank that is silent or stopped, else the one furthest behind, else, among
+ranks that poll while they wait, the idle one. The rank whose operation timed out first is the victim, never the culprit.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commbench.launch.wire import Heartbeat, LastWords
+
+#: A rank that has not been heard for so long, in seconds, while others have, is silent: six heartbeats.
+SILENCE_S = 3.0
+#: The watchdog looks several times a second; over a longer gap the conductor itself was stopped, and that does not count.
+GAP_S = 5.0
+#: Share of a CPU: a rank that polls uses more than the first, one that does nothing less than the second.
+BUSY, IDLE = 0.5, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """No rank makes progress: who is to blame, as far as can be told, and why."""
+
+    rank: int | None
+    host: str
+    text: str
+    """E.g. ``rank 1 on host n1 is stopped``: what follows the word "hung:"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sign:
+    beat: Heartbeat
+    at: float
+
+
+def process_state(beat: Heartbeat) -> str | None:
+    """The state letter of a rank's process (T: stopped) where the rank is on this host of Linux, else None."""
+    if beat.host != socket.gethostname():
+        return None
+    try:
+        text = Path(f"/proc/{beat.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[0]
+
+
+class Watchdog:
+    """Watches one launch. It is told the time, in seconds of any steady clock, and never reads one itself.
+
+    Args:
+        ranks: how many ranks there are.
+        case_timeout: seconds without progress after which the launch is hung.
+        now: when the launch was started.
+        state_of: the state letter of a rank's process, see `process_state`.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        case_timeout: float,
+        *,
+        now: float,
+        state_of: Callable[[Heartbeat], str | None] = process_state,
+    ) -> None:
+        self._ranks = ranks
+        self._timeout = case_timeout
+        self._state_of = state_of
+        self._last: dict[int, _Sign] = {}
+        self._base: dict[int, _Sign] = {}
+        self._moved = self._looked = now
+        self._participants: Collection[int] = range(ranks)
+        self._polls = True
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that has been heard, as its own host numbers it."""
+        return {rank: sign.beat.pid for rank, sign in self._last.items()}
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> None:
+        """A rank was heard."""
+        before = self._last.get(beat.rank)
+        self._last[beat.rank] = _Sign(beat=beat, at=now)
+        if before is None or _position(before.beat) != _position(beat):
+            self.progress(now)
+        self._base.setdefault(beat.rank, self._last[beat.rank])
+
+    def progress(self, now: float) -> None:
+        """Something has moved: CPU times are compared from here on."""
+        self._moved = max(self._moved, now)
+        self._base = {rank: sign for rank, sign in self._last.items() if sign.at == now}
+
+    def case(self, now: float, *, participants: Collection[int] | None = None, polls: bool = True) -> None:
+        """A case begins; only ``participants`` communicate (None: all), and they burn CPU while they wait if ``polls``."""
+        self._participants = participants or range(self._ranks)
+        self._polls = polls
+        self.progress(now)
+
+    def stuck(self, now: float) -> Hang | None:
+        """The hang, if nothing has moved for the case timeout."""
+        gap = now - self._looked
+        self._looked = now
+        if gap > GAP_S:
+            self._moved += gap
+            self._last = {rank: _Sign(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()}
+        if now - self._moved <= self._timeout:
+            return None
+        return self._stopped() or self._silent(now) or self._behind() or self._idle() or self._unknown()
+
+    def _stopped(self) -> Hang | None:
+        stopped = [rank for rank, sign in sorted(self._last.items()) if self._state_of(sign.beat) in {"T", "t"}]
+        return self._blame(stopped, "stopped") if stopped else None
+
+    def _silent(self, now: float) -> Hang | None:
+        """Ranks not heard lately, where others are: their process or host is stopped, dead or cut off."""
+        silent = [r for r in range(self._ranks) if r not in self._last or now - self._last[r].at > SILENCE_S]
+        if not silent or len(silent) == self._ranks:
+            return None
+        return self._blame(silent, "silent" if silent[0] in self._last else "silent since the start")
+
+    def _behind(self) -> Hang | None:
+        positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
+        positions = {rank: place for rank, place in positions.items() if rank in self._participants}
+        lowest = min(positions.values(), default=None)
+        behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
+        return self._blame(behind, "furthest behind") if len(behind) < len(positions) else None
+
+    def _idle(self) -> Hang | None:
+        """The ranks that do nothing where the others poll; no other split of CPU times means anything."""
+        if not self._polls:
+            return None
+        rates = {rank: self._rate(rank) for rank in self._participants}
+        idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE]
+        busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY]
+        told = busy and idle and len(busy) + len(idle) == len(rates)
+        return self._blame(idle, "idle while the others wait for it") if told else None
+
+    def _rate(self, rank: int) -> float | None:
+        """Share of a CPU that a rank has used since nothing moves."""
+        if rank not in self._base or self._last[rank].at <= self._base[rank].at:
+            return None
+        last, base = self._last[rank], self._base[rank]
+        return (last.beat.cpu_ms - base.beat.cpu_ms) / 1000 / (last.at - base.at)
+
+    def _unknown(self) -> Hang:
+        if not self._last:
+            return Hang(rank=None, host="", text="no rank has been heard of since the launch was started")
+        return Hang(rank=None, host="", text="all ranks are alive and equally far; none can be told to be the cause")
+
+    def _blame(self, ranks: Sequence[int], what: str) -> Hang:
+        sign = self._last.get(ranks[0])
+        host = sign.beat.host if sign else ""
+        others = f" (and so are ranks {', '.join(str(rank) for rank in ranks[1:])})" if len(ranks) > 1 else ""
+        where = f" on host {host}" if host else ""
+        return Hang(rank=ranks[0], host=host, text=f"rank {ranks[0]}{where} is {what}{others}")
+
+
+def _position(beat: Heartbeat) -> tuple[int, int]:
+    return beat.case, beat.entered + beat.left
+
+
+# ------------------------------------------------------------------------------------------- how a launch has ended
+
+#: What a rank says that has lost its partner: a victim.
+_VICTIM = re.compile(
+    r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed|brokenbarrier",
+    re.IGNORECASE,
+)
+_OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
+_OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
+_OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+_TORCHRUN = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+) .*?exitcode +: (-?\d+) \(pid: \d+\)")
+_MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
+#: What our own tear-down does to the ranks that were still alive.
+_SIGTERM = 15
+_SIGNALS = {4: "illegal instruction", 6: "aborted", 7: "bus error", 8: "arithmetic fault", 9: "killed", 11: "segmentation fault"}
+
+
+def blame_exit(
+    stderr_lines: Sequence[str],
+    errors: Sequence[LastWords],
+    returncode: int,
+    pids: Mapping[int, int] | None = None,
+) -> tuple[int | None, str]:
+    """Which rank ended a launch, if that can be told, and how, in words.
+
+    A death by signal comes first: partners of a dead rank raise errors as well, and sooner than the launcher notices.
+    Then the first error of a rank that does not merely complain about a lost partner, then an exit status.
+
+    Args:
+        stderr_lines: what the launcher and the ranks wrote, messages of ours left out.
+        errors: the last words of ranks, in order.
+        returncode: of the launcher.
+        pids: process of each rank, for launchers that name processes only.
+    """
+    text = " ".join(" ".join(stderr_lines).split())
+    killed, left = _by_launcher(text, {pid: rank for rank, pid in (pids or {}).items()})
+    causes = [words for words in errors if not _VICTIM.search(words.text)]
+    if killed:
+        return killed
+    for words in (*causes, *([] if left else errors)):
+        return words.rank, f"rank {words.rank} on host {words.host} raised {words.text}"
+    return left or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
+
+
+def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
+    """(a rank killed by a signal, a rank that left by itself), as the launcher reports it."""
+    if found := _OPENMPI_SIGNAL.search(text):
+        return _death(int(found[1]), f" on host {found[2]}", -int(found[3]))
+    if found := _TORCHRUN.search(text):
+        return _death(int(found[1]), "", int(found[2]))
+    if found := _OPENMPI_EXIT.search(text):
+        return _death(int(found[1]), "", int(found[2]))
+    if found := _OPENMPI_ABORT.search(text):
+        return None, (int(found[1]), f"rank {found[1]} aborted MPI")
+    if found := _MPICH.search(text):
+        return _death(ranks.get(int(found[1])), f" on host {found[2]}", -int(found[3]))
+    return None, None
+
+
+def _death(
+    rank: int | None, where: str, code: int
+) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
+    """Word an exit status; negative ones are signals."""
+    who = f"rank {rank}{where}" if rank is not None else f"a rank{where}"
+    if code >= 0 or -code == _SIGTERM:
+        return None, (rank, f"{who} left with exit status {code}")
+    hint = "; the system may have run out of memory" if code == -9 else ""  # noqa: PLR2004 - SIGKILL
+    return (rank, f"{who} was killed by signal {-code} ({_SIGNALS.get(-code, 'see signal(7)')}){hint}"), None
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    """The last line that says something, for a launcher that we cannot read better."""
+    told = [line.strip() for line in lines if re.search(r"\w", line)]
+    return f": {told[-1][:200]}" if told else ""

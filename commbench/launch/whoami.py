@@ -1,0 +1,109 @@
+"""Who this process is: the conductor, or a rank that an MPI launcher, torchrun or Slurm has started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from commbench.errors import InputError
+
+Role = Literal["conductor", "rank"]
+
+#: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from here on.
+_SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The role of this process and, for a rank, its place in the launch."""
+
+    role: Role
+    launcher: str = ""
+    """``openmpi``, ``mpich`` (any launcher that speaks PMI), ``torchrun`` or ``slurm``; empty for a conductor."""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
+    """Tell from the environment who this process is; ``requested_role`` overrides it.
+
+    Variables of a launcher come before Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. A rank
+    that was asked for where no launcher is found is the only rank of its launch.
+
+    Raises:
+        InputError: an unknown role, or a rank variable that is not a number.
+    """
+    if requested_role is not None and requested_role not in get_args(Role):
+        raise InputError(f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}.")
+    if requested_role == "conductor":
+        return Identity(role="conductor")
+    found = _openmpi(environ) or _pmi(environ) or _torchrun(environ) or _slurm(environ)
+    return found or Identity(role="rank" if requested_role == "rank" else "conductor")
+
+
+def _openmpi(environ: Mapping[str, str]) -> Identity | None:
+    prefix = "OMPI_COMM_WORLD_"
+    if f"{prefix}RANK" not in environ:
+        return None
+    return _rank("openmpi", environ, f"{prefix}RANK", f"{prefix}SIZE", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
+
+
+def _pmi(environ: Mapping[str, str]) -> Identity | None:
+    if "PMI_RANK" not in environ:
+        return None
+    return _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _torchrun(environ: Mapping[str, str]) -> Identity | None:
+    if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
+        return None
+    return _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def _slurm(environ: Mapping[str, str]) -> Identity | None:
+    """Recognise a task of srun: a batch script or an interactive shell has SLURM_PROCID too, but no step of its own."""
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    if _number(environ, "SLURM_STEP_ID", 0) >= _SLURM_SPECIAL_STEPS:
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _number(environ, "SLURM_NODEID", 0)
+    return Identity(
+        role="rank",
+        launcher="slurm",
+        rank=_number(environ, "SLURM_PROCID", 0),
+        world_size=_number(environ, size, 1),
+        local_rank=_number(environ, "SLURM_LOCALID", 0),
+        local_size=per_node[node] if node < len(per_node) else 1,
+    )
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty where the text is not of that form."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+
+
+def _rank(
+    launcher: str, environ: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str
+) -> Identity:
+    return Identity(
+        role="rank",
+        launcher=launcher,
+        rank=_number(environ, rank, 0),
+        world_size=_number(environ, size, 1),
+        local_rank=_number(environ, local_rank, 0),
+        local_size=_number(environ, local_size, 1),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name} is {text!r}, which is not a number; start the ranks again or give --role conductor.")
+    return int(text)

@@ -1,0 +1,203 @@
+"""The engine: measures one case on one backend in one launch and makes its `Record`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from commbench.budgets import Budget
+from commbench.cases import Case
+from commbench.collectives import find_operation
+from commbench.communicators.base import Communicator
+from commbench.control import Control
+from commbench.errors import UnsupportedError
+from commbench.preparation import Prepared, prepare
+from commbench.records import Frozen, Record
+from commbench.samples import Samples, rank_list
+from commbench.sampling import Sampler
+from commbench.stats import StoppingRule, is_bimodal, is_steady
+from commbench.timing.clock import tick_ns
+from commbench.timing.loops import Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan, choose_method
+
+HARNESS_REPETITIONS = 100
+#: Above this share of late starts a row is flagged.
+FLAGGED_LATE = 0.2
+
+
+@dataclass
+class Session:
+    """What all cases of one launch share, on one rank."""
+
+    control: Control
+    budget: Budget
+    progress: Progress
+    shared_clock: bool = False
+    oversubscribed: bool = False
+    slice_s: float | None = None
+    """Time for one case, in seconds; the budget's where None."""
+    _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
+    _harness: dict[tuple[str, str, int], float] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> StoppingRule:
+        """When a case has been repeated often enough."""
+        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=tick_ns() / 1e9)
+
+    def timer(self, case: Case, communicator: Communicator) -> Timer:
+        """The timed loop for a case, calibrated once a launch.
+
+        Raises:
+            UnsupportedError: the backend has no such loop.
+        """
+        method = choose_method(case.sync, shared_clock=self.shared_clock)
+        if method == "round-time" and not self.shared_clock:
+            raise UnsupportedError("round-time synchronisation needs ranks that share a clock; use --sync dissemination")
+        key = (case.backend, case.loop, method)
+        if key not in self._timers:
+            plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)
+            timer = communicator.timer(case.loop, plan, self.progress)
+            timer.prepare()
+            self._timers[key] = timer
+        return self._timers[key]
+
+    def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
+        """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
+        key = (case.backend, case.loop, batch)
+        if key not in self._harness:
+            timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
+            calls = communicator.null_calls()
+            timer.run(calls, 10, batch)
+            seen = timer.run(calls, HARNESS_REPETITIONS, batch)
+            self._harness[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
+        return self._harness[key]
+
+
+def measure(
+    case: Case, communicator: Communicator, session: Session, *, launch: int, frozen: Frozen | None = None
+) -> Record | None:
+    """Measure one case; the record on rank 0, None elsewhere.
+
+    ``frozen`` is what the first launch found out; None in the first launch. What the backend cannot do becomes a record
+    with status ``unsupported``, wrong data one with status ``wrong`` and no times.
+    """
+    stopwatch = Stopwatch()
+    record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
+    try:
+        prepared = prepare(case, communicator)
+        timer = session.timer(case, communicator)
+    except UnsupportedError as error:
+        return _on_root(session, replace(record, status="unsupported", reason=str(error)))
+    record = replace(record, **_conditions(prepared, timer))
+    refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock)
+    if refusal:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    if wrong:
+        reason = f"{wrong} elements differ from the known answer"
+        return _on_root(session, replace(record, status="wrong", wrong=wrong, reason=reason))
+    prepared.refill()
+    with stopwatch.measuring():
+        settled, samples = _sample(prepared, timer, session, frozen)
+    harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
+    if samples is None:
+        return None
+    record = replace(
+        record,
+        wrong=wrong,
+        warmups=settled.warmups,
+        batch=settled.batch,
+        harness_us=harness_us,
+        transport=communicator.transport(),
+    )
+    return _with_samples(record, samples, session, prepared, stopwatch)
+
+
+def frozen_from(record: Record) -> Frozen | None:
+    """What later launches keep of a case's record in an earlier one; None if it was not measured."""
+    return Frozen(warmups=record.warmups, batch=record.batch) if record.times_us else None
+
+
+class Stopwatch:
+    """Splits a case's wall time into measuring and everything else, in seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self.measuring_s = 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Time spent inside counts as measuring."""
+        begun = time.perf_counter()
+        yield
+        self.measuring_s += time.perf_counter() - begun
+
+    @property
+    def other_s(self) -> float:
+        """Time since the start that was not measuring."""
+        return time.perf_counter() - self._begun - self.measuring_s
+
+
+def _sample(
+    prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None
+) -> tuple[Frozen, Samples | None]:
+    """Warm up and repeat; the samples on rank 0."""
+    plan = timer.sync.plan
+    sampler = Sampler(
+        control=session.control,
+        timer=timer,
+        calls=prepared.calls,
+        rule=session.rule,
+        slice_s=session.slice_s or session.budget.slice_s,
+        reading_ns=timer.reading_ns(),
+    )
+    settled = sampler.settle(frozen)
+    samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
+    return settled, sampler.collect(samples, settled.batch)
+
+
+def _on_root(session: Session, record: Record) -> Record | None:
+    return record if session.control.rank == 0 else None
+
+
+def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
+    participants = prepared.participants
+    return {
+        "group": rank_list(participants),
+        "group_size": len(participants),
+        "window": prepared.shape.window,
+        "sync": timer.sync.plan.method,
+        "loop": timer.name,
+    }
+
+
+def _with_samples(
+    record: Record, samples: Samples, session: Session, prepared: Prepared, stopwatch: Stopwatch
+) -> Record:
+    """Add what was sampled to a record, and the flags that follow from it."""
+    if not samples.valid:
+        reason = "no repetition started on time; use --sync dissemination"
+        return replace(record, status="failed", reason=reason, late_discarded=samples.late)
+    operation = find_operation(record.case.operation)
+    per = record.batch * record.window * operation.operations_per_call
+    times_us = samples.slowest_us(per)
+    flags = {
+        "oversubscribed": session.oversubscribed,
+        "unverified": record.wrong is None,
+        "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "bimodal": is_bimodal(times_us),
+        "unsteady": samples.valid >= session.rule.minimum and not is_steady(times_us),
+    }
+    return replace(
+        record,
+        **samples.summary(per),
+        late_discarded=samples.late,
+        flags=tuple(name for name, raised in flags.items() if raised),
+        measuring_s=round(stopwatch.measuring_s, 6),
+        other_s=round(stopwatch.other_s, 6),
+    )

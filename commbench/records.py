@@ -1,0 +1,169 @@
+"""The `Record` of one case in one launch, and the schema of what is written, with its history.
+
+Schema 1: first version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from commbench.cases import Case
+from commbench.errors import InputError
+
+SCHEMA = 1
+
+Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One case in one launch: raw times, what was done to get them, and under which conditions.
+
+    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a round trip.
+    Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the others.
+    """
+
+    case: Case
+    launch: int
+    status: Status = "ok"
+    reason: str = ""
+
+    group: str = ""
+    """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
+    group_size: int = 0
+    times_us: Sequence[float] = ()
+    """The slowest rank's time of each repetition."""
+    rank_mean_us: Sequence[float] = ()
+    """The mean over ranks of each repetition."""
+    skew_us: Sequence[float] = ()
+    """Last minus first arrival of each repetition; empty where ranks share no clock."""
+    rank_median_us: Sequence[float] = ()
+    """Each participating rank's median time."""
+    rank_arrival_us: Sequence[float] = ()
+    """Each participating rank's median arrival after the first."""
+    rank_slowest: Sequence[int] = ()
+    """In how many repetitions each participating rank was the slowest."""
+    warmups: int = 0
+    late_discarded: int = 0
+    wrong: int | None = None
+    """Wrong elements over all ranks; None where nothing could be verified."""
+    batch: int = 1
+    window: int = 1
+    sync: str = ""
+    loop: str = ""
+    device: str = ""
+    library: str = ""
+    transport: str = ""
+    harness_us: float | None = None
+    algorithm: str = ""
+    flags: Sequence[str] = ()
+    measuring_s: float = 0.0
+    """Wall time of warm-up, timed operations and their synchronisation."""
+    other_s: float = 0.0
+    """Wall time of everything else: buffers, verification, collecting samples."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Rebuild a record; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: a required field is missing or has another type.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        case_fields = {f.name for f in dataclasses.fields(Case)}
+        try:
+            case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
+            return cls(**{k: v for k, v in data.items() if k in known and k != "case"}, case=case)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """What the first launch found out about a case and later launches keep, so that launches are alike."""
+
+    warmups: int
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
+
+    schema: int = SCHEMA
+    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
+    backend: str = field(default="", metadata={"about": "mpi, gloo, nccl, torch-nccl or fake"})
+    device: str = field(default="", metadata={"about": "where the buffers are: cpu, or the GPU's name"})
+    library: str = field(default="", metadata={"about": "library and version that carried the operation"})
+    transport: str = field(default="", metadata={"about": "what carried the row: sm, tcp, ucx/rc, tcp/lo, ..."})
+    operation: str = field(default="", metadata={"about": "what was timed"})
+    pattern: str = field(default="", metadata={"about": "who talks to whom"})
+    group: str = field(default="", metadata={"about": "ranks that took part"})
+    world_size: int | None = field(default=None, metadata={"about": "ranks of the launch"})
+    group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
+    nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
+    ranks_per_node: int | None = field(default=None, metadata={"about": "most ranks on one host"})
+    ranks_per_gpu: int | None = field(default=None, metadata={"about": "most ranks on one GPU"})
+    dtype: str | None = field(default=None, metadata={"about": "element type"})
+    redop: str | None = field(default=None, metadata={"about": "reduction"})
+    root: int | None = field(default=None, metadata={"about": "root rank of a rooted operation"})
+    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
+    message_bytes: int | None = field(default=None, metadata={"about": "nccl-tests' size: the larger buffer"})
+    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
+    cadence: str = field(default="", metadata={"about": "isolated, pipelined or graph"})
+    batch: int | None = field(default=None, metadata={"about": "operations timed together"})
+    window: int | None = field(default=None, metadata={"about": "messages in flight"})
+    buffers: str = field(default="", metadata={"about": "hot: the same buffers each repetition"})
+    sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
+    loop: str = field(default="", metadata={"about": "native, python or event"})
+    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
+    repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
+    late_discarded: int | None = field(default=None, metadata={"about": "repetitions dropped for a late start"})
+    time_us: float | None = field(
+        default=None,
+        metadata={"about": "median over launches of the median over repetitions of the slowest rank"},
+    )
+    time_us_ci_low: float | None = field(default=None, metadata={"about": "95 % confidence interval of time_us, low end"})
+    time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+    time_us_min: float | None = field(default=None, metadata={"about": "median over launches of the launch's minimum"})
+    time_us_p25: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
+    time_us_p75: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
+    time_us_p95: float | None = field(default=None, metadata={"about": "median over launches of the launch's p95"})
+    time_us_rank_mean: float | None = field(
+        default=None, metadata={"about": "time_us with the mean over ranks, nccl-tests' default"}
+    )
+    skew_us: float | None = field(default=None, metadata={"about": "median of last minus first arrival"})
+    algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})
+    busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})
+    wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
+    harness_us: float | None = field(default=None, metadata={"about": "our own cost per operation, never subtracted"})
+    algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
+    algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
+    energy_J: float | None = field(default=None, metadata={"about": "energy of one operation"})
+    status: str = field(default="ok", metadata={"about": "ok, unsupported, failed, hung or wrong"})
+    reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
+    flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+
+#: What each flag means and what to try.
+FLAGS = {
+    "one_launch": "the interval is within one launch only; launches differ more: run again with the same --out",
+    "few_launches": "fewer than 6 launches: the interval assumes log-normal launches",
+    "ci_wide": "the interval is wider than the budget's target; use more launches or a quieter machine",
+    "bimodal": "times within a launch fall in two humps; the median stands for neither",
+    "bimodal_launches": "launches fall in two humps; the library or the system chose differently from launch to launch",
+    "unsteady": "times drifted within a launch",
+    "oversubscribed": "more ranks than cores took turns; this is no measure of the interconnect",
+    "late": "more than a fifth of the repetitions started late and were dropped",
+    "harness": "our own cost (harness_us) is more than 5 % of the time",
+    "unverified": "the result could not be verified",
+}

@@ -1,0 +1,302 @@
+"""Tables of results for a terminal or a log, and the warnings that belong under them."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from commbench.budgets import BUDGETS
+from commbench.collectives import OPERATIONS
+from commbench.records import FLAGS, Row
+from commbench.units import format_size, format_time
+
+#: One letter a flag, explained under the table; flags without one are spelled out.
+MARKS = {
+    "one_launch": "1",
+    "few_launches": "f",
+    "ci_wide": "w",
+    "bimodal": "b",
+    "bimodal_launches": "B",
+    "unsteady": "u",
+    "oversubscribed": "o",
+    "late": "l",
+    "harness": "h",
+    "unverified": "v",
+}
+
+#: What tells columns of one backend apart, tried from the left until every cell holds one row.
+_DETAILS: tuple[tuple[str, ...], ...] = (
+    ("backend",),
+    ("backend", "loop"),
+    ("backend", "loop", "sync", "cadence", "buffers", "group"),
+)
+
+Columns = dict[str, list[Row]]
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+
+def render_table(rows: Sequence[Row], *, width: int) -> RenderableType:
+    """Rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
+
+    One table per operation, pattern, dtype, redop, in_place and root. Backends that do not fit beside each other in
+    ``width`` characters follow below. A cell without a result says ``unsupported``, ``failed``, ``hung`` or ``wrong``.
+    """
+    if not rows:
+        return Text("Nothing has been measured yet.")
+    groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
+    return Group(*(part for group in groups for part in _render_group(group, width)), *_legend(rows))
+
+
+def _table_key(row: Row) -> tuple[Any, ...]:
+    return (row.operation, row.pattern, row.dtype, row.redop, row.in_place, row.root)
+
+
+def _table_order(row: Row) -> tuple[Any, ...]:
+    operation, *others = _table_key(row)
+    return (list(OPERATIONS).index(operation), *((other is not None, other) for other in others))
+
+
+def _render_group(rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """The tables of one group under one heading, as few as fit, and the reasons of what has no result."""
+    columns = columns_of(rows, lambda row: row.message_bytes)
+    tables = [_build_table(part) for part in _fitting(columns, width)]
+    return [Text(_title(rows), style="bold"), *tables, *_reasons(columns)]
+
+
+def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
+    """Split rows by backend, and by as many details as it takes until ``unique`` tells the rows of a column apart."""
+    rows = list(rows)
+    columns: Columns = {}
+    for details in _DETAILS:
+        columns = {}
+        for row in rows:
+            columns.setdefault(" ".join(str(getattr(row, name)) for name in details if getattr(row, name)), []).append(
+                row
+            )
+        if all(len({unique(row) for row in column}) == len(column) for column in columns.values()):
+            break
+    return columns
+
+
+def _fitting(columns: Columns, width: int) -> Iterable[Columns]:
+    """Split the columns, in order, into tables that fit the width; a column alone is never split."""
+    names = list(columns)
+    while names:
+        count = len(names)
+        while count > 1 and _measure({name: columns[name] for name in names[:count]}) > width:
+            count -= 1
+        yield {name: columns[name] for name in names[:count]}
+        names = names[count:]
+
+
+def _measure(columns: Columns) -> int:
+    unlimited = Console(width=10_000, force_terminal=False)
+    return unlimited.measure(_build_table(columns)).maximum
+
+
+def _build_table(columns: Columns) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("\nsize", justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(f"{name}\ntime [95 % CI]", justify="left", no_wrap=True)
+        table.add_column("algbw\nGB/s", justify="right", no_wrap=True)
+        table.add_column("busbw\nGB/s", justify="right", no_wrap=True)
+        table.add_column("\n", no_wrap=True, style="yellow")
+    sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
+    for size in sizes:
+        at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
+        for line in itertools.zip_longest(*at_size):  # more than one line only where nothing tells two rows apart
+            cells = [cell for row in line for cell in _cells(row)]
+            table.add_row("-" if size is None else format_size(size), *cells)
+    return table
+
+
+def _cells(row: Row | None) -> tuple[RenderableType, str, str, str]:
+    if row is None:
+        return "", "", "", ""
+    marks = "".join(MARKS.get(flag, f" {flag} ") for flag in _flags_of(row)).strip()
+    if row.status != "ok" or row.time_us is None:
+        word = (
+            f"wrong ({row.wrong} elements)"
+            if row.status == "wrong"
+            else row.status
+            if row.status != "ok"
+            else "no time"
+        )
+        return Text(word, style="red" if row.status != "unsupported" else "dim"), "", "", marks
+    return Text(format_time_us(row)), _format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps), marks
+
+
+def format_time_us(row: Row) -> str:
+    """The row's time with its interval in the same unit and digits: ``1.23 us [1.20, 1.31]``; empty without a time."""
+    if row.time_us is None:
+        return ""
+    text = format_time(row.time_us * 1e-6)
+    number, unit = text.split()
+    if row.time_us_ci_low is None or row.time_us_ci_high is None:
+        return text
+    decimals = len(number.partition(".")[2])
+    scale = {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
+    low, high = (f"{bound * scale:.{decimals}f}" for bound in (row.time_us_ci_low, row.time_us_ci_high))
+    return f"{text} [{low}, {high}]"
+
+
+def _format_rate(rate: float | None) -> str:
+    """Three digits, never an exponent for a large rate."""
+    if rate is None:
+        return ""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
+
+
+def _title(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    words = [first.operation, *(word for word in (first.dtype, first.redop) if word)]
+    if first.in_place is not None:
+        words.append("in place" if first.in_place else "out of place")
+    if first.root is not None:
+        words.append(f"root {first.root}")
+    if first.pattern != "flat":
+        words.append(first.pattern)
+    return f"\n{', '.join(words)}{_setting(rows)}"
+
+
+def _setting(rows: Sequence[Row]) -> str:
+    """On how many ranks and hosts, and over how many launches."""
+    first = rows[0]
+    parts = []
+    if first.world_size:
+        parts.append(
+            f"{first.world_size} ranks" + (f" on {first.nodes} {_plural(first.nodes, 'host')}" if first.nodes else "")
+        )
+    launches = sorted({row.launches for row in rows if row.launches})
+    if launches:
+        several = f"{launches[0]} to {launches[-1]}" if len(launches) > 1 else str(launches[0])
+        parts.append(f"{several} {_plural(launches[-1], 'launch')}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+
+
+def _reasons(columns: Columns) -> list[RenderableType]:
+    """Each reason for a missing result once."""
+    reasons = {
+        f"{name}: {row.status}: {row.reason}": None
+        for name, column in columns.items()
+        for row in column
+        if row.status != "ok" and row.reason
+    }
+    return [Padding(Text(reason, style="dim"), (0, 0, 0, 2)) for reason in reasons]
+
+
+def _flags_of(row: Row) -> list[str]:
+    return [flag for flag in row.flags.split(";") if flag]
+
+
+def _legend(rows: Sequence[Row]) -> list[RenderableType]:
+    """The marks in use, in one line."""
+    used = {flag for row in rows for flag in _flags_of(row)}
+    marks = [f"{mark} {flag}" for flag, mark in MARKS.items() if flag in used]
+    return [Text("\nmarks: " + ", ".join(marks), style="yellow")] if marks else []
+
+
+# ----------------------------------------------------------------------------------------------------- warnings
+
+
+def warnings_for(rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
+    """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
+
+    Args:
+        rows: the rows of a run.
+        info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
+            ``name``), so that no option is proposed that is in use already.
+    """
+    counts = Counter(flag for row in rows for flag in set(_flags_of(row)))
+    known = [flag for flag in FLAGS if counts[flag]]
+    unknown = sorted(counts.keys() - FLAGS.keys())
+    flags = [f"{_count(counts[flag], rows)} {_SEEN.get(flag, _seen)(flag, info)}" for flag in known + unknown]
+    return [*_failures(rows), *flags]
+
+
+def budget_of(info: Mapping[str, Any]) -> str | None:
+    """The name of the budget of a run, None where it is not stated."""
+    plan = info.get("plan")
+    stated = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
+    name = stated.get("name") if isinstance(stated, Mapping) else stated
+    return str(name) if name else None
+
+
+def _count(count: int, rows: Sequence[Row]) -> str:
+    return f"{count} of {len(rows)} {_plural(len(rows), 'row')}"
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    by_status: dict[str, list[Row]] = {}
+    for row in rows:
+        by_status.setdefault(row.status, []).append(row)
+    return [
+        f"{_count(len(by_status[status]), rows)} {text}{_example(by_status[status])}"
+        for status, text in _STATUS.items()
+        if status in by_status
+    ]
+
+
+_STATUS = {
+    "wrong": "hold wrong data and no bandwidth: do not trust this library and transport with these sizes",
+    "hung": "hung: the same command measures them again",
+    "failed": "failed: the same command measures them again",
+    "unsupported": "are not supported by their backend",
+}
+
+
+def _example(rows: Sequence[Row]) -> str:
+    reasons = list(dict.fromkeys(row.reason.rstrip(".") for row in rows if row.reason))
+    if not reasons:
+        return ""
+    return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"
+
+
+def _seen(flag: str, _: Mapping[str, Any]) -> str:
+    return f"are flagged {flag}: {FLAGS.get(flag, 'this version does not know the flag')}"
+
+
+def _seen_wide(_: str, info: Mapping[str, Any]) -> str:
+    target = info.get("relative_half_width")
+    share = f"{100 * float(target):g} %" if target else "the budget's target"
+    return f"have an interval wider than {share} either way: {_more_launches(info)}, or use a quieter machine"
+
+
+def _seen_one(_: str, __: Mapping[str, Any]) -> str:
+    return "come from one launch, but launches differ more than repetitions: run it again with the same --out"
+
+
+def _seen_few(_: str, __: Mapping[str, Any]) -> str:
+    return (
+        "come from fewer than 6 launches, so their interval assumes log-normal launches: use 6, as every --budget does"
+    )
+
+
+def _more_launches(info: Mapping[str, Any]) -> str:
+    """The next budget up that has more launches; none is left above the last."""
+    names = list(BUDGETS)
+    budget = budget_of(info)
+    if budget == names[-1]:
+        return f"--budget {budget} is in use already, so add launches"
+    following = names[names.index(budget) + 1] if budget in names else names[-1]
+    return f"try --budget {following}"
+
+
+_SEEN: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "ci_wide": _seen_wide,
+    "one_launch": _seen_one,
+    "few_launches": _seen_few,
+}

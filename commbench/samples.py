@@ -1,0 +1,86 @@
+"""Samples of one case in one launch: every rank's stamps, reduced on rank 0 to times, means and skew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.timing.loops import Repetitions
+
+#: Decimals kept of a microsecond: a tenth of a nanosecond.
+DECIMALS = 4
+
+Matrix = NDArray[Any]
+
+
+class Samples:
+    """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
+
+    A repetition that any rank started late is dropped and counted. ``one_clock``: all stamps are of one clock, so that
+    arrivals can be compared; ``spanning``: a repetition lasts from the first start to the last end of any rank.
+    """
+
+    def __init__(self, participants: Sequence[int], *, one_clock: bool, spanning: bool) -> None:
+        self._participants = list(participants)
+        self._one_clock = one_clock
+        self._spanning = spanning
+        self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
+        self._end: Matrix = self._start
+        self.late = 0
+
+    @property
+    def valid(self) -> int:
+        """Repetitions that count."""
+        return int(self._start.shape[1])
+
+    def add(self, ranks: Sequence[Repetitions]) -> float:
+        """Take in a chunk of every rank's repetitions; return the share of it that was late."""
+        late = np.any([repetitions.late for repetitions in ranks], axis=0)
+        chosen = [ranks[rank] for rank in self._participants]
+        self._start = np.hstack([self._start, np.stack([r.start_ns for r in chosen])[:, ~late]])
+        self._end = np.hstack([self._end, np.stack([r.end_ns for r in chosen])[:, ~late]])
+        self.late += int(late.sum())
+        return float(late.mean()) if late.size else 0.0
+
+    def slowest_us(self, per: int) -> list[float]:
+        """Each repetition's time over all ranks, in microseconds of one of ``per`` operations."""
+        return _us(self._slowest_ns(), per)
+
+    def _slowest_ns(self) -> Matrix:
+        if self._spanning:
+            return np.asarray(self._end.max(axis=0) - self._start.min(axis=0))
+        return np.asarray((self._end - self._start).max(axis=0))
+
+    def summary(self, per: int) -> dict[str, Any]:
+        """The fields of a `Record` that come from samples."""
+        lasting = self._end - self._start
+        fields: dict[str, Any] = {
+            "times_us": self.slowest_us(per),
+            "rank_mean_us": _us(lasting.mean(axis=0), per),
+            "rank_median_us": _us(np.median(lasting, axis=1), per),
+            "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
+        }
+        if self._one_clock:
+            arrival = self._start - self._start.min(axis=0)
+            fields["skew_us"] = _us(arrival.max(axis=0), 1)
+            fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)
+        return fields
+
+    def _last(self) -> NDArray[np.intp]:
+        """Index of each repetition's slowest rank."""
+        return np.asarray((self._end if self._spanning else self._end - self._start).argmax(axis=0))
+
+
+def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:
+    rounded: list[float] = np.round(nanoseconds / (1e3 * per), DECIMALS).tolist()
+    return rounded
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks as text: ``0-3``, or ``0,3`` where they are not consecutive."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, dict.fromkeys(ranks)))

@@ -1,0 +1,383 @@
+"""A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import io
+import json
+import math
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from commbench.collectives import find_operation
+from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.records import COLUMNS, SCHEMA, Record, Row
+from commbench.summary import summarise_run
+
+RUN = "run.json"
+SAMPLES = "samples.jsonl"
+SUMMARY = "collectives.csv"
+LOCK = ".lock"
+#: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
+_SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp", f".{SUMMARY}.tmp"})
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as read from its directory."""
+
+    path: Path
+    info: Mapping[str, Any]
+    """What ``run.json`` holds."""
+    records: tuple[Record, ...]
+    """What ``samples.jsonl`` holds, in the order of writing."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of ``collectives.csv``, made from the records."""
+        return summarise_run(self.records, self.info)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read the run in the directory ``path``, finished or not; nothing is locked or written.
+
+    Raises:
+        InputError: there is no run of commbench, a newer version wrote it, or a line of it is damaged.
+    """
+    path = Path(path)
+    with _refusing(path, InputError):
+        if not path.exists():
+            raise InputError(f"There is no {path}; give the directory that --out named.")
+        if not path.is_dir():
+            raise InputError(f"{path} is not a directory; give the directory that --out named.")
+        if not (path / RUN).exists():
+            raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
+        records, _ = _read_samples(path)
+        return Run(path=path, info=_read_info(path), records=tuple(records))
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    file = path / RUN
+    try:
+        info = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}); restore it or choose another directory.") from error
+    if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
+        raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
+    if info["schema"] > SCHEMA:
+        raise InputError(
+            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update commbench or choose "
+            "another directory."
+        )
+    return info
+
+
+def _read_samples(path: Path) -> tuple[list[Record], int]:
+    """The records and how many bytes of the file they fill: a last line that a crash tore is left out."""
+    file = path / SAMPLES
+    data = file.read_bytes() if file.exists() else b""
+    *lines, unfinished = data.split(b"\n")
+    records: list[Record] = []
+    sound = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_decode(line))
+        except ValueError as error:
+            if number == len(lines) and not unfinished:
+                break  # a crash can leave the length of a line without its content
+            raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+        except InputError as error:
+            raise InputError(f"{file} line {number} cannot be used: {error}") from error
+        sound += len(line) + 1
+    return records, sound
+
+
+def _decode(line: bytes) -> Record:
+    record = Record.from_json(json.loads(line))
+    find_operation(record.case.operation)
+    return record
+
+
+# --------------------------------------------------------------------------------------------------- checking
+
+
+def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
+    """Check that a run can be started or resumed in ``path``, and write nothing.
+
+    Args:
+        path: the directory that ``--out`` names; it need not exist.
+        plan: the identity of the run that is asked for; None leaves it unchecked.
+
+    Raises:
+        InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer version, to a run with
+            another plan or to a running commbench, or holds a damaged line.
+    """
+    path = Path(path)
+    with _refusing(path, InputError):
+        if not path.is_dir():
+            _check_absent(path)
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"--out {path} cannot be written; choose another --out or change its permissions.")
+        elif (path / RUN).exists():
+            _check_plan(path, _read_info(path), plan)
+            _check_unlocked(path)
+            _read_samples(path)
+        elif foreign := sorted({entry.name for entry in path.iterdir()} - _SCAFFOLD):
+            raise InputError(
+                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose another --out."
+            )
+        else:
+            _check_unlocked(path)
+
+
+def _check_absent(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(f"--out {path} is not a directory; choose another --out.")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"--out {path} lies below {above}, which is not a directory; choose another --out.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
+
+
+def _check_plan(path: Path, info: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+    if plan is None:
+        return
+    kept, asked = info.get("plan") or {}, _as_json(plan)
+    unlike = [name for name in sorted(kept.keys() | asked.keys()) if kept.get(name) != asked.get(name)]
+    if unlike:
+        listed = ", ".join(_difference(name, kept.get(name), asked.get(name)) for name in unlike)
+        raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
+
+
+def _difference(name: str, kept: object, asked: object) -> str:
+    """Name an entry, and its values where they are short enough to read."""
+    longest = 24
+    texts = [json.dumps(value) for value in (kept, asked)]
+    return name if max(map(len, texts)) > longest else f"{name} is {texts[0]} there and {texts[1]} here"
+
+
+def _check_unlocked(path: Path) -> None:
+    if (path / LOCK).exists():
+        os.close(_take_lock(path))
+
+
+def _take_lock(path: Path) -> int:
+    """Return a file descriptor that holds the lock of ``path`` for as long as it is open."""
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise InputError(f"--out {path} is in use by {holder}; wait for it or choose another --out.") from error
+    except OSError:
+        pass  # some cluster file systems have no locks: then nothing guards against two conductors
+    return descriptor
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping as it will be read back."""
+    decoded: dict[str, Any] = json.loads(_encode(value))
+    return decoded
+
+
+def _encode(value: object, indent: int | None = None) -> str:
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+    """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or path} cannot be used ({error.strerror or error})"
+        hint = "choose another directory" if error_class is InputError else "make room, then the same command resumes"
+        raise error_class(f"{what}; {hint}.") from error
+
+
+# --------------------------------------------------------------------------------------------------- writing
+
+
+class Store:
+    """A run's directory opened for writing by one process; a context manager.
+
+    ``samples.jsonl`` is the source of truth: `append` returns once the record is on disk.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    """What ``run.json`` holds; change it by `update`."""
+    records: list[Record]
+    """All records on disk, in the order of writing."""
+    resumed: bool
+    """Whether the directory held this run before."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.resumed = (path / RUN).exists()
+        if self.resumed:
+            self.info = _read_info(path)
+            _check_plan(path, self.info, header.get("plan", {}))
+        else:
+            self.info = {"schema": SCHEMA, "run_id": path.resolve().name} | _as_json(header) | {"schema": SCHEMA}
+            _replace(path / RUN, _encode(self.info, indent=1) + "\n")
+        self.records, sound = _read_samples(path)
+        self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.ftruncate(self._samples, sound)
+        _sync_directory(path)
+
+    @classmethod
+    def open(cls, path: str | Path, header: Mapping[str, Any]) -> "Store":
+        """Create the directory with ``header`` as its ``run.json``, or resume the run that it holds.
+
+        Args:
+            path: the directory that ``--out`` names.
+            header: JSON-able; ``plan`` is the identity of the run: a run is resumed only if its plan is equal.
+                ``schema`` and, where it is absent, ``run_id`` are added. Of a resumed run the header is kept as it was.
+
+        Raises:
+            InputError: as `check_out`; then nothing has been written.
+        """
+        path = Path(path)
+        check_out(path, header.get("plan", {}))
+        with _refusing(path, InputError):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(path)
+            try:
+                _sign(lock)
+                return cls(path, header, lock)
+            except BaseException:
+                os.close(lock)
+                raise
+
+    def append(self, record: Record) -> None:
+        """Write a record as one line and wait until it is on disk.
+
+        Raises:
+            LaunchError: it could not be written; what was there is unharmed.
+        """
+        line = (_encode(record.to_json()) + "\n").encode()
+        before = os.fstat(self._samples).st_size
+        with _refusing(self.path / SAMPLES, LaunchError):
+            try:
+                _write_all(self._samples, line)
+                os.fsync(self._samples)
+            except OSError:
+                os.ftruncate(self._samples, before)  # half a line would spoil the next one
+                raise
+        self.records.append(record)
+
+    def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Set entries of ``run.json`` and rewrite it in one step.
+
+        Raises:
+            LaunchError: it could not be written; the old file is unharmed.
+        """
+        self.info |= _as_json(fields)
+        with _refusing(self.path / RUN, LaunchError):
+            _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
+
+    def write_summary(self) -> list[Row]:
+        """Write ``collectives.csv`` in one step and return its rows.
+
+        Raises:
+            LaunchError: it could not be written; the old file is unharmed.
+        """
+        rows = summarise_run(self.records, self.info)
+        with _refusing(self.path / SUMMARY, LaunchError):
+            _replace(self.path / SUMMARY, csv_text(rows))
+        return rows
+
+    def close(self) -> None:
+        """Release the lock; closing twice is harmless."""
+        for descriptor in (self._samples, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._samples = self._lock = -1
+
+    def __enter__(self) -> "Store":  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sign(lock: int) -> None:
+    """Write into the lock who holds it, for whoever is refused."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names of new files survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot, and need not
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------- the table
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """The rows as the text of ``collectives.csv``: header row, ``.`` decimals, empty where a column does not apply."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
+    return stream.getvalue()
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(float(f"{value:.6g}"))
+    text = str(value)
+    if name != "reason":
+        return text
+    sentence = " ".join(text.split())
+    return (
+        f"'{sentence}" if sentence[:1] in {"=", "+", "-", "@"} else sentence
+    )  # spreadsheets run such text as a formula

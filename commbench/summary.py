@@ -1,0 +1,222 @@
+"""The summary of a run: records of several launches become the rows of ``collectives.csv``."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from commbench import stats
+from commbench.cases import Case
+from commbench.collectives import OPERATIONS
+from commbench.records import FLAGS, Record, Row
+from commbench.units import algbw_GBps
+
+#: From so many launches on, the interval over them assumes no distribution.
+MANY_LAUNCHES = 6
+#: Share of the time above which our own cost is a doubt.
+HARNESS_SHARE = 0.05
+#: A half width of so many clock ticks is as narrow as the clock allows.
+TICKS = 2
+DEFAULT_TICK_US = 0.01
+
+#: Flags that are judged anew for the row; the others are kept from the records.
+_JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "harness"})
+
+
+def latest(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
+    """The last record of each (case key, launch), in the order of writing: a repeated case replaces its failure."""
+    found: dict[tuple[str, int], Record] = {}
+    for record in records:
+        pair = (record.case.key, record.launch)
+        found.pop(pair, None)
+        found[pair] = record
+    return found
+
+
+def records_by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The latest record of each launch of each case, by case key, in the order of writing."""
+    by_case: dict[str, list[Record]] = {}
+    for record in latest(records).values():
+        by_case.setdefault(record.case.key, []).append(record)
+    return by_case
+
+
+def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
+    """The median time in microseconds of each launch's record that was timed and ended as one of ``statuses``."""
+    return [_median(record.times_us) for record in _timed(records, statuses)]
+
+
+def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
+    """One row per case, sorted by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
+
+    Args:
+        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
+        info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``, ``ranks_per_node``,
+            ``ranks_per_gpu``, ``relative_half_width`` (the budget's target) and ``tick_us`` (the clock's resolution),
+            each optional.
+    """
+    return sorted((_summarise(of_case, info) for of_case in records_by_case(records).values()), key=_order)
+
+
+def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:
+    status, reason = _outcome(records)
+    timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
+    row = Row(
+        **_identity(records[-1].case, info),
+        **_conditions(timed or records),
+        **_timings(timed),
+        wrong=_total(r.wrong for r in (timed or records)),
+        status=status,
+        reason=reason,
+    )
+    row = dataclasses.replace(row, osu_bytes=_osu_bytes(row), **_bandwidths(row))
+    return dataclasses.replace(row, flags=";".join(_flags(row, timed, info)))
+
+
+def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
+    return [record for record in records if record.status in statuses and len(record.times_us)]
+
+
+def _outcome(records: Sequence[Record]) -> tuple[str, str]:
+    """Status and reason of a case: wrong if any launch is, else ok if any is and the latest did not fail."""
+    wrong = [record for record in records if record.status == "wrong"]
+    if wrong:
+        counted = (
+            f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of {len(records)} launches."
+        )
+        return "wrong", next((record.reason for record in wrong if record.reason), counted)
+    last = records[-1]
+    if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
+        return last.status, last.reason
+    return "ok", ""
+
+
+def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and on how many ranks."""
+    return {
+        "run_id": str(info.get("run_id", "")),
+        "backend": case.backend,
+        "operation": case.operation,
+        "pattern": case.pattern,
+        "world_size": info.get("world_size"),
+        "nodes": info.get("nodes"),
+        "ranks_per_node": info.get("ranks_per_node"),
+        "ranks_per_gpu": info.get("ranks_per_gpu"),
+        "dtype": case.dtype,
+        "redop": case.redop,
+        "root": case.root,
+        "in_place": case.in_place,
+        "message_bytes": case.message_bytes if OPERATIONS[case.operation].moves_data else None,
+        "cadence": case.cadence,
+        "buffers": case.buffers,
+    }
+
+
+def _conditions(records: Sequence[Record]) -> dict[str, Any]:
+    """How it was done; texts that differ between launches are all named."""
+    last = records[-1]
+    texts = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
+    return {
+        name: " | ".join(dict.fromkeys(getattr(r, name) for r in records if getattr(r, name))) for name in texts
+    } | {
+        "group_size": last.group_size or None,
+        "batch": last.batch if len(last.times_us) else None,
+        "window": last.window if len(last.times_us) else None,
+    }
+
+
+def _timings(timed: Sequence[Record]) -> dict[str, Any]:
+    """The columns made of times; empty where nothing was timed."""
+    if not timed:
+        return {}
+    low, p25, p75, p95 = np.median([np.percentile(r.times_us, (0, 25, 75, 95)) for r in timed], axis=0).tolist()
+    interval = _interval(timed)
+    return {
+        "launches": len(timed),
+        "repetitions": sum(len(r.times_us) for r in timed),
+        "late_discarded": sum(r.late_discarded for r in timed),
+        "time_us": _median(launch_medians(timed, ("ok", "wrong"))),
+        "time_us_ci_low": interval.low if interval else None,
+        "time_us_ci_high": interval.high if interval else None,
+        "time_us_min": low,
+        "time_us_p25": p25,
+        "time_us_p75": p75,
+        "time_us_p95": p95,
+        "time_us_rank_mean": _median_of_medians(r.rank_mean_us for r in timed),
+        "skew_us": _median_of_medians(r.skew_us for r in timed),
+        "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
+    }
+
+
+def _interval(timed: Sequence[Record]) -> stats.Interval | None:
+    """The 95 % interval over launches, within the launch where there is only one."""
+    if len(timed) == 1:
+        return stats.median_interval(timed[0].times_us)
+    return stats.launch_interval(launch_medians(timed, ("ok", "wrong")))
+
+
+def _osu_bytes(row: Row) -> int | None:
+    size = row.group_size or row.world_size
+    if row.message_bytes is None or not size:
+        return None
+    return OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
+
+
+def _bandwidths(row: Row) -> dict[str, Any]:
+    """Algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md); empty for a barrier and for wrong data."""
+    size = row.group_size or row.world_size
+    if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
+        return {}
+    operation = OPERATIONS[row.operation]
+    algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
+    return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
+
+
+def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[str]:
+    """The doubts about a row, in the order of `FLAGS`; unknown ones last."""
+    if not timed:
+        return []
+    seen = Counter(flag for record in timed for flag in set(record.flags))
+    judged = {
+        "one_launch": len(timed) == 1,
+        "few_launches": 1 < len(timed) < MANY_LAUNCHES,
+        "ci_wide": _is_wide(row, info),
+        "bimodal": 2 * seen["bimodal"] >= len(timed),
+        "bimodal_launches": stats.is_bimodal(launch_medians(timed, ("ok", "wrong"))),
+        "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
+    }
+    flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
+    return [flag for flag in FLAGS if flag in flags] + sorted(flags - FLAGS.keys())
+
+
+def _is_wide(row: Row, info: Mapping[str, Any]) -> bool:
+    """Whether the interval misses the budget's target although the clock could resolve it."""
+    target = info.get("relative_half_width")
+    if target is None or row.time_us is None or row.time_us_ci_low is None or row.time_us_ci_high is None:
+        return False
+    half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2
+    ticks = TICKS * float(info.get("tick_us", DEFAULT_TICK_US))
+    return half_width > max(float(target) * row.time_us, ticks)
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    keys = (row.pattern, row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
+    return (list(OPERATIONS).index(row.operation), *((key is not None, key) for key in keys))
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
+    """The median over launches of the median over repetitions; None where no launch has any."""
+    medians = [_median(sample) for sample in samples if len(sample)]
+    return _median(medians) if medians else None
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

@@ -1,0 +1,1 @@
+"""The timed loops: clocks, making ranks start together, native and Python loops."""

@@ -1,0 +1,119 @@
+"""What a timed loop takes and gives, and the loop in Python that every host backend can use."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.timing import clock
+from commbench.timing.progress import Progress
+from commbench.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A prepared call that can be repeated: from Python, and from native code where ``rows`` are given."""
+
+    run: Callable[[], object]
+    rows: Sequence[tuple[int, ...]] = ()
+    """(address of a C function, its integer arguments...), called in order; each must return 0."""
+    keep: Sequence[object] = ()
+    """Memory that only the addresses in ``rows`` refer to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetitions:
+    """One rank's stamps of n repetitions, each an array of shape (n,)."""
+
+    start_ns: Times
+    end_ns: Times
+    late: NDArray[np.bool_]
+    """Whether this rank missed the agreed start instant."""
+
+
+class Timer(Protocol):
+    """A timed loop of one backend. ``name`` is the row's ``loop``: native, python or event."""
+
+    name: str
+    sync: Synchroniser
+
+    def prepare(self) -> None:
+        """Compile, calibrate: once a launch, all ranks together, before the first case."""
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """Time ``repetitions`` of ``batch`` times ``calls``, ranks synchronised before each."""
+
+    def reading_ns(self) -> float:
+        """What one reading of this loop's clock costs, in nanoseconds."""
+
+
+class PythonTimer:
+    """Times calls one by one from Python; ``harness_us`` says what that costs."""
+
+    name = "python"
+
+    def __init__(self, sync: Synchroniser, progress: Progress) -> None:
+        self.sync = sync
+        self._counters = progress.counters
+
+    def prepare(self) -> None:
+        """See `Timer.prepare`."""
+        self.sync.calibrate(MINIMUM_PYTHON_SLACK_NS)
+
+    def reading_ns(self) -> float:
+        """See `Timer.reading_ns`."""
+        return clock.reading_ns()
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """See `Timer.run`."""
+        run_once = _sequence([call.run for call in calls] * batch)
+        start = np.zeros(repetitions, dtype=np.int64)
+        end = np.zeros(repetitions, dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
+        counters, align, now = self._counters, self.sync.align, time.perf_counter_ns
+        with quiet_interpreter():
+            for repetition in range(repetitions):
+                late[repetition] = align()
+                counters[0] += 1
+                begun = now()
+                run_once()
+                end[repetition] = now()
+                start[repetition] = begun
+                counters[1] += 1
+        return Repetitions(start_ns=start, end_ns=end, late=late)
+
+
+def _sequence(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """One callable for several; a single one is called directly, without the price of a loop."""
+    if len(functions) == 1:
+        return functions[0]
+
+    def run_all() -> None:
+        for function in functions:
+            function()
+
+    return run_all
+
+
+@contextmanager
+def quiet_interpreter() -> Iterator[None]:
+    """Keep Python's garbage collector out: a full collection takes milliseconds once torch is loaded."""
+    gc.collect(0)
+    gc.freeze()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+        gc.unfreeze()

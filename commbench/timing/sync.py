@@ -1,0 +1,118 @@
+"""Making ranks start a repetition together: an agreed instant, a dissemination barrier, a barrier, or nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from commbench.control import Control, gather_everywhere
+
+#: The agreed instant lies so many broadcast times ahead (ReproMPI's round-time synchronisation).
+SLACK_BROADCASTS = 3
+BROADCAST_TRIALS = 10
+MINIMUM_SLACK_NS = 2_000
+#: Python takes microseconds from one line to the next and is interrupted more easily.
+MINIMUM_PYTHON_SLACK_NS = 20_000
+#: A rank that shares its core wakes up late by a time slice of the scheduler.
+OVERSUBSCRIBED_SLACK_NS = 250_000
+MAXIMUM_SLACK_NS = 4_000_000
+#: Above this share of late starts the instant moves further into the future.
+TOLERATED_LATE = 0.1
+
+
+@dataclass
+class SyncPlan:
+    """How the ranks of a launch start together.
+
+    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` (round-time) grows when too many
+    starts are late. ``yielding``: give the core away while waiting, because ranks share cores.
+    """
+
+    method: str
+    slack_ns: int = MINIMUM_SLACK_NS
+    yielding: bool = False
+    shared_clock: bool = False
+
+    def widen(self) -> None:
+        """Agree on instants four times as far ahead from now on."""
+        self.slack_ns = min(4 * self.slack_ns, MAXIMUM_SLACK_NS)
+
+    @property
+    def spans_ranks(self) -> bool:
+        """Whether a repetition lasts from the first start to the last end, over all ranks."""
+        return self.method == "round-time"
+
+
+def choose_method(requested: str, *, shared_clock: bool) -> str:
+    """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier."""
+    if requested != "auto":
+        return requested
+    return "round-time" if shared_clock else "dissemination"
+
+
+def share_clock(control: Control, domain: str) -> bool:
+    """Whether all ranks read the same monotonic clock: same boot and same time namespace."""
+    return len(set(gather_everywhere(control, domain))) == 1
+
+
+class Synchroniser:
+    """Aligns ranks over the control plane, from Python."""
+
+    def __init__(self, control: Control, plan: SyncPlan) -> None:
+        self.plan = plan
+        self._control = control
+        self._align = {
+            "round-time": self._at_agreed_instant,
+            "dissemination": self._disseminate,
+            "barrier": self._barrier,
+            "none": _at_once,
+        }[plan.method]
+
+    def calibrate(self, least_ns: int) -> None:
+        """Set the slack from the measured time of a broadcast, at least ``least_ns``; all ranks together."""
+        if self.plan.method != "round-time":
+            return
+        least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
+        self.plan.slack_ns = max(least_ns, SLACK_BROADCASTS * self._broadcast_ns())
+
+    def _broadcast_ns(self) -> int:
+        """Time of a broadcast: mean of ten on the slowest rank."""
+        self._control.barrier()
+        self._control.broadcast_int(0)
+        begun = time.perf_counter_ns()
+        for _ in range(BROADCAST_TRIALS):
+            self._control.broadcast_int(0)
+        spent = (time.perf_counter_ns() - begun) // BROADCAST_TRIALS
+        return max(gather_everywhere(self._control, spent))
+
+    def align(self) -> bool:
+        """Return when this rank may start; True if it came too late for the agreed instant."""
+        return self._align()
+
+    def _at_agreed_instant(self) -> bool:
+        self._control.barrier()
+        instant = self._control.broadcast_int(time.perf_counter_ns() + self.plan.slack_ns)
+        if time.perf_counter_ns() > instant:
+            return True
+        while time.perf_counter_ns() < instant:
+            if self.plan.yielding:
+                os.sched_yield()
+        return False
+
+    def _barrier(self) -> bool:
+        self._control.barrier()
+        return False
+
+    def _disseminate(self) -> bool:
+        """Rounds of empty messages over doubling distances (Hensgen, Finkel & Manber 1988)."""
+        rank, size = self._control.rank, self._control.size
+        distance = 1
+        while distance < size:
+            self._control.exchange((rank + distance) % size, (rank - distance) % size)
+            distance *= 2
+        return False
+
+
+def _at_once() -> bool:
+    return False

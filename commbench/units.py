@@ -1,0 +1,125 @@
+"""Sizes, times and rates as people write them, and back.
+
+The conventions of every file and table:
+
+- A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in nccl-tests and OSU.
+- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000.
+- A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``, ``step_ms``).
+"""
+
+import re
+from fractions import Fraction
+
+from commbench.errors import InputError
+
+_FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_SIZE = re.compile(r"(-?)([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
+_HINT = "write whole bytes such as 8, 64K, 1.5M or 1GiB"
+_RANGE_HINT = "write min:max or min:max:factor, such as 8:64M or 8:64M:4"
+_SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
+
+_SIZE_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_THREE_DIGITS = 100
+_MINUTES_PER_HOUR = 60
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that ``text`` names: '8', '1K', '64KiB', '1.5M', '1g'.
+
+    Raises:
+        InputError: if it is not a size, is negative, is not a whole number of bytes, or needs more than 63 bits.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"size {text!r} is not understood: {_HINT}.")
+    sign, number, unit = match.groups()
+    if sign:
+        raise InputError(f"size {text!r} is negative: {_HINT}.")
+    size = Fraction(number) * _FACTORS[(unit or "").lower()]
+    if size.denominator != 1:
+        raise InputError(f"size {text!r} is {float(size):g} bytes, not a whole number: {_HINT}.")
+    if size >= _SIZE_LIMIT:
+        raise InputError(f"size {text!r} does not fit 63 bits: {_HINT}.")
+    return int(size)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the bytes of a comma list of sizes and ranges, in the order given, each size once.
+
+    A range ``min:max`` or ``min:max:factor`` is min, min*factor, min*factor^2, ... up to and including max, the
+    factor being 2 unless given (nccl-tests' ``-b``, ``-e``, ``-f``); max itself appears only where a step meets it.
+
+    Raises:
+        InputError: if an item is empty or no size, or a range ends below its start, starts at 0 or has a factor that is
+            not a whole number of 2 or more.
+    """
+    sizes: list[int] = []
+    for item in text.split(","):
+        if not item.strip():
+            raise InputError(f"sizes {text!r} hold an empty item: write 8,1K,64K or 8:64M.")
+        sizes.extend(_parse_range(item.strip()) if ":" in item else [parse_size(item)])
+    return tuple(dict.fromkeys(sizes))
+
+
+def _parse_range(item: str) -> list[int]:
+    """Expand one ``min:max`` or ``min:max:factor``."""
+    first, last, *rest = item.split(":")
+    if len(rest) > 1:
+        raise InputError(f"range {item!r} has {len(rest) + 2} parts: {_RANGE_HINT}.")
+    size, maximum = parse_size(first), parse_size(last)
+    factor = _parse_factor(item, rest[0].strip()) if rest else 2
+    if size == 0:
+        raise InputError(f"range {item!r} starts at 0, which no factor enlarges: list 0 on its own, as in 0,8:64M.")
+    if maximum < size:
+        raise InputError(f"range {item!r} ends below its start: {_RANGE_HINT}.")
+    sizes = []
+    while size <= maximum:
+        sizes.append(size)
+        size *= factor
+    return sizes
+
+
+def _parse_factor(item: str, text: str) -> int:
+    """Return the factor of the range ``item``."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 2:  # noqa: PLR2004 - the smallest factor that grows
+        raise InputError(f"range {item!r} has the factor {text!r}, not a whole number of 2 or more: {_RANGE_HINT}.")
+    return int(text)
+
+
+def format_size(size_bytes: int) -> str:
+    """Return '8 B', '1000 B', '1.5 KiB' or '16 MiB': the largest unit not above the size, at most three decimals."""
+    scale, unit = next((scale, unit) for scale, unit in _SIZE_UNITS if size_bytes >= scale or unit == "B")
+    return f"{round(size_bytes / scale, 3):g} {unit}"
+
+
+def format_time(seconds: float) -> str:
+    """Return a measured time in us, ms or s: '1.20 ms', '3.40 s' (three digits) and below 1 us '0.26 us' (two)."""
+    rounded = float(f"{seconds:.3g}")  # first round, then choose the unit: 999.9 us is 1.00 ms
+    if rounded == 0:
+        return "0 us"
+    scale, unit = next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
+    value = rounded / scale
+    if abs(value) < 1:  # only below 1 us, where no clock resolves a third digit
+        return f"{value:#.2g} {unit}"
+    return f"{value:.0f} {unit}" if abs(value) >= _THREE_DIGITS else f"{value:#.3g} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return how long a person waits: '45 s', '2 min 05 s' or '1 h 03 min'."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    if minutes < _MINUTES_PER_HOUR:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), _MINUTES_PER_HOUR)
+    return f"{hours} h {minutes:02d} min"
+
+
+def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - the unit keeps its spelling, as in the CSV
+    """Return nccl-tests' algorithm bandwidth, size over time, in GB/s (GB = 1e9 bytes).
+
+    Raises:
+        ZeroDivisionError: if ``time_us`` is 0, which no measured operation is.
+    """
+    return message_bytes / (time_us * 1e3)

@@ -1,0 +1,186 @@
+"""Tests of sizes, times and rates as people write them."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commbench.errors import InputError
+from commbench.units import algbw_GBps, format_duration, format_size, format_time, parse_size, parse_sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("8", 8),
+        ("8B", 8),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("1KB", 1024),
+        ("64KiB", 65536),
+        ("64 kib", 65536),
+        (" 2M ", 2 * 1024**2),
+        ("1G", 1024**3),
+        ("1.5K", 1536),
+        ("0.5M", 512 * 1024),
+    ],
+)
+def test_parse_size_reads_bytes(text: str, expected: int) -> None:
+    """Read every accepted spelling as powers of 1024."""
+    assert expected == parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not understood"),
+        ("x", "not understood"),
+        ("K", "not understood"),
+        ("1e3", "not understood"),
+        ("8iB", "not understood"),
+        ("1T", "not understood"),
+        ("1.K", "not understood"),
+        ("inf", "not understood"),
+        ("8 8", "not understood"),
+        ("\u0663", "not understood"),
+        ("-8", "negative"),
+        ("-1K", "negative"),
+        ("0.5", "whole"),
+        ("0.3K", "307.2 bytes"),
+        ("99999999999999999999", "63 bits"),
+    ],
+)
+def test_parse_size_refuses(text: str, reason: str) -> None:
+    """Refuse what is no size in one sentence that quotes it."""
+    with pytest.raises(InputError, match=reason) as error:
+        parse_size(text)
+    assert repr(text) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", (8,)),
+        ("8,1K,64K", (8, 1024, 65536)),
+        ("0, 8", (0, 8)),
+        ("8:64", (8, 16, 32, 64)),
+        ("8:63", (8, 16, 32)),
+        ("8:8", (8,)),
+        ("3:20:2", (3, 6, 12)),
+        ("1K:64K:4", (1024, 4096, 16384, 65536)),
+        ("8:64M:4", tuple(8 * 4**k for k in range(12))),
+        ("64,8:64,8", (64, 8, 16, 32)),
+    ],
+)
+def test_parse_sizes_expands(text: str, expected: tuple[int, ...]) -> None:
+    """Expand lists and ranges in the order given, each size once."""
+    assert expected == parse_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty item"),
+        ("8,,16", "empty item"),
+        ("8,", "empty item"),
+        ("64:8", "ends below its start"),
+        ("0:8", "starts at 0"),
+        ("8:64:1", "factor '1'"),
+        ("8:64:1.5", "factor '1.5'"),
+        ("8:64:-2", "factor '-2'"),
+        ("8:64:", "factor ''"),
+        ("8:64:2:2", "4 parts"),
+        ("8:", "size '' is not understood"),
+        (":8", "size '' is not understood"),
+    ],
+)
+def test_parse_sizes_refuses(text: str, reason: str) -> None:
+    """Refuse empty items and ranges that go nowhere."""
+    with pytest.raises(InputError, match=reason):
+        parse_sizes(text)
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**41), st.integers(2, 9))
+def test_range_is_that_of_nccl_tests(first: int, extra: int, factor: int) -> None:
+    """Start at the minimum, grow by the factor, and stop only when the next step would pass the maximum."""
+    sizes = parse_sizes(f"{first}:{first + extra}:{factor}")
+    assert first == sizes[0]
+    assert all(small * factor == large for small, large in itertools.pairwise(sizes))
+    assert sizes[-1] <= first + extra < sizes[-1] * factor
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1000, "1000 B"),
+        (1024, "1 KiB"),
+        (1025, "1.001 KiB"),
+        (1536, "1.5 KiB"),
+        (65536, "64 KiB"),
+        (1000 * 1024, "1000 KiB"),
+        (16 * 1024**2, "16 MiB"),
+        (3 * 1024**3, "3 GiB"),
+        (20 * 1024**4, "20480 GiB"),
+    ],
+)
+def test_format_size_chooses_the_unit(size: int, expected: str) -> None:
+    """Print the largest binary unit that is not above the size."""
+    assert expected == format_size(size)
+
+
+@given(st.integers(1, 1023), st.sampled_from([1, 1024, 1024**2, 1024**3]))
+def test_whole_units_survive_printing(count: int, unit: int) -> None:
+    """Read back exactly what was printed for whole numbers of a unit."""
+    assert count * unit == parse_size(format_size(count * unit))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0 us"),
+        (0.26e-6, "0.26 us"),
+        (0.035e-6, "0.035 us"),
+        (1e-6, "1.00 us"),
+        (12.34e-6, "12.3 us"),
+        (123.4e-6, "123 us"),
+        (999.4e-6, "999 us"),
+        (999.6e-6, "1.00 ms"),
+        (1.2e-3, "1.20 ms"),
+        (3.4, "3.40 s"),
+        (123.4, "123 s"),
+        (1234.0, "1230 s"),
+        (-2e-6, "-2.00 us"),
+    ],
+)
+def test_format_time_keeps_three_digits(seconds: float, expected: str) -> None:
+    """Print three significant digits, two below a microsecond, and carry roundings into the next unit."""
+    assert expected == format_time(seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.2, "0 s"),
+        (45, "45 s"),
+        (59.4, "59 s"),
+        (59.7, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (3780, "1 h 03 min"),
+        (90000, "25 h 00 min"),
+    ],
+)
+def test_format_duration_is_for_people(seconds: float, expected: str) -> None:
+    """Print seconds, minutes and seconds, or hours and minutes."""
+    assert expected == format_duration(seconds)
+
+
+def test_bandwidth_counts_in_thousands() -> None:
+    """Divide bytes by time with GB = 1e9, though sizes count in 1024."""
+    assert pytest.approx(1.0) == algbw_GBps(1e9, 1e6)
+    assert pytest.approx(1.048576) == algbw_GBps(parse_size("1M"), 1000.0)
