@@ -14,14 +14,14 @@ from commbench.budgets import Budget
 from commbench.cases import Case
 from commbench.collectives import find_operation
 from commbench.communicators.base import Communicator
-from commbench.control import Control
+from commbench.control import Control, gather_everywhere
+from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule, is_bimodal, is_steady
-from commbench.timing.clock import tick_ns
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -48,17 +48,20 @@ class Session:
     @property
     def rule(self) -> StoppingRule:
         """When a case has been repeated often enough."""
-        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=tick_ns() / 1e9)
+        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
+
+    def check(self, case: Case, communicator: Communicator) -> None:
+        """Raise `UnsupportedError` where the backend or the hosts cannot time the case as asked."""
+        if case.loop not in ("auto", *communicator.loops):
+            raise UnsupportedError(
+                f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
+            )
+        if case.sync == "round-time" and not self.shared_clock:
+            raise UnsupportedError("round-time synchronisation needs ranks that share a clock; use --sync dissemination")
 
     def timer(self, case: Case, communicator: Communicator) -> Timer:
-        """The timed loop for a case, calibrated once a launch.
-
-        Raises:
-            UnsupportedError: the backend has no such loop.
-        """
+        """The timed loop for a case, calibrated once a launch, all ranks together."""
         method = choose_method(case.sync, shared_clock=self.shared_clock)
-        if method == "round-time" and not self.shared_clock:
-            raise UnsupportedError("round-time synchronisation needs ranks that share a clock; use --sync dissemination")
         key = (case.backend, case.loop, method)
         if key not in self._timers:
             plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)
@@ -89,11 +92,9 @@ def measure(
     """
     stopwatch = Stopwatch()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
-    try:
-        prepared = prepare(case, communicator)
-        timer = session.timer(case, communicator)
-    except UnsupportedError as error:
-        return _on_root(session, replace(record, status="unsupported", reason=str(error)))
+    prepared, timer, refusal = _ready(case, communicator, session)
+    if not prepared or not timer:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
     refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock)
     if refusal:
@@ -141,6 +142,22 @@ class Stopwatch:
     def other_s(self) -> float:
         """Time since the start that was not measuring."""
         return time.perf_counter() - self._begun - self.measuring_s
+
+
+def _ready(
+    case: Case, communicator: Communicator, session: Session
+) -> tuple[Prepared | None, Timer | None, str]:
+    """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
+    prepared, refusal = None, ""
+    try:
+        prepared = prepare(case, communicator)
+        session.check(case, communicator)
+    except UnsupportedError as error:
+        refusal = str(error)
+    refusal = next((text for text in gather_everywhere(session.control, refusal) if text), "")
+    if refusal or not prepared:
+        return None, None, refusal
+    return prepared, session.timer(case, communicator), ""
 
 
 def _sample(

@@ -194,7 +194,7 @@ def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encode(value: object, indent: int | None = None) -> str:
     separators = (",", ":") if indent is None else None
-    return json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, default=_plain)
+    return json.dumps(value, indent=indent, separators=separators, default=_plain)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
@@ -338,7 +338,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _replace(file: Path, text: str) -> None:
     """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between."""
     temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
+    with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

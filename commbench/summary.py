@@ -57,7 +57,13 @@ def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Ro
             ``ranks_per_gpu``, ``relative_half_width`` (the budget's target) and ``tick_us`` (the clock's resolution),
             each optional.
     """
-    return sorted((_summarise(of_case, info) for of_case in records_by_case(records).values()), key=_order)
+    return list(rows_by_case(records, info).values())
+
+
+def rows_by_case(records: Iterable[Record], info: Mapping[str, Any]) -> dict[str, Row]:
+    """As `summarise_run`, by case key and in the same order."""
+    rows = {key: _summarise(of_case, info) for key, of_case in records_by_case(records).items()}
+    return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
 
 
 def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:

@@ -29,13 +29,14 @@ class Communicator(ABC):
     """One backend in one launch, seen from one rank.
 
     Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
-    Every method is deterministic in its arguments, so that all ranks find the same case unsupported.
     """
 
     backend: str
     device: str
     rank: int
     size: int
+    loops: tuple[str, ...] = ("python",)
+    """The timed loops it has, its best first."""
 
     @abstractmethod
     def library(self) -> str:
@@ -47,7 +48,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
-        """The timed loop called ``loop`` (or this backend's best for ``auto``)."""
+        """A new timed loop, one of ``loops`` or ``auto`` for the best."""
 
     @abstractmethod
     def null_calls(self) -> list[Call]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.datatypes import Content, DataType
-from commbench.errors import UnsupportedError
 from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, Synchroniser
@@ -109,10 +108,8 @@ class FakeCommunicator(Communicator):
         """See `Communicator.transport`."""
         return "script"
 
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """A loop that draws its stamps."""
-        if loop == "native":
-            raise UnsupportedError("the fake has no native loop; use --loop python")
         return FakeTimer(self, Synchroniser(self._control, plan), progress)
 
     def null_calls(self) -> list[Call]:

@@ -41,6 +41,7 @@ class MpiCommunicator(HostCommunicator):
     """A duplicate of MPI_COMM_WORLD that carries nothing but what is measured."""
 
     backend = "mpi"
+    loops = ("native", "python")
 
     def __init__(self, control: MpiControl) -> None:
         self._control = control
@@ -140,8 +141,9 @@ class MpiCommunicator(HostCommunicator):
         op, kind, block = _op(redop), _arithmetic(send.dtype), send.count // self.size
         in_place = send.shares_memory(receive)
         target = send if in_place else receive
-        spec = [target.memory, target.count, kind]
-        source, address = self._source(send, target, send.count, kind)
+        # mpi4py counts both sides of this function in elements of one block.
+        spec = [target.memory, block, kind]
+        source, address = self._source(send, target, block, kind)
         return self._call(
             "MPI_Reduce_scatter_block",
             lambda: self._comm.Reduce_scatter_block(source, spec, op),

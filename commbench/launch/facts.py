@@ -74,9 +74,7 @@ def collect_session(
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``mpi_init_s`` (None without MPI),
         ``shared_clock``, ``oversubscribed``.
     """
-    leaders = {place.host: place.rank for place in reversed(places)}
-    own = socket.gethostname()
-    hosts = control.gather(collect_host() if leaders[own] == control.rank else None)
+    hosts = control.gather(_own_host(control.rank, places))
     init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
     if hosts is None or init_s is None:
         return None
@@ -96,6 +94,14 @@ def collect_session(
         "shared_clock": share_clock(places),
         "oversubscribed": are_crowded(places),
     }
+
+
+def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
+    """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it."""
+    here = [place for place in places if place.host == places[rank].host]
+    if here[0].rank != rank:
+        return None
+    return {**collect_host(), "cpus_allowed": len({cpu for place in here for cpu in place.cpus})}
 
 
 def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

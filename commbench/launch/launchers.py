@@ -131,7 +131,7 @@ class TorchrunLauncher:
     forwards_signals: bool = False
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """``python -m torch.distributed.run --standalone --nproc-per-node ranks program``; ``program`` begins with -m."""
+        """``python -m torch.distributed.run --standalone --nproc-per-node ranks program``; it names a module."""
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program]
 
     def environment(self) -> dict[str, str]:

@@ -18,6 +18,8 @@ from typing import IO, Literal, NamedTuple
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
 #: How long the launcher may take to end its ranks, everywhere, before they are killed here.
 GRACE_S = 5.0
+#: How long what a launcher wrote may take to arrive after it has ended.
+REST_S = 1.0
 #: How long ranks get to print their stacks.
 STACKS_S = 1.0
 
@@ -68,7 +70,7 @@ class Launched:
                 stdin.flush()
 
     def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
-        with contextlib.suppress(ValueError):  # closed under our hands
+        with stream:
             for line in stream:
                 self._events.put(Event(source, line.rstrip("\r\n")))
         self._events.put(Event("end", source))
@@ -97,10 +99,10 @@ class Launched:
         """Whether the launcher has ended and everything it wrote has been read."""
         return self.returncode is not None and not self._open
 
-    def drain(self, seconds: float, handle: Callable[[Event], None], *, until_over: bool = True) -> None:
+    def drain(self, seconds: float, handle: Callable[[Event], None]) -> None:
         """Handle what is still written for ``seconds``, or until the launch is over."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not (until_over and self.over):
+        while (left := end - time.monotonic()) > 0 and not self.over:
             handle(self.next_event(min(left, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
@@ -117,19 +119,29 @@ class Launched:
         self.kill()
         self.drain(GRACE_S, handle)
 
-    def kill(self) -> None:
-        """Kill whatever of this launch is left on this host, and wait until it is gone."""
-        end = time.monotonic() + GRACE_S
-        while members := list(self._members()):
-            for pid in members:
-                _signal(pid, signal.SIGKILL)
-            if time.monotonic() > end:
-                break  # in the kernel's hands: a process that waits for a dead device cannot be killed
-            time.sleep(0.02)
-            self._process.poll()
+    def finish(self, handle: Callable[[Event], None]) -> int:
+        """Handle the rest of what was written once the launcher has ended; return its exit status."""
+        self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
+        self.kill()
+        self.drain(GRACE_S, handle)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind, however far the launch had come."""
+        self.stop(lambda _: None)
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill whatever of this launch is left on this host, and wait until it is gone."""
+        end = time.monotonic() + GRACE_S
+        while (members := list(self._members())) and time.monotonic() < end:
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            self._process.poll()
 
     def _members(self) -> Iterator[int]:
         """Living processes of the launch on this host: the launcher's session, and whoever carries the token."""

@@ -1,8 +1,8 @@
 """The conductor's watchdog: whether ranks still make progress, and which rank is to blame when they do not.
 
 Counters alone do not tell: a rank that was stopped inside an operation and one that waits for it have entered and left
-equally often. The culprit is therefore a rank that is silent or stopped, else the one furthest behind, else, among
-ranks that poll while they wait, the idle one. The rank whose operation timed out first is the victim, never the culprit.
+equally often. The culprit is therefore a rank that is stopped or silent, else the one furthest behind, else, among
+ranks that poll while they wait, the idle one. The rank that times out first is the victim, never the culprit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from commbench.launch.wire import Heartbeat, LastWords
 
 #: A rank that has not been heard for so long, in seconds, while others have, is silent: six heartbeats.
 SILENCE_S = 3.0
-#: The watchdog looks several times a second; over a longer gap the conductor itself was stopped, and that does not count.
+#: The watchdog looks several times a second; over a longer gap the conductor itself was stopped: that does not count.
 GAP_S = 5.0
-#: Share of a CPU: a rank that polls uses more than the first, one that does nothing less than the second.
+#: Shares of the busiest rank's CPU time: a rank that polls uses more than the first, an idle one less than the second.
 BUSY, IDLE = 0.5, 0.2
+#: A rank that polls uses more than this of a CPU, however many ranks take turns on it.
+LEAST_POLLING = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class Watchdog:
         self._base = {rank: sign for rank, sign in self._last.items() if sign.at == now}
 
     def case(self, now: float, *, participants: Collection[int] | None = None, polls: bool = True) -> None:
-        """A case begins; only ``participants`` communicate (None: all), and they burn CPU while they wait if ``polls``."""
+        """A case begins; only ``participants`` communicate (None: all), burning CPU while they wait if ``polls``."""
         self._participants = participants or range(self._ranks)
         self._polls = polls
         self.progress(now)
@@ -135,9 +137,11 @@ class Watchdog:
         if not self._polls:
             return None
         rates = {rank: self._rate(rank) for rank in self._participants}
-        idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE]
-        busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY]
-        told = busy and idle and len(busy) + len(idle) == len(rates)
+        known = [rate for rate in rates.values() if rate is not None]
+        busiest = max(known, default=0.0)
+        idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE * busiest]
+        busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY * busiest]
+        told = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
         return self._blame(idle, "idle while the others wait for it") if told else None
 
     def _rate(self, rank: int) -> float | None:
@@ -168,7 +172,7 @@ def _position(beat: Heartbeat) -> tuple[int, int]:
 
 #: What a rank says that has lost its partner: a victim.
 _VICTIM = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed|brokenbarrier",
+    r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed",
     re.IGNORECASE,
 )
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
@@ -178,7 +182,14 @@ _TORCHRUN = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+) 
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
 #: What our own tear-down does to the ranks that were still alive.
 _SIGTERM = 15
-_SIGNALS = {4: "illegal instruction", 6: "aborted", 7: "bus error", 8: "arithmetic fault", 9: "killed", 11: "segmentation fault"}
+_SIGNALS = {
+    4: "illegal instruction",
+    6: "aborted",
+    7: "bus error",
+    8: "arithmetic fault",
+    9: "killed",
+    11: "segmentation fault",
+}
 
 
 def blame_exit(
@@ -208,7 +219,9 @@ def blame_exit(
     return left or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
 
 
-def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
+def _by_launcher(
+    text: str, ranks: Mapping[int, int]
+) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
     """(a rank killed by a signal, a rank that left by itself), as the launcher reports it."""
     if found := _OPENMPI_SIGNAL.search(text):
         return _death(int(found[1]), f" on host {found[2]}", -int(found[3]))

@@ -89,16 +89,18 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
 
 
-def _rank(
-    launcher: str, environ: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str
-) -> Identity:
+def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
+    """The rank whose place the four named variables give: rank, world size, local rank, local size."""
+    defaults = (0, 1, 0, 1)
+    numbers = [_number(environ, name, default) for name, default in zip(names, defaults, strict=True)]
+    rank, world_size, local_rank, local_size = numbers
     return Identity(
         role="rank",
         launcher=launcher,
-        rank=_number(environ, rank, 0),
-        world_size=_number(environ, size, 1),
-        local_rank=_number(environ, local_rank, 0),
-        local_size=_number(environ, local_size, 1),
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_size=local_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""What travels from ranks to the conductor: frames on rank 0's stdout, heartbeats and last words on every rank's stderr.
+"""What travels from ranks to the conductor: frames on rank 0's stdout, heartbeats and last words on each stderr.
 
 A frame is one JSON object a line on a private copy of stdout, so that no library can write between frames. Heartbeats
 and last words are short lines that begin with ``@commbench``; the launcher forwards them from all hosts. Whatever else
@@ -136,5 +136,5 @@ class FrameSink:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
-    """numpy's numbers and arrays as Python's, the rest as text."""
+    """Numpy's numbers and arrays as Python's, the rest as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,17 +1,20 @@
 """The comparison of two runs, B relative to A: ratios with intervals, verdicts, and what could not be compared."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from commbench import stats
 from commbench.cases import Case
+from commbench.environment import unlike
 from commbench.records import Row
 from commbench.stats import Comparison, Verdict
 from commbench.store import Run, load_run
-from commbench.summary import launch_medians, records_by_case, summarise_run
+from commbench.summary import launch_medians, records_by_case, rows_by_case
 from commbench.units import format_time
 
 if TYPE_CHECKING:
@@ -23,7 +26,9 @@ FALSE_DISCOVERY_RATE = 0.05
 #: Entries of run.json and columns that should be alike in both runs.
 _RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu")
 _COLUMNS = ("device", "library", "transport", "group_size", "sync", "loop", "algorithm")
-_VERDICTS = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
+_ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
+#: Verdicts, worst first, with their colours.
+_STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.SAME: "", Verdict.INCONCLUSIVE: "yellow"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ class ComparisonTable:
     def counts(self) -> dict[Verdict, int]:
         """How many cases got each verdict, worst first."""
         counted = Counter(case.comparison.verdict for case in self.cases)
-        return {verdict: counted[verdict] for verdict in _VERDICTS}
+        return {verdict: counted[verdict] for verdict in _STYLES}
 
     @property
     def regressions(self) -> tuple[Case, ...]:
@@ -98,22 +103,28 @@ def compare(
         InputError: a directory holds no run, or the margin is not in [0, 1).
     """
     run_a, run_b = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
-    sides = _Side.of(run_a), _Side.of(run_b)
-    shared = [key for key in sides[1].rows if key in sides[0].rows]
-    well = [key for key in shared if all(side.is_timed(key) for side in sides)]
-    compared = stats.compare_family(
-        [(sides[0].medians[key], sides[1].medians[key]) for key in well], margin=margin, q=q, seed=seed
-    )
+    side_a, side_b = _Side.of(run_a), _Side.of(run_b)
+    shared = [key for key in side_b.rows if key in side_a.rows]
+    well = [key for key in shared if side_a.is_timed(key) and side_b.is_timed(key)]
+    pairs = [(side_a.medians[key], side_b.medians[key]) for key in well]
+    comparisons = stats.compare_family(pairs, margin=margin, q=q, seed=seed)
     return ComparisonTable(
         name_a=str(run_a.path),
         name_b=str(run_b.path),
         margin=margin,
-        cases=tuple(_compared(key, sides, comparison) for key, comparison in zip(well, compared, strict=True)),
-        broken=tuple(_broken(key, sides) for key in shared if key not in set(well) and not _both_unable(key, sides)),
-        only_in_a=tuple(side_case for key, side_case in sides[0].cases.items() if key not in sides[1].rows),
-        only_in_b=tuple(side_case for key, side_case in sides[1].cases.items() if key not in sides[0].rows),
-        unlike=(*_unlike_runs(run_a.info, run_b.info), *_unlike_rows(well, sides)),
-        too_few_launches=_too_few(compared, q),
+        cases=tuple(
+            ComparedCase(case=side_b.cases[key], row_a=side_a.rows[key], row_b=side_b.rows[key], comparison=comparison)
+            for key, comparison in zip(well, comparisons, strict=True)
+        ),
+        broken=tuple(
+            BrokenCase(case=side_b.cases[key], status_a=side_a.rows[key].status, status_b=side_b.rows[key].status)
+            for key in shared
+            if key not in well and {side_a.rows[key].status, side_b.rows[key].status} != {"unsupported"}
+        ),
+        only_in_a=side_a.without(side_b),
+        only_in_b=side_b.without(side_a),
+        unlike=(*_unlike_runs(run_a.info, run_b.info), *_unlike_rows([(side_a.rows[k], side_b.rows[k]) for k in well])),
+        too_few_launches=_too_few(comparisons, q),
     )
 
 
@@ -121,26 +132,151 @@ def compare(
 class _Side:
     """One run by case key, in the order of its rows."""
 
-    cases: dict[str, Case]
-    rows: dict[str, Row]
-    medians: dict[str, list[float]]
+    cases: Mapping[str, Case]
+    rows: Mapping[str, Row]
+    medians: Mapping[str, Sequence[float]]
 
     @classmethod
     def of(cls, run: Run) -> "_Side":
         records = records_by_case(run.records)
-        found = [(key, summarise_run(of_case, run.info)[0]) for key, of_case in records.items()]
-        order = {id(row): number for number, row in enumerate(sort_rows(row for _, row in found))}
-        rows = dict(sorted(found, key=lambda pair: order[id(pair[1])]))
         return cls(
-            cases={key: records[key][-1].case for key in rows},
-            rows=rows,
-            medians={key: launch_medians(records[key]) for key in rows},
+            cases={key: of_case[-1].case for key, of_case in records.items()},
+            rows=rows_by_case(run.records, run.info),
+            medians={key: launch_medians(of_case) for key, of_case in records.items()},
         )
 
     def is_timed(self, key: str) -> bool:
         return self.rows[key].status == "ok" and bool(self.medians[key])
 
+    def without(self, other: "_Side") -> tuple[Case, ...]:
+        """The cases that the other side lacks."""
+        return tuple(self.cases[key] for key in self.rows if key not in other.rows)
 
-def _compared(key: str, sides: tuple[_Side, _Side], comparison: Comparison) -> ComparedCase:
-    a, b = sides
-    return ComparedCase(case=b.cases[key], row_a=a.rows[key], row_b=b.rows[key], comparison=comparison)
+
+def _too_few(comparisons: Sequence[Comparison], q: float) -> bool:
+    """Judged by the typical numbers of launches: one case with fewer should not raise the hint for all."""
+    if not comparisons:
+        return False
+    launches_a, launches_b = (
+        round(median([getattr(comparison, name) for comparison in comparisons]))
+        for name in ("launches_a", "launches_b")
+    )
+    return stats.family_hint(len(comparisons), launches_a, launches_b, q)
+
+
+def _unlike_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Differences in how the ranks were laid out and in the conditions of their hosts."""
+    entries = [
+        f"{name}: {a[name]} vs {b[name]}"
+        for name in _RUN_ENTRIES
+        if None not in {a.get(name), b.get(name)} and a[name] != b[name]
+    ]
+    conditions_a, conditions_b = _conditions(a), _conditions(b)
+    return entries + (unlike(conditions_a, conditions_b) if conditions_a and conditions_b else [])
+
+
+def _conditions(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The run environment within ``run.json``: under ``environment`` or at the top, hosts as a list or by name."""
+    stated = info.get("environment", info)
+    found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
+    if isinstance(found.get("hosts"), Mapping):
+        found["hosts"] = list(found["hosts"].values())
+    return found if found.get("hosts") else {}
+
+
+def _unlike_rows(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
+    """Differences in what carried and timed the cases, each kind once with the number of cases."""
+    found = Counter(
+        f"{name}: {getattr(a, name) or 'not stated'} vs {getattr(b, name) or 'not stated'}"
+        for a, b in pairs
+        for name in _COLUMNS
+        if getattr(a, name) != getattr(b, name)
+    )
+    return [f"{text} (in {count} of {len(pairs)} cases)" for text, count in found.items()]
+
+
+# ---------------------------------------------------------------------------------------------------- rendering
+
+
+def render_comparison(table: ComparisonTable) -> "RenderableType":
+    """The comparison for `rich.console.Console.print`: unlike conditions, one line a case, a summary line, hints."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = [f"A: {table.name_a}", f"B: {table.name_b}", *(f"unlike conditions: {text}" for text in table.unlike)]
+    parts: list[RenderableType] = [Text("\n".join(head)), Text("")]
+    if table.cases:
+        parts.append(_build_table(table))
+    return Group(*parts, Text(""), Text("\n".join(_closing(table))))
+
+
+def _build_table(table: ComparisonTable) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    names = _names([compared.case for compared in table.cases])
+    built = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    built.add_column("case")
+    for name in ("A", "B"):
+        built.add_column(name, justify="right", no_wrap=True)
+    built.add_column("B / A [CI]", no_wrap=True)
+    built.add_column("verdict", no_wrap=True)
+    built.add_column("detectable", justify="right", no_wrap=True)
+    for compared in table.cases:
+        comparison = compared.comparison
+        times = (format_time((row.time_us or 0) * 1e-6) for row in (compared.row_a, compared.row_b))
+        verdict = Text(str(comparison.verdict), style=_STYLES[comparison.verdict])
+        built.add_row(
+            names[compared.case],
+            *times,
+            Text(_format_ratio(comparison)),
+            verdict,
+            _format_detectable(comparison.detectable),
+        )
+    return built
+
+
+def _names(cases: Sequence[Case]) -> dict[Case, str]:
+    """What to call each case: in short, with all its choices where that would name several."""
+    short = Counter(map(str, cases))
+    return {
+        case: str(case) if short[str(case)] == 1 else f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop})"
+        for case in cases
+    }
+
+
+def _format_ratio(comparison: Comparison) -> str:
+    interval = comparison.interval
+    bounds = f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
+    return f"{comparison.ratio:.3f}{bounds}"
+
+
+def _format_detectable(detectable: float) -> str:
+    return f"+{100 * detectable:.1f} %" if math.isfinite(detectable) else "none"
+
+
+def _closing(table: ComparisonTable) -> list[str]:
+    """The summary line, then what could not be compared, then what to try."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items())
+    total = len(table.cases)
+    lines = [
+        f"{total} {'case' if total == 1 else 'cases'} compared with a margin of {100 * table.margin:g} %: {counts}."
+    ]
+    lines += [
+        f"Not compared: {broken.case} is {broken.status_a} in A and {broken.status_b} in B." for broken in table.broken
+    ]
+    for name, cases in (("A", table.only_in_a), ("B", table.only_in_b)):
+        if cases:
+            lines.append(f"Only in {name}: {_listed(cases)}.")
+    if table.too_few_launches:
+        lines.append(
+            f"A single changed case among {total} could not be found with so few launches, however large the change: "
+            "measure both runs with more launches (--budget standard or rigorous) or compare fewer cases."
+        )
+    return lines
+
+
+def _listed(cases: Sequence[Case], shown: int = 8) -> str:
+    more = f" and {len(cases) - shown} more" if len(cases) > shown else ""
+    return ", ".join(map(str, cases[:shown])) + more

@@ -67,8 +67,12 @@ def _table_order(row: Row) -> tuple[Any, ...]:
 def _render_group(rows: Sequence[Row], width: int) -> list[RenderableType]:
     """The tables of one group under one heading, as few as fit, and the reasons of what has no result."""
     columns = columns_of(rows, lambda row: row.message_bytes)
-    tables = [_build_table(part) for part in _fitting(columns, width)]
-    return [Text(_title(rows), style="bold"), *tables, *_reasons(columns)]
+    tables = (_build_table(part) for part in _fitting(columns, width))
+    return [
+        Text(_title(rows), style="bold"),
+        *(part for table in tables for part in (Text(""), table)),
+        *_reasons(columns),
+    ]
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
@@ -103,36 +107,41 @@ def _measure(columns: Columns) -> int:
 
 
 def _build_table(columns: Columns) -> Table:
+    rated = any(row.algbw_GBps is not None for column in columns.values() for row in column)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("\nsize", justify="right", no_wrap=True)
     for name in columns:
-        table.add_column(f"{name}\ntime [95 % CI]", justify="left", no_wrap=True)
-        table.add_column("algbw\nGB/s", justify="right", no_wrap=True)
-        table.add_column("busbw\nGB/s", justify="right", no_wrap=True)
+        table.add_column(f"{name}\ntime [95 % CI]", no_wrap=True)
+        for rate in ("algbw", "busbw") if rated else ():
+            table.add_column(f"{rate}\nGB/s", justify="right", no_wrap=True)
         table.add_column("\n", no_wrap=True, style="yellow")
     sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
     for size in sizes:
         at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
         for line in itertools.zip_longest(*at_size):  # more than one line only where nothing tells two rows apart
-            cells = [cell for row in line for cell in _cells(row)]
+            cells = [cell for row in line for cell in _cells(row, rated=rated)]
             table.add_row("-" if size is None else format_size(size), *cells)
     return table
 
 
-def _cells(row: Row | None) -> tuple[RenderableType, str, str, str]:
+def _cells(row: Row | None, *, rated: bool) -> list[RenderableType]:
+    """Time, bandwidths where the table has them, and marks."""
     if row is None:
-        return "", "", "", ""
+        return [""] * (4 if rated else 2)
+    rates = [_format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps)] if rated else []
+    if row.status != "ok":
+        rates = [""] * len(rates)
     marks = "".join(MARKS.get(flag, f" {flag} ") for flag in _flags_of(row)).strip()
-    if row.status != "ok" or row.time_us is None:
-        word = (
-            f"wrong ({row.wrong} elements)"
-            if row.status == "wrong"
-            else row.status
-            if row.status != "ok"
-            else "no time"
-        )
-        return Text(word, style="red" if row.status != "unsupported" else "dim"), "", "", marks
-    return Text(format_time_us(row)), _format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps), marks
+    return [_time_cell(row), *rates, marks]
+
+
+def _time_cell(row: Row) -> Text:
+    """The time with its interval, or in a word why there is none."""
+    if row.status == "ok":
+        return Text(format_time_us(row) or "no time")
+    if row.status == "wrong":
+        return Text(f"wrong ({row.wrong} elements)", style="red")
+    return Text(row.status, style="dim" if row.status == "unsupported" else "red")
 
 
 def format_time_us(row: Row) -> str:

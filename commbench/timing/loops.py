@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.timing import clock
+from commbench.environment import timer_cost_s
 from commbench.timing.progress import Progress
 from commbench.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
 
@@ -71,7 +71,7 @@ class PythonTimer:
 
     def reading_ns(self) -> float:
         """See `Timer.reading_ns`."""
-        return clock.reading_ns()
+        return timer_cost_s() * 1e9
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""

@@ -1,0 +1,196 @@
+"""One rank of a launch: opens the backends, measures the planned cases in order, and leaves cleanly.
+
+``python -m mpi4py -m commbench.launch.rank`` is what the conductor starts: rank 0 reads the plan as one line on stdin
+and answers with frames on stdout. The heavy parts of the command line are never loaded here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol
+
+from commbench.cases import Case
+from commbench.communicators import connect_control, open_backend
+from commbench.communicators.base import Communicator
+from commbench.control import Control
+from commbench.environment import relevant_variables
+from commbench.errors import InputError
+from commbench.launch.facts import are_crowded, collect_session, gather_places, share_clock
+from commbench.launch.heartbeat import Heart
+from commbench.launch.plan import LaunchPlan
+from commbench.launch.whoami import Identity, identify
+from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
+from commbench.measure import Session, measure
+from commbench.records import Record
+from commbench.timing.progress import Progress
+
+
+class Sink(Protocol):
+    """Where rank 0 puts what happens in a launch."""
+
+    def session(self, facts: Mapping[str, object]) -> None:
+        """The conditions, once: see `commbench.launch.facts.collect_session`."""
+
+    def case(self, index: int, case: Case) -> None:
+        """A case begins."""
+
+    def record(self, record: Record) -> None:
+        """A case is finished."""
+
+    def end(self, *, finished: bool) -> None:
+        """No more cases follow; ``finished`` is False where time ran out before the last."""
+
+
+def run_rank(
+    plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart, variables: Mapping[str, str]
+) -> list[Communicator]:
+    """Measure all cases of ``plan``, all ranks together; return the open backends, for the caller to close.
+
+    Args:
+        plan: the same on every rank.
+        control: the ranks.
+        sink: on rank 0; None elsewhere.
+        heart: tells how far this rank has come.
+        variables: see `commbench.launch.facts.collect_session`.
+
+    Raises:
+        InputError: a backend cannot be opened.
+    """
+    begun = time.monotonic()
+    places = gather_places(control)  # before any library moves this rank to other CPUs
+    names = sorted({planned.case.backend for planned in plan.cases})
+    communicators = {name: open_backend(name, control) for name in names}
+    facts = collect_session(control, places, communicators, variables)
+    if sink and facts:
+        sink.session(facts)
+    session = Session(
+        control=control,
+        budget=plan.budget,
+        progress=heart.progress,
+        shared_clock=share_clock(places),
+        oversubscribed=are_crowded(places),
+    )
+    finished = True
+    for index, planned in enumerate(plan.cases):
+        if _out_of_time(plan, control, time.monotonic() - begun):
+            finished = False
+            break
+        heart.enter(index, str(planned.case))
+        if sink:
+            sink.case(index, planned.case)
+        communicator = communicators[planned.case.backend]
+        record = measure(planned.case, communicator, session, launch=plan.launch, frozen=planned.frozen)
+        if sink and record:
+            sink.record(record)
+    if sink:
+        sink.end(finished=finished)
+    return list(communicators.values())
+
+
+def _out_of_time(plan: LaunchPlan, control: Control, seconds: float) -> bool:
+    """Whether rank 0 finds that the next case would begin too late; the same on every rank."""
+    if plan.deadline_s is None:
+        return False
+    return bool(control.broadcast_int(int(seconds + plan.budget.slice_s > plan.deadline_s)))
+
+
+# --------------------------------------------------------------------------------------------------- as a process
+
+
+def main() -> NoReturn:
+    """Be a rank that the conductor has started."""
+    descriptor = claim_stdout()
+    variables = relevant_variables(os.environ)
+    identity = identify(os.environ, "rank")
+    heart = Heart(identity.rank, Progress(), tell=say)
+    heart.start()
+
+    def work(control: Control) -> list[Communicator]:
+        text = _read_plan() if control.rank == 0 else ""
+        plan = LaunchPlan.from_json(control.broadcast(text))
+        heart.timeout_s = plan.case_timeout_s
+        sink = FrameSink(descriptor) if control.rank == 0 else None
+        return run_rank(plan, control, sink, heart, variables)
+
+    run_process(identity, heart, work, on_error=say)
+
+
+def _read_plan() -> str:
+    """The plan from stdin. Stdin stays open as long as the conductor lives; with it, this launch ends too."""
+    text = sys.stdin.readline()
+
+    def leave_with_conductor() -> None:
+        while sys.stdin.readline():
+            pass
+        os._exit(1)
+
+    threading.Thread(target=leave_with_conductor, name="conductor", daemon=True).start()
+    return text
+
+
+def run_process(
+    identity: Identity,
+    heart: Heart,
+    work: Callable[[Control], list[Communicator]],
+    *,
+    on_error: Callable[[LastWords], None],
+    status: Callable[[], int] = lambda: 0,
+) -> NoReturn:
+    """Connect the ranks, do ``work`` and leave the process; an error on one rank ends all of them.
+
+    Python's own way out is not taken: threads of Gloo that still run abort it in one case of ten, while a rank that
+    does not finalise MPI makes mpirun report a failure.
+
+    Args:
+        identity: this rank.
+        heart: a beating one.
+        work: what to do; returns the backends to close.
+        on_error: is told why this rank ends all others, before it does.
+        status: the exit status of a rank that has done its work.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    control: Control | None = None
+    try:
+        control = connect_control(identity.launcher, identity.world_size)
+        for communicator in work(control):
+            communicator.close()
+        control.close()
+        code = status()
+    except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
+        _end_all(error, heart, control, on_error)
+    heart.stop()
+    leave(code)
+
+
+def _end_all(
+    error: BaseException, heart: Heart, control: Control | None, on_error: Callable[[LastWords], None]
+) -> NoReturn:
+    """Say why, and end every rank."""
+    refused = isinstance(error, InputError)
+    text = str(error) if refused else f"{type(error).__name__}: {error}"
+    on_error(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=refused))
+    if not refused:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+    if control is not None:
+        control.abort(1)
+    leave(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once with what it has written."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Cases, records and runs built by hand, for tests of everything that reads results."""
+
+from typing import Any
+
+from commbench.cases import Case
+from commbench.records import Record
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def make_case(operation: str = "all_reduce", **changes: Any) -> Case:
+    """Return an in-place float32 sum over MPI of 1 KiB, but for what is given."""
+    fields = {"backend": "mpi", "message_bytes": KIB, "dtype": "float32", "redop": "sum", "in_place": True}
+    if operation != "all_reduce":
+        fields |= {"redop": None, "in_place": None}
+    if operation == "barrier":
+        fields |= {"message_bytes": 0, "dtype": None}
+    return Case(operation=operation, **{**fields, **changes})
+
+
+def make_record(case: Case | None = None, *, launch: int = 0, time_us: float = 10.0, **changes: Any) -> Record:
+    """Return a record of 40 repetitions within 1 % of ``time_us`` on 2 ranks; without times unless ok or wrong."""
+    status = changes.get("status", "ok")
+    timed = {
+        "times_us": [time_us * (1 + 0.01 * (step - 19.5) / 19.5) for step in range(40)],
+        "rank_mean_us": [0.9 * time_us] * 40,
+        "skew_us": [0.1 * time_us] * 40,
+        "wrong": 0,
+    }
+    fields = {
+        "group": "0-1",
+        "group_size": 2,
+        "warmups": 3,
+        "sync": "round-time",
+        "loop": "native",
+        "device": "cpu",
+        "library": "Open MPI 5.0.8",
+        "transport": "sm",
+    }
+    if status in {"ok", "wrong"}:
+        fields |= timed
+    return Record(case=case or make_case(), launch=launch, **{**fields, **changes})
+
+
+def make_launches(times_us: list[float], case: Case | None = None, **changes: Any) -> list[Record]:
+    """Return one record a launch, whose medians are ``times_us``."""
+    return [make_record(case, launch=launch, time_us=time, **changes) for launch, time in enumerate(times_us)]
+
+
+def make_info(**changes: Any) -> dict[str, Any]:
+    """Return what ``run.json`` of a quick run on 2 ranks of one host holds."""
+    info = {
+        "schema": 1,
+        "run_id": "mine",
+        "suite": "collectives",
+        "argv": ["commbench", "run"],
+        "seed": 7,
+        "plan": {"cases": "a1b2", "world_size": 2, "budget": "quick"},
+        "budget": "quick",
+        "relative_half_width": 0.05,
+        "world_size": 2,
+        "nodes": 1,
+        "ranks_per_node": 2,
+    }
+    return {**info, **changes}
+
+
+#: Six launches 1 % apart at most.
+STEADY = [9.95, 9.97, 9.99, 10.01, 10.03, 10.05]
