@@ -1,3 +1,9 @@
 """commbench: times collectives and training steps on many ranks, says how sure it is, and recommends settings."""
 
+from commbench.cases import Case, Sweep
+from commbench.records import Record
+from commbench.report.comparison import compare
+from commbench.store import load_run
+
 __version__ = "0.1.0"
+__all__ = ["Case", "Record", "Sweep", "compare", "load_run"]

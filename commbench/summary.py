@@ -203,7 +203,7 @@ def _is_wide(row: Row, info: Mapping[str, Any]) -> bool:
     if target is None or row.time_us is None or row.time_us_ci_low is None or row.time_us_ci_high is None:
         return False
     half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2
-    ticks = TICKS * float(info.get("tick_us", DEFAULT_TICK_US))
+    ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     return half_width > max(float(target) * row.time_us, ticks)
 
 

@@ -271,6 +271,14 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
         load_run(path)
 
 
+def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
+    """Excuse the torn end only: a whole line before it that cannot be read is damage."""
+    path = make_run(tmp_path / "mine", make_launches([10.0]))
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write('{"case"\n{"case": {"back')
+    assert "samples.jsonl line 2 is damaged" in refusal(path)
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -287,6 +295,13 @@ def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: st
     text = refusal(path)
     assert "line 2 cannot be used" in text
     assert sentence in text
+
+
+def test_check_out_sees_the_lock(tmp_path: Path) -> None:
+    """Refuse a run in use before anything is launched, and free it with its holder."""
+    with Store.open(tmp_path / "mine", make_info()), pytest.raises(InputError, match="is in use by process"):
+        check_out(tmp_path / "mine")
+    check_out(tmp_path / "mine")
 
 
 def test_check_out_writes_nothing(tmp_path: Path) -> None:

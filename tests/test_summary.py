@@ -187,6 +187,7 @@ def test_interval_of_two_ticks_is_never_wide() -> None:
     records = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
     assert {"ci_wide"} == flags_of(summarise_one(records, tick_us=0.04))
     assert set() == flags_of(summarise_one(records, tick_us=0.06))
+    assert {"ci_wide"} == flags_of(summarise_one(records, tick_us=None))
 
 
 def test_bimodal_needs_half_of_the_launches() -> None:

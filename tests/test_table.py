@@ -144,10 +144,10 @@ def test_interval_shares_unit_and_digits(
 
 @given(st.floats(1e-3, 1e9), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
 def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
-    """Keep the order of low end, time and high end after rounding."""
+    """Keep the order of low end, time and high end but for one unit of the last digit, which rounding may move."""
     row = Row(time_us=time_us, time_us_ci_low=below * time_us, time_us_ci_high=above * time_us)
     number, _, low, high = format_time_us(row).replace("[", "").replace("]", "").replace(",", "").split()
-    tolerance = 0.6 * 10 ** -len(number.partition(".")[2])
+    tolerance = 1.1 * 10 ** -len(number.partition(".")[2])
     assert float(low) - tolerance <= float(number) <= float(high) + tolerance
     assert math.isfinite(float(high))
 

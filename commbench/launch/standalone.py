@@ -36,12 +36,12 @@ _AFTER_RANK_0_S = 2.0
 class StoreSink:
     """Rank 0's results go straight into the run's directory. May be told from any thread that the launch fails."""
 
-    def __init__(self, store: Store, plan: LaunchPlan, display: Display) -> None:
+    def __init__(self, store: Store, plan: LaunchPlan, display: Display, begun: float) -> None:
         self.store = store
         self.wrong = False
         self._plan = plan
         self._display = display
-        self._begun = time.monotonic()
+        self._begun = begun
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._startup_s: float | None = None
         self._measuring_s = 0.0
@@ -173,7 +173,7 @@ class _Standalone:
             slice_s=times.slice_s(self.begun, cases=cases, launches=1),
             deadline_s=times.deadline_s(self.begun),
         )
-        self.sink = StoreSink(store, plan, self.display)
+        self.sink = StoreSink(store, plan, self.display, self.begun)
         self.display.launch_started(launch, launch + 1)
         budget = self.request.budget
         store.update(

@@ -22,6 +22,8 @@ from commbench.records import Record
 
 #: What the launcher is to start: a rank, without the command line around it.
 PROGRAM = ("-m", "commbench.launch.rank")
+#: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
+STARTUP_TIMEOUT_S = 60.0
 #: How often the watchdog looks.
 LOOK_S = 0.25
 #: How long a launch may go on in which a rank has said why it ends.
@@ -98,7 +100,8 @@ class Supervisor:
         self._launcher = launcher
         self._listener = listener
         self._interrupts = interrupts
-        self._watchdog = Watchdog(ranks, plan.case_timeout_s, now=time.monotonic())
+        startup_timeout = max(plan.case_timeout_s, STARTUP_TIMEOUT_S)
+        self._watchdog = Watchdog(ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=startup_timeout)
         self._words: list[LastWords] = []
         self._doomed_at: float | None = None
         self._recorded: set[str] = set()
@@ -147,7 +150,7 @@ class Supervisor:
     def _hung(self, text: str) -> Ending:
         if self._complete:
             return Ending(status="ok", reason=f"the ranks did not end after their last case: {text}")
-        return Ending(status="hung", reason=f"no progress for {self._plan.case_timeout_s:g} s: {text}")
+        return Ending(status="hung", reason=f"no progress for {self._watchdog.timeout:g} s: {text}")
 
     def _judge(self, returncode: int) -> Ending:
         """How a launch ended whose launcher has left."""

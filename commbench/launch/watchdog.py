@@ -59,6 +59,7 @@ class Watchdog:
         ranks: how many ranks there are.
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
+        startup_timeout: the same before the first case; by default no other.
         state_of: the state letter of a rank's process, see `process_state`.
     """
 
@@ -68,10 +69,13 @@ class Watchdog:
         case_timeout: float,
         *,
         now: float,
+        startup_timeout: float | None = None,
         state_of: Callable[[Heartbeat], str | None] = process_state,
     ) -> None:
         self._ranks = ranks
-        self._timeout = case_timeout
+        self._case_timeout = case_timeout
+        self.timeout = case_timeout if startup_timeout is None else startup_timeout
+        """What counts now, in seconds."""
         self._state_of = state_of
         self._last: dict[int, _Sign] = {}
         self._base: dict[int, _Sign] = {}
@@ -101,6 +105,7 @@ class Watchdog:
         """A case begins; only ``participants`` communicate (None: all), burning CPU while they wait if ``polls``."""
         self._participants = participants or range(self._ranks)
         self._polls = polls
+        self.timeout = self._case_timeout
         self.progress(now)
 
     def stuck(self, now: float) -> Hang | None:
@@ -110,7 +115,7 @@ class Watchdog:
         if gap > GAP_S:
             self._moved += gap
             self._last = {rank: _Sign(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()}
-        if now - self._moved <= self._timeout:
+        if now - self._moved <= self.timeout:
             return None
         return self._stopped() or self._silent(now) or self._behind() or self._idle() or self._unknown()
 
@@ -159,7 +164,8 @@ class Watchdog:
     def _blame(self, ranks: Sequence[int], what: str) -> Hang:
         sign = self._last.get(ranks[0])
         host = sign.beat.host if sign else ""
-        others = f" (and so are ranks {', '.join(str(rank) for rank in ranks[1:])})" if len(ranks) > 1 else ""
+        listed = ", ".join(str(rank) for rank in ranks[1:])
+        others = f" (as {'are ranks' if len(ranks) > 2 else 'is rank'} {listed})" if listed else ""  # noqa: PLR2004 - grammar
         where = f" on host {host}" if host else ""
         return Hang(rank=ranks[0], host=host, text=f"rank {ranks[0]}{where} is {what}{others}")
 

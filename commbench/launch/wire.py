@@ -21,7 +21,7 @@ from commbench.records import Record
 
 MARK = "@commbench "
 #: Longest text of last words: a line below 4096 bytes is written in one piece.
-LONGEST_TEXT = 800
+LONGEST_TEXT = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,13 @@ def format_message(message: Message) -> str:
     fields = dataclasses.asdict(message)
     if isinstance(message, LastWords):
         fields["text"] = message.text[:LONGEST_TEXT]
-    return f"{MARK}{message.kind} {json.dumps(fields, separators=(',', ':'))}\n"
+    return f"{MARK}{message.kind} {json.dumps(fields, separators=(',', ':'), ensure_ascii=False)}\n"
 
 
 def say(message: Message) -> None:
     """Write a message to stderr in one piece; a reader that has gone is no concern of ours."""
     with contextlib.suppress(OSError):
-        os.write(2, format_message(message).encode())
+        os.write(2, format_message(message).encode(errors="replace"))
 
 
 def split_line(line: str) -> tuple[str, Message | None]:

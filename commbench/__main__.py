@@ -1,0 +1,5 @@
+"""``python -m commbench``: the command line."""
+
+from commbench.cli import main
+
+main()

@@ -1,0 +1,190 @@
+"""Turning what a person typed into a request: axes, ranks, memory, the run's identity and its directory."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from commbench.budgets import BUDGETS, Budget
+from commbench.cases import Case, all_cases
+from commbench.communicators import missing_library
+from commbench.environment import git_commit
+from commbench.errors import InputError
+from commbench.launch.plan import RunRequest
+from commbench.suites import Suite
+from commbench.units import format_size, parse_size, parse_sizes
+
+#: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.
+BUFFERS_PER_RANK = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """The three spellings of message sizes: ours, nccl-tests' and OSU's."""
+
+    sizes: str | None = None
+    min_bytes: str | None = None
+    max_bytes: str | None = None
+    step_factor: int | None = None
+    osu_range: str | None = None
+
+    def parse(self) -> tuple[int, ...] | None:
+        """Sizes in bytes; None where nothing was asked.
+
+        Raises:
+            InputError: several spellings at once, or one that does not parse.
+        """
+        nccl = [self.min_bytes, self.max_bytes, self.step_factor]
+        given = [self.sizes is not None, any(value is not None for value in nccl), self.osu_range is not None]
+        if sum(given) > 1:
+            raise InputError("Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m.")
+        if self.sizes is not None:
+            return parse_sizes(self.sizes)
+        if self.osu_range is not None:
+            low, _, high = self.osu_range.rpartition(":")
+            return parse_sizes(f"{low or '1'}:{high}:2")
+        if given[1]:
+            return self._nccl_sizes()
+        return None
+
+    def _nccl_sizes(self) -> tuple[int, ...]:
+        """nccl-tests: -b to -e; without -e one size, without -f its factor 2 (its fixed step -i is not offered)."""
+        low = self.min_bytes or self.max_bytes or "32M"
+        high = self.max_bytes or low
+        if parse_size(low) == parse_size(high):
+            return (parse_size(low),)
+        return parse_sizes(f"{low}:{high}:{self.step_factor or 2}")
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """``a,b`` as a tuple; None stays None.
+
+    Raises:
+        InputError: an empty name.
+    """
+    if text is None:
+        return None
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise InputError(f"{text!r} has an empty name between commas; write names as a,b,c.")
+    return names
+
+
+def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, list[str]]:
+    """The suite without backends that this machine lacks, and a sentence for each that was left out.
+
+    Raises:
+        InputError: a backend was asked for by name and is missing, or none is left.
+    """
+    lacking = {backend: _lacking(backend, launcher) for backend in suite.backends}
+    sentences = [sentence for sentence in lacking.values() if sentence]
+    left = [backend for backend, sentence in lacking.items() if not sentence]
+    if sentences and (asked or not left):
+        raise InputError(sentences[0])
+    if not sentences:
+        return suite, []
+    kept = [
+        {"backends": tuple(backend for backend in sweep.backends if backend in left)} for sweep in suite.sweeps
+    ]
+    sweeps = [s for s, axes in zip(suite.sweeps, kept, strict=True) if axes["backends"]]
+    return Suite(name=suite.name, sweeps=sweeps).override({"backends": tuple(left)}), sentences
+
+
+def _lacking(backend: str, launcher: str) -> str | None:
+    if backend == "mpi" and launcher == "torchrun":
+        return "Backend mpi needs ranks started by an MPI launcher, and none was found: pip install 'commbench[mpi,mpi-wheel]'."
+    return missing_library(backend)
+
+
+def find_budget(name: str, launches: int | None) -> Budget:
+    """The budget called ``name``, with another number of launches where one is given.
+
+    Raises:
+        InputError: unknown, or less than one launch.
+    """
+    if name not in BUDGETS:
+        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(BUDGETS)}.")
+    budget = BUDGETS[name]
+    if launches is None:
+        return budget
+    if launches < 1:
+        raise InputError(f"--launches {launches} was asked for; give at least 1.")
+    return Budget(**{**vars(budget), "launches": launches})
+
+
+def make_request(
+    suite: Suite,
+    *,
+    ranks: int,
+    budget: Budget,
+    seed: int | None,
+    case_timeout_s: float,
+    time_limit_s: float | None,
+    ranks_here: int,
+) -> RunRequest:
+    """The request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
+
+    Raises:
+        InputError: nothing to measure, or a message beyond this host's memory.
+    """
+    if ranks < 1:
+        raise InputError(f"-n {ranks} was asked for; give at least 1 rank.")
+    cases = all_cases(suite.sweeps, ranks)
+    check_memory(cases, ranks_here)
+    return RunRequest(
+        cases=cases,
+        ranks=ranks,
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+        budget=budget,
+        case_timeout_s=case_timeout_s,
+        time_limit_s=time_limit_s,
+    )
+
+
+def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
+    """Refuse messages whose buffers would not fit into this host's memory.
+
+    Raises:
+        InputError: the largest does not; the sentence says how much there is.
+    """
+    largest = max((case.message_bytes for case in cases), default=0)
+    needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
+    if needed > available:
+        raise InputError(
+            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about {format_size(needed)} and "
+            f"{format_size(available)} are available; choose smaller --sizes."
+        )
+
+
+def plan_identity(request: RunRequest) -> dict[str, Any]:
+    """What must be equal for a run to be resumed in the same directory."""
+    digest = hashlib.sha256("\n".join(case.key for case in request.cases).encode()).hexdigest()
+    return {"ranks": request.ranks, "budget": request.budget.name, "cases": len(request.cases), "cases_sha256": digest[:16]}
+
+
+def run_header(request: RunRequest, suite: Suite) -> Mapping[str, Any]:
+    """What ``run.json`` says from the first moment on."""
+    return {
+        "suite": suite.name,
+        "argv": ["commbench", *sys.argv[1:]],
+        "seed": request.seed,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_commit": git_commit(Path(__file__).parent),
+        "plan": plan_identity(request),
+        "status": "running",
+    }
+
+
+def default_out(suite: str) -> Path:
+    """``results/<UTC time>-<suite>-<host>``."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return Path("results") / f"{stamp}-{suite}-{socket.gethostname().split('.')[0]}"

@@ -1,0 +1,112 @@
+"""What a run shows at the terminal: a progress bar where there is one, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from commbench.launch.display import Display
+from commbench.records import Record
+from commbench.units import format_duration
+
+#: Columns when nobody says how wide the output may be (a log file).
+PLAIN_WIDTH = 110
+
+
+def make_console(stream: TextIO | None = None) -> Console:
+    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text."""
+    stream = stream or sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH, soft_wrap=False)
+
+
+def make_display(console: Console) -> Display:
+    """The display that suits where output goes."""
+    return BarDisplay(console) if console.is_terminal else LineDisplay(console)
+
+
+class LineDisplay:
+    """A line when a launch begins and when it ends: what a log file should hold."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._launch = ""
+        self._eta_s = 0.0
+        self._place = (0, 0)
+
+    def launch_started(self, launch: int, launches: int) -> None:
+        """Say which launch begins."""
+        self._launch = f"launch {launch + 1} of {launches}"
+
+    def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch
+        """Remember how far the run is."""
+        self._place, self._eta_s = (done + 1, total), eta_s
+
+    def record(self, record: Record) -> None:
+        """Say what cannot be shown later: a case that failed."""
+        if record.status in {"failed", "hung", "wrong"}:
+            self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
+
+    def warning(self, text: str) -> None:
+        """Print a sentence."""
+        self._console.print(f"warning: {text}", markup=False)
+
+    def output(self, lines: Sequence[str]) -> None:
+        """Print what the ranks said last."""
+        for line in lines:
+            self._console.print(f"  | {line}", markup=False)
+
+    def launch_finished(self, seconds: float) -> None:
+        """Say how long it took and how far the run is."""
+        done, total = self._place
+        left = f", about {format_duration(self._eta_s)} left" if done < total else ""
+        self._console.print(
+            f"{self._launch or 'launch'}: {format_duration(seconds)}, {done} of {total} measurements{left}", markup=False
+        )
+
+
+class BarDisplay(LineDisplay):
+    """A progress bar: what is running, how much is left, when it will end."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._bar: Progress | None = None
+        self._task = None
+
+    def launch_started(self, launch: int, launches: int) -> None:
+        """Show that ranks are being started."""
+        super().launch_started(launch, launches)
+        self._update(f"{self._launch}: starting ranks")
+
+    def case(self, done: int, total: int, text: str, eta_s: float) -> None:
+        """Move the bar."""
+        super().case(done, total, text, eta_s)
+        ends = time.strftime("%H:%M:%S", time.localtime(time.time() + eta_s))
+        self._update(f"{self._launch}: {text}", done, total, f"{format_duration(eta_s)} left, ends {ends}")
+
+    def launch_finished(self, seconds: float) -> None:
+        """Take the bar away: lines that follow are the result."""
+        self._place = (self._place[0], self._place[1])
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def _update(self, text: str, done: int | None = None, total: int | None = None, left: str = "") -> None:
+        if self._bar is None:
+            self._bar = Progress(
+                SpinnerColumn(),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.description}", markup=False),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(text, total=self._place[1] or None, completed=self._place[0], left=left)
+            self._bar.start()
+        self._bar.update(self._task, description=text, completed=done, total=total, left=left)
