@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from commbench.collectives import OPERATIONS, REDOPS, find_operation, true_message_bytes
+from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
 from commbench.errors import InputError
 from commbench.units import format_size, parse_sizes
@@ -112,7 +112,8 @@ class Sweep:
                 raise InputError(f"Message size {size!r} is not a positive number of bytes.")
             if size % itemsize:
                 raise InputError(
-                    f"Message size {size} B is not a multiple of {name}'s {itemsize} B; give a multiple or a smaller dtype."
+                    f"Message size {size} B is not a multiple of {name}'s {itemsize} B; "
+                    "give a multiple or a smaller dtype."
                 )
 
     def cases(self, world_size: int) -> list[Case]:
@@ -124,27 +125,37 @@ class Sweep:
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
-        named = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
+        names = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
         made = (
             case
-            for names, root, size in itertools.product(named, self.roots, self.sizes)
-            for case in self._variants(world_size, *names, root=root, requested=int(size))
+            for operation, backend, dtype, redop, pattern in names
+            for root in self.roots
+            for size in self.sizes
+            for case in self._variants(
+                world_size=world_size,
+                operation=OPERATIONS[operation],
+                backend=backend,
+                dtype=dtype,
+                redop=redop,
+                pattern=pattern,
+                root=root,
+                requested=int(size),
+            )
         )
         return list(dict.fromkeys(made))
 
     def _variants(
         self,
+        *,
         world_size: int,
-        name: str,
+        operation: Operation,
         backend: str,
         dtype: str,
         redop: str,
         pattern: str,
-        *,
         root: int,
         requested: int,
     ) -> Iterable[Case]:
-        operation = OPERATIONS[name]
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
@@ -153,7 +164,7 @@ class Sweep:
         for in_place in places:
             yield Case(
                 backend=backend,
-                operation=name,
+                operation=operation.name,
                 message_bytes=true_message_bytes(operation, requested, find_dtype(dtype).itemsize, world_size),
                 dtype=dtype if operation.moves_data else None,
                 redop=redop if operation.reduces else None,

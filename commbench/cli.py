@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import click
 import typer
@@ -15,8 +15,8 @@ from rich.table import Table
 
 from commbench import __version__
 from commbench.advice import advise
-from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, REDOPS, SYNCS
-from commbench.collectives import OPERATIONS
+from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, SYNCS
+from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import CommbenchError, InputError
@@ -59,11 +59,11 @@ def _listed(names: Any) -> str:  # noqa: ANN401 - any iterable of names
 
 
 Collective = Annotated[
-    Optional[str],
+    str | None,
     typer.Option("--collective", "-c", metavar="NAMES", help=f"Operations, comma-separated: {_listed(OPERATIONS)}."),
 ]
 Sizes = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--sizes",
         metavar="SIZES",
@@ -71,22 +71,19 @@ Sizes = Annotated[
         "The size is nccl-tests': the larger of a rank's send and receive buffer.",
     ),
 ]
-MinBytes = Annotated[Optional[str], typer.Option("-b", "--min-bytes", metavar="SIZE", help="As in nccl-tests.")]
-MaxBytes = Annotated[Optional[str], typer.Option("-e", "--max-bytes", metavar="SIZE", help="As in nccl-tests.")]
-StepFactor = Annotated[Optional[int], typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
+MinBytes = Annotated[str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="As in nccl-tests.")]
+MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="As in nccl-tests.")]
+StepFactor = Annotated[int | None, typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
 OsuRange = Annotated[
-    Optional[str], typer.Option("-m", "--message-size", metavar="MIN:MAX", help="As in OSU's benchmarks, but our sizes.")
+    str | None,
+    typer.Option("-m", "--message-size", metavar="MIN:MAX", help="As in OSU's benchmarks, but our sizes."),
 ]
-Backend = Annotated[
-    Optional[str], typer.Option("--backend", metavar="NAMES", help=f"Backends: {_listed(BACKENDS)}.")
-]
-Dtype = Annotated[
-    Optional[str], typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {_listed(DTYPES)}.")
-]
-Redop = Annotated[Optional[str], typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {_listed(REDOPS)}.")]
-Root = Annotated[Optional[str], typer.Option("--root", metavar="RANKS", help="Roots of rooted operations.")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {_listed(BACKENDS)}.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {_listed(DTYPES)}.")]
+Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {_listed(REDOPS)}.")]
+Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations.")]
 InPlace = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--in-place",
         metavar="WHICH",
@@ -94,10 +91,10 @@ InPlace = Annotated[
     ),
 ]
 Pattern = Annotated[
-    Optional[str], typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {_listed(PATTERNS)}.")
+    str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {_listed(PATTERNS)}.")
 ]
 Sync = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--sync",
         metavar="HOW",
@@ -106,50 +103,58 @@ Sync = Annotated[
     ),
 ]
 Loop = Annotated[
-    Optional[str],
-    typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {_listed(LOOPS)}. auto: native where the backend has it."),
+    str | None,
+    typer.Option(
+        "--loop", metavar="LOOP", help=f"Timed loop: {_listed(LOOPS)}. auto: native where the backend has it."
+    ),
 ]
 Ranks = Annotated[
-    Optional[int], typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, at most 8.")
+    int | None,
+    typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, at most 8."),
 ]
 BudgetName = Annotated[
     str,
     typer.Option(
-        "--budget", metavar="NAME", help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): how sure to be."
+        "--budget",
+        metavar="NAME",
+        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): how sure to be.",
     ),
 ]
-Launches = Annotated[Optional[int], typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
+Launches = Annotated[int | None, typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
 TimeLimit = Annotated[
-    Optional[float], typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
+    float | None, typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
 ]
 CaseTimeout = Annotated[
     float, typer.Option("--case-timeout", metavar="S", help="A case without progress for so many seconds is hung.")
 ]
 Out = Annotated[
-    Optional[Path],
-    typer.Option("--out", metavar="DIR", help="Run directory; the same command with the same one resumes. Default: results/..."),
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Run directory; the same command with the same one resumes. Default: results/..."
+    ),
 ]
 Hostfile = Annotated[
-    Optional[Path], typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
 ]
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Allow more ranks than cores; such rows are flagged.")
 ]
 LauncherName = Annotated[
-    Optional[str], typer.Option("--launcher", metavar="NAME", help="mpirun or torchrun; found by itself.")
+    str | None, typer.Option("--launcher", metavar="NAME", help="mpirun or torchrun; found by itself.")
 ]
-Seed = Annotated[Optional[int], typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the time they may take; measure nothing.")]
 Format = Annotated[
     str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: table, {_listed(STYLES)}.")
 ]
 RoleName = Annotated[
-    Optional[str], typer.Option("--role", metavar="ROLE", help="conductor or rank, where the launcher is not recognised.")
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="conductor or rank, where the launcher is not recognised."),
 ]
 
 
 @app.command()
-def bench(  # noqa: D103 - the help text below serves
+def bench(
     ranks: Ranks = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
@@ -178,7 +183,7 @@ def bench(  # noqa: D103 - the help text below serves
 
 
 @app.command()
-def run(  # noqa: D103 - as bench
+def run(
     suite: Annotated[str, typer.Argument(help="A Python file that sets SUITE, or the name of one of ours.")] = "quick",
     collective: Collective = None,
     sizes: Sizes = None,
@@ -284,7 +289,12 @@ def env(
         sys.stdout.write(json.dumps(facts, indent=1, default=str) + "\n")
         return 0
     console = make_console()
-    for title, part in (("This host", host), ("MPI", mpi), ("Versions", versions), ("Variables that matter", variables)):
+    for title, part in (
+        ("This host", host),
+        ("MPI", mpi),
+        ("Versions", versions),
+        ("Variables that matter", variables),
+    ):
         console.print(_facts_table(title, part))
     advice = advise(
         host,
@@ -519,6 +529,3 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
-
-
-

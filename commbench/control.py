@@ -26,11 +26,14 @@ class Control(Protocol):
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
 
-    def broadcast_int(self, value: int) -> int:
-        """As `broadcast` for one 64-bit integer, as fast as the transport allows: it carries start instants."""
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:
+        """As `broadcast` for one 64-bit integer, as fast as the transport allows: it carries start instants.
 
-    def barrier(self) -> None:
-        """Wait until every rank has come."""
+        ``patient``: leave the core to others while waiting instead of polling.
+        """
+
+    def barrier(self, *, patient: bool = False) -> None:
+        """Wait until every rank has come; ``patient`` as in `broadcast_int`."""
 
     def exchange(self, target: int, source: int) -> None:
         """Send an empty message to ``target`` and receive one from ``source``."""
@@ -82,11 +85,11 @@ class ThreadControl:
         self._meeting.barrier.wait()
         return shared  # type: ignore[return-value]
 
-    def broadcast_int(self, value: int) -> int:
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - threads block anyway
         """Rank 0's integer."""
         return self.broadcast(value)
 
-    def barrier(self) -> None:
+    def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - threads block anyway
         """Wait for all threads."""
         self._meeting.barrier.wait()
 

@@ -103,7 +103,9 @@ class Content:
 
     def _wrong_in(self, part: Raw, tile: Raw) -> int:
         whole = part.size // TILE * TILE
-        return self._differ(part[:whole].reshape(-1, TILE), tile) + self._differ(part[whole:], tile[: part.size - whole])
+        return self._differ(part[:whole].reshape(-1, TILE), tile) + self._differ(
+            part[whole:], tile[: part.size - whole]
+        )
 
     def _differ(self, seen: Raw, expected: Raw) -> int:
         if not self.tolerance:
@@ -127,7 +129,9 @@ class KnownData:
 
     def __post_init__(self) -> None:
         if self.redop == "avg" and not self.dtype.epsilon:
-            raise UnsupportedError(f"the average of {self.dtype.name} has no exact answer: libraries round it differently")
+            raise UnsupportedError(
+                f"the average of {self.dtype.name} has no exact answer: libraries round it differently"
+            )
 
     def inputs(self, pieces: Sequence[Piece]) -> Content:
         """What a rank holds before the operation."""

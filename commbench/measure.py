@@ -15,7 +15,6 @@ from commbench.cases import Case
 from commbench.collectives import find_operation
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
-from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Record
@@ -43,12 +42,24 @@ class Session:
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
+    _readings: dict[str, float] = field(default_factory=dict)
+    _ticks: dict[str, float] = field(default_factory=dict)
     _harness: dict[tuple[str, str, int], float] = field(default_factory=dict)
 
-    @property
-    def rule(self) -> StoppingRule:
-        """When a case has been repeated often enough."""
-        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
+    def rule(self, timer: Timer) -> StoppingRule:
+        """When a case has been repeated often enough; intervals narrower than two ticks of the clock mean nothing."""
+        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=self._tick_ns(timer) / 1e9)
+
+    def reading_ns(self, timer: Timer) -> float:
+        """What one reading of a timed loop's clock costs, in nanoseconds."""
+        if timer.name not in self._readings:
+            self._readings[timer.name] = timer.reading_ns()
+        return self._readings[timer.name]
+
+    def _tick_ns(self, timer: Timer) -> float:
+        if timer.name not in self._ticks:
+            self._ticks[timer.name] = timer.tick_ns()
+        return self._ticks[timer.name]
 
     def check(self, case: Case, communicator: Communicator) -> None:
         """Raise `UnsupportedError` where the backend or the hosts cannot time the case as asked."""
@@ -57,7 +68,9 @@ class Session:
                 f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
             )
         if case.sync == "round-time" and not self.shared_clock:
-            raise UnsupportedError("round-time synchronisation needs ranks that share a clock; use --sync dissemination")
+            raise UnsupportedError(
+                "round-time synchronisation needs ranks that share a clock; use --sync dissemination"
+            )
 
     def timer(self, case: Case, communicator: Communicator) -> Timer:
         """The timed loop for a case, calibrated once a launch, all ranks together."""
@@ -116,7 +129,7 @@ def measure(
         harness_us=harness_us,
         transport=communicator.transport(),
     )
-    return _with_samples(record, samples, session, prepared, stopwatch)
+    return _with_samples(record, samples, session, stopwatch)
 
 
 def frozen_from(record: Record) -> Frozen | None:
@@ -144,9 +157,7 @@ class Stopwatch:
         return time.perf_counter() - self._begun - self.measuring_s
 
 
-def _ready(
-    case: Case, communicator: Communicator, session: Session
-) -> tuple[Prepared | None, Timer | None, str]:
+def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Prepared | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
     prepared, refusal = None, ""
     try:
@@ -160,18 +171,16 @@ def _ready(
     return prepared, session.timer(case, communicator), ""
 
 
-def _sample(
-    prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None
-) -> tuple[Frozen, Samples | None]:
+def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
     """Warm up and repeat; the samples on rank 0."""
     plan = timer.sync.plan
     sampler = Sampler(
         control=session.control,
         timer=timer,
         calls=prepared.calls,
-        rule=session.rule,
+        rule=session.rule(timer),
         slice_s=session.slice_s or session.budget.slice_s,
-        reading_ns=timer.reading_ns(),
+        reading_ns=session.reading_ns(timer),
     )
     settled = sampler.settle(frozen)
     samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
@@ -193,9 +202,7 @@ def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
     }
 
 
-def _with_samples(
-    record: Record, samples: Samples, session: Session, prepared: Prepared, stopwatch: Stopwatch
-) -> Record:
+def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
         reason = "no repetition started on time; use --sync dissemination"
@@ -208,7 +215,7 @@ def _with_samples(
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
         "bimodal": is_bimodal(times_us),
-        "unsteady": samples.valid >= session.rule.minimum and not is_steady(times_us),
+        "unsteady": not is_steady(times_us),
     }
     return replace(
         record,

@@ -92,9 +92,7 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
         raise InputError(sentences[0])
     if not sentences:
         return suite, []
-    kept = [
-        {"backends": tuple(backend for backend in sweep.backends if backend in left)} for sweep in suite.sweeps
-    ]
+    kept = [{"backends": tuple(backend for backend in sweep.backends if backend in left)} for sweep in suite.sweeps]
     sweeps = [s for s, axes in zip(suite.sweeps, kept, strict=True) if axes["backends"]]
     return Suite(name=suite.name, sweeps=sweeps).override({"backends": tuple(left)}), sentences
 
@@ -168,7 +166,12 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
 def plan_identity(request: RunRequest) -> dict[str, Any]:
     """What must be equal for a run to be resumed in the same directory."""
     digest = hashlib.sha256("\n".join(case.key for case in request.cases).encode()).hexdigest()
-    return {"ranks": request.ranks, "budget": request.budget.name, "cases": len(request.cases), "cases_sha256": digest[:16]}
+    return {
+        "ranks": request.ranks,
+        "budget": request.budget.name,
+        "cases": len(request.cases),
+        "cases_sha256": digest[:16],
+    }
 
 
 def run_header(request: RunRequest, suite: Suite) -> Mapping[str, Any]:

@@ -63,9 +63,8 @@ class Prepared:
             self.communicator.complete()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            involved = [rank for rank in self.participants]
-            if len(involved) < control.size:
-                raise
+            if len(self.participants) < control.size:
+                raise  # the other ranks cannot know
         refusals = gather_everywhere(control, refusal)
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
@@ -102,7 +101,10 @@ class Prepared:
         """Before timing: in-place reductions get neutral data, so that repeating them neither grows nor overflows."""
         if not (self.operation.reduces and self.case.in_place):
             return
-        for buffer, layout in ((self.buffers.receive, self.operation.receive), (self.buffers.send, self.operation.send)):
+        for buffer, layout in (
+            (self.buffers.receive, self.operation.receive),
+            (self.buffers.send, self.operation.send),
+        ):
             if buffer is not None:
                 self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
 
@@ -152,9 +154,13 @@ def _allocate(
         return Buffers(send=whole if send_count else None, receive=whole if receive_count else None)
     block = (communicator.result_offset(operation, shape), shape.block)
     if operation.in_place_slice == "send_in_receive":
-        return Buffers(send=communicator.part(whole, *block), receive=whole) if receive_count else Buffers(
-            send=whole, receive=None
+        return (
+            Buffers(send=communicator.part(whole, *block), receive=whole)
+            if receive_count
+            else Buffers(send=whole, receive=None)
         )
-    return Buffers(send=whole, receive=communicator.part(whole, *block)) if send_count else Buffers(
-        send=None, receive=whole
+    return (
+        Buffers(send=whole, receive=communicator.part(whole, *block))
+        if send_count
+        else Buffers(send=None, receive=whole)
     )

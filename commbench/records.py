@@ -130,7 +130,9 @@ class Row:
         default=None,
         metadata={"about": "median over launches of the median over repetitions of the slowest rank"},
     )
-    time_us_ci_low: float | None = field(default=None, metadata={"about": "95 % confidence interval of time_us, low end"})
+    time_us_ci_low: float | None = field(
+        default=None, metadata={"about": "95 % confidence interval of time_us, low end"}
+    )
     time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
     time_us_min: float | None = field(default=None, metadata={"about": "median over launches of the launch's minimum"})
     time_us_p25: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
@@ -140,13 +142,13 @@ class Row:
         default=None, metadata={"about": "time_us with the mean over ranks, nccl-tests' default"}
     )
     skew_us: float | None = field(default=None, metadata={"about": "median of last minus first arrival"})
-    algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})
-    busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})
+    algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})  # noqa: N815 - a unit
+    busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})  # noqa: N815 - a unit
     wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
     harness_us: float | None = field(default=None, metadata={"about": "our own cost per operation, never subtracted"})
     algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
     algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
-    energy_J: float | None = field(default=None, metadata={"about": "energy of one operation"})
+    energy_J: float | None = field(default=None, metadata={"about": "energy of one operation"})  # noqa: N815 - a unit
     status: str = field(default="ok", metadata={"about": "ok, unsupported, failed, hung or wrong"})
     reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
     flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})

@@ -75,9 +75,7 @@ class Sampler:
             step = self._agree(self._next_step(samples, gathered, step, batch))
         return samples if self.control.rank == 0 else None
 
-    def _next_step(
-        self, samples: Samples, gathered: list[Repetitions] | None, last: _Step, batch: int
-    ) -> _Step | None:
+    def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: _Step, batch: int) -> _Step | None:
         """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
         if gathered is None:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from commbench.launch.display import Display
 from commbench.records import Record
@@ -65,7 +65,8 @@ class LineDisplay:
         done, total = self._place
         left = f", about {format_duration(self._eta_s)} left" if done < total else ""
         self._console.print(
-            f"{self._launch or 'launch'}: {format_duration(seconds)}, {done} of {total} measurements{left}", markup=False
+            f"{self._launch or 'launch'}: {format_duration(seconds)}, {done} of {total} measurements{left}",
+            markup=False,
         )
 
 
@@ -75,7 +76,7 @@ class BarDisplay(LineDisplay):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._bar: Progress | None = None
-        self._task = None
+        self._task = TaskID(0)
 
     def launch_started(self, launch: int, launches: int) -> None:
         """Show that ranks are being started."""
@@ -88,9 +89,8 @@ class BarDisplay(LineDisplay):
         ends = time.strftime("%H:%M:%S", time.localtime(time.time() + eta_s))
         self._update(f"{self._launch}: {text}", done, total, f"{format_duration(eta_s)} left, ends {ends}")
 
-    def launch_finished(self, seconds: float) -> None:
-        """Take the bar away: lines that follow are the result."""
-        self._place = (self._place[0], self._place[1])
+    def launch_finished(self, seconds: float) -> None:  # noqa: ARG002 - the bar has shown it
+        """Take the bar away: what follows may be the result."""
         if self._bar:
             self._bar.stop()
             self._bar = None

@@ -67,7 +67,9 @@ def test_mpirun_carries_relevant_variables_to_other_hosts(tmp_path: Path) -> Non
 def test_hydra_and_torchrun_commands(tmp_path: Path) -> None:
     """Speak the two other launchers' language."""
     hosts = tmp_path / "hosts"
-    assert ["mpiexec", "-n", "2", "-f", str(hosts), *RUN_BY_MPI4PY] == MpiexecLauncher(hostfile=hosts).command(2, PROGRAM)
+    assert ["mpiexec", "-n", "2", "-f", str(hosts), *RUN_BY_MPI4PY] == MpiexecLauncher(hostfile=hosts).command(
+        2, PROGRAM
+    )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert [*torchrun, *PROGRAM] == TorchrunLauncher().command(2, PROGRAM)
 
@@ -126,7 +128,7 @@ def test_slots_follow_the_allocation() -> None:
 @pytest.mark.usefixtures("_four_cpus")
 def test_too_many_ranks_are_refused_unless_asked_for() -> None:
     """Say what was asked, what there is and what to add."""
-    with pytest.raises(InputError, match="5 ranks .* 4 slots; add --oversubscribe .* or use -n 4"):
+    with pytest.raises(InputError, match=r"5 ranks .* 4 slots; add --oversubscribe .* or use -n 4"):
         check_slots(5, MpirunLauncher(environ={}))
     check_slots(4, MpirunLauncher(environ={}))
     check_slots(5, MpirunLauncher(environ={}, oversubscribe=True))

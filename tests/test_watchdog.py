@@ -18,13 +18,13 @@ class Play:
     def __init__(self, ranks: int, **options: object) -> None:
         self.now = 0.0
         self.states: dict[int, str] = {}
-        self.counts = {rank: (0, 0, -1) for rank in range(ranks)}
+        self.counts = dict.fromkeys(range(ranks), (0, 0, -1))
         self.cpu_ms = dict.fromkeys(range(ranks), 0)
         self.watchdog = Watchdog(
             ranks,
             TIMEOUT,
             now=0.0,
-            state_of=lambda beat: self.states.get(beat.rank),
+            state_of=lambda _host, pid: self.states.get(pid - 100),
             **options,  # type: ignore[arg-type]
         )
 
@@ -100,6 +100,14 @@ def test_a_rank_never_heard_is_to_blame() -> None:
     assert Hang(rank=1, host="", text="rank 1 is silent since the start") == hang
 
 
+def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
+    """Use what the session says of its ranks."""
+    play = Play(2)
+    play.watchdog.introduce(1, "n1", 101)
+    hang = play.go_on(30, silent=[1])
+    assert Hang(rank=1, host="n1", text="rank 1 on host n1 is silent since the start") == hang
+
+
 def test_a_silent_host_names_all_its_ranks() -> None:
     """Name the others that are as silent."""
     play = Play(4)
@@ -133,16 +141,6 @@ def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
     hang = play.go_on(30)
     assert hang is not None
     assert 0 == hang.rank
-
-
-def test_ranks_that_take_no_part_are_not_to_blame() -> None:
-    """Leave out of the comparison who does not communicate in this case."""
-    play = Play(3)
-    play.watchdog.case(0.0, participants={0, 2})
-    play.counts = {0: (8, 7, 2), 1: (3, 3, 2), 2: (7, 7, 2)}
-    hang = play.go_on(30)
-    assert hang is not None
-    assert 2 == hang.rank
 
 
 def test_among_equals_the_idle_one_is_to_blame() -> None:
@@ -238,6 +236,17 @@ MPICH = """
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     """Read the messages of real launchers."""
     assert (1, expected) == blame_exit(stderr.splitlines(), [], 1, {1: 4146})
+
+
+def test_torchrun_may_notice_the_victim_first() -> None:
+    """Blame the killed rank in the list of failures, not the one whose error torchrun calls the root cause."""
+    entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"
+    failures = f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed failure):\n{entry.format(0, 0, 1)}"
+    victim = words(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
+    assert 1 == blame_exit(failures.splitlines(), [victim], 1)[0]
+    assert 0 == blame_exit(failures.splitlines(), [words(0, "ValueError: boom")], 1)[0]
+    terminated = failures.replace("-9", "-15")
+    assert 0 == blame_exit(terminated.splitlines(), [], 1)[0]
 
 
 def words(rank: int, text: str) -> LastWords:

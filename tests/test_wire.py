@@ -1,8 +1,7 @@
 """Tests of what travels between ranks and the conductor."""
 
-import json
+import io
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.cases import Sweep
-from commbench.launch.wire import FrameSink, Heartbeat, LastWords, claim_stdout, format_message, parse_frame, say, split_line
+from commbench.launch.wire import (
+    FrameSink,
+    Heartbeat,
+    LastWords,
+    claim_stdout,
+    format_message,
+    parse_frame,
+    say,
+    split_line,
+)
 from commbench.records import Record
 
 BEAT = Heartbeat(rank=1, host="n1", pid=4711, entered=10, left=9, cpu_ms=512, case=3)
@@ -71,16 +79,15 @@ def test_messages_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     assert format_message(BEAT) == capfd.readouterr().err
 
 
-def test_frames_come_back_as_they_went(tmp_path: Path) -> None:
+def test_frames_come_back_as_they_went() -> None:
     """Hand a whole launch over, numpy numbers included."""
-    file = tmp_path / "frames"
-    sink = FrameSink(os.open(file, os.O_WRONLY | os.O_CREAT))
-    record = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
+    stream = io.StringIO()
+    sink = FrameSink(stream)
     sink.session({"ranks": []})
     sink.case(4, CASE)
-    sink.record(record)
+    sink.record(Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0)))  # type: ignore[arg-type]
     sink.end(finished=True)
-    frames = [frame for line in file.read_text().split("\n") if (frame := parse_frame(line))]
+    frames = [frame for line in stream.getvalue().split("\n") if (frame := parse_frame(line))]
     assert ["session", "case", "record", "end"] == [frame["frame"] for frame in frames]
     assert {"frame": "case", "index": 4, "text": str(CASE)} == frames[1]
     received = Record.from_json(frames[2]["record"])
@@ -88,13 +95,12 @@ def test_frames_come_back_as_they_went(tmp_path: Path) -> None:
     assert frames[3]["finished"] is True
 
 
-def test_a_frame_survives_half_a_line_before_it(tmp_path: Path) -> None:
+def test_a_frame_survives_half_a_line_before_it() -> None:
     """Begin on a line of our own where an import has left half a one."""
-    file = tmp_path / "frames"
-    file.write_text("loading libfoo...")
-    sink = FrameSink(os.open(file, os.O_WRONLY | os.O_APPEND))
-    sink.end(finished=False)
-    frames = [parse_frame(line) for line in file.read_text().splitlines()]
+    stream = io.StringIO()
+    stream.write("loading libfoo...")
+    FrameSink(stream).end(finished=False)
+    frames = [parse_frame(line) for line in stream.getvalue().splitlines()]
     assert [None, {"frame": "end", "finished": False}] == frames
 
 
@@ -110,8 +116,8 @@ def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None
     try:
         private = claim_stdout()
         os.write(1, b"noise of a library\n")
-        os.write(private, json.dumps({"frame": "end"}).encode())
-        os.close(private)
+        private.write('{"frame": "end"}')
+        private.close()
     finally:
         os.dup2(original, 1)
         os.close(original)

@@ -1,4 +1,4 @@
-"""The public fake: scripted times instead of communication, so that statistics, sweeps and reports can be tested exactly.
+"""The public fake: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
 
 Nothing is sent and nobody waits: a repetition's stamps are drawn from a `Script` whose true medians are known.
 """
@@ -19,7 +19,7 @@ from commbench.control import Control
 from commbench.datatypes import Content, DataType
 from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan, Synchroniser
+from commbench.timing.sync import Synchroniser, SyncPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,11 @@ class FakeCommunicator(Communicator):
         return self._fake("send_receive", send, receive)
 
     def exchange_window(  # noqa: D102
-        self, send: FakeBuffer | None, receive: FakeBuffer | None, peer: int, window: int  # noqa: ARG002
+        self,
+        send: FakeBuffer | None,
+        receive: FakeBuffer | None,
+        peer: int,
+        window: int,
     ) -> Call:
         one = self._fake("window", send, receive)
         return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window)
@@ -204,6 +208,10 @@ class FakeTimer:
     def reading_ns(self) -> float:
         """A clock that costs nothing to read."""
         return 0.0
+
+    def tick_ns(self) -> float:
+        """Stamps are whole nanoseconds."""
+        return 1.0
 
     def run(self, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.timing.loops.Timer.run`."""

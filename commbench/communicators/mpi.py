@@ -19,9 +19,13 @@ from commbench.errors import UnsupportedError
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan, Synchroniser
+from commbench.timing.sync import Synchroniser, SyncPlan
 
 TAG = 7
+
+# mpi4py's documented way to hand its objects to C code.
+_c_handle = MPI._handleof  # noqa: SLF001
+_c_size = MPI._sizeof  # noqa: SLF001
 
 #: MPI's types for arithmetic; 16-bit floats only where the library has them.
 _ARITHMETIC = {
@@ -49,7 +53,7 @@ class MpiCommunicator(HostCommunicator):
         self.rank = control.rank
         self.size = control.size
         self._library = ctypes.CDLL(MPI.__file__)
-        self._handle = MPI._handleof(self._comm)
+        self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
         hosts = gather_everywhere(control, MPI.Get_processor_name())
         on_host, off_host = control.connections
@@ -73,8 +77,8 @@ class MpiCommunicator(HostCommunicator):
         return NativeTimer(sync, self._sync_calls(plan), progress)
 
     def _sync_calls(self, plan: SyncPlan) -> SyncCalls:
-        handle, instant = MPI._handleof(self._control.comm), self._control.instant
-        tell = self._c_call("MPI_Bcast", instant.ctypes.data, 1, MPI._handleof(MPI.INT64_T), 0, handle)
+        handle, instant = _c_handle(self._control.comm), self._control.instant
+        tell = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
         meet = [self._c_call("MPI_Barrier", handle)]
         if plan.method == "dissemination":
             meet = [self._c_exchange(distance, handle) for distance in _doubling(self.size)]
@@ -83,7 +87,7 @@ class MpiCommunicator(HostCommunicator):
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
         """One round of a dissemination barrier: an empty message to the right and from the left."""
-        here, byte = self._control.instant.ctypes.data, MPI._handleof(MPI.BYTE)
+        here, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
         target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
         ends = (here, 0, byte, target, TAG, here, 0, byte, source, TAG)
         return self._c_call("MPI_Sendrecv", *ends, comm, int(self._status.ctypes.data))
@@ -99,8 +103,8 @@ class MpiCommunicator(HostCommunicator):
         """MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""
         buffer = self.allocate(DTYPES["float64"], 1)
         spec = [buffer.memory, 1, MPI.DOUBLE]
-        arguments = (int(MPI.IN_PLACE), buffer.address, 1, MPI._handleof(MPI.DOUBLE), MPI._handleof(MPI.SUM))
-        row = self._c_call("MPI_Allreduce", *arguments, MPI._handleof(MPI.COMM_SELF))
+        arguments = (int(MPI.IN_PLACE), buffer.address, 1, _c_handle(MPI.DOUBLE), _c_handle(MPI.SUM))
+        row = self._c_call("MPI_Allreduce", *arguments, _c_handle(MPI.COMM_SELF))
         return [Call(run=lambda: MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, spec), rows=[row])]
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
@@ -121,7 +125,7 @@ class MpiCommunicator(HostCommunicator):
         return self._call(
             "MPI_Allreduce",
             lambda: self._comm.Allreduce(source, spec, op),
-            *(address, receive.address, count, MPI._handleof(kind), MPI._handleof(op)),
+            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
         )
 
     def all_gather(self, send: HostBuffer, receive: HostBuffer) -> Call:
@@ -129,7 +133,7 @@ class MpiCommunicator(HostCommunicator):
         kind, block = _moving(receive.dtype), receive.count // self.size
         spec = [receive.memory, block, kind]
         source, address = self._source(send, receive, block, kind)
-        handle = MPI._handleof(kind)
+        handle = _c_handle(kind)
         return self._call(
             "MPI_Allgather",
             lambda: self._comm.Allgather(source, spec),
@@ -147,7 +151,7 @@ class MpiCommunicator(HostCommunicator):
         return self._call(
             "MPI_Reduce_scatter_block",
             lambda: self._comm.Reduce_scatter_block(source, spec, op),
-            *(address, target.address, block, MPI._handleof(kind), MPI._handleof(op)),
+            *(address, target.address, block, _c_handle(kind), _c_handle(op)),
         )
 
     def all_to_all(self, send: HostBuffer, receive: HostBuffer) -> Call:
@@ -155,7 +159,7 @@ class MpiCommunicator(HostCommunicator):
         kind, block = _moving(receive.dtype), receive.count // self.size
         spec = [receive.memory, block, kind]
         source, address = self._source(send, receive, block, kind)
-        handle = MPI._handleof(kind)
+        handle = _c_handle(kind)
         return self._call(
             "MPI_Alltoall",
             lambda: self._comm.Alltoall(source, spec),
@@ -169,7 +173,7 @@ class MpiCommunicator(HostCommunicator):
         return self._call(
             "MPI_Bcast",
             lambda: self._comm.Bcast(spec, root),
-            *(buffer.address, buffer.count, MPI._handleof(kind), root),
+            *(buffer.address, buffer.count, _c_handle(kind), root),
         )
 
     def reduce(self, send: HostBuffer, receive: HostBuffer | None, redop: str, root: int) -> Call:
@@ -181,7 +185,7 @@ class MpiCommunicator(HostCommunicator):
         return self._call(
             "MPI_Reduce",
             lambda: self._comm.Reduce(source, spec, op, root),
-            *(address, target, send.count, MPI._handleof(kind), MPI._handleof(op), root),
+            *(address, target, send.count, _c_handle(kind), _c_handle(op), root),
         )
 
     def gather(self, send: HostBuffer, receive: HostBuffer | None, root: int) -> Call:
@@ -189,7 +193,7 @@ class MpiCommunicator(HostCommunicator):
         kind, block = _moving(send.dtype), send.count
         spec = [receive.memory, block, kind] if receive else None
         source, address = self._source(send, receive, block, kind)
-        handle, target = MPI._handleof(kind), receive.address if receive else 0
+        handle, target = _c_handle(kind), receive.address if receive else 0
         return self._call(
             "MPI_Gather",
             lambda: self._comm.Gather(source, spec, root),
@@ -201,7 +205,7 @@ class MpiCommunicator(HostCommunicator):
         kind, block = _moving(receive.dtype), receive.count
         spec = [send.memory, block, kind] if send else None
         target, address = self._source(receive, send, block, kind)
-        handle, source = MPI._handleof(kind), send.address if send else 0
+        handle, source = _c_handle(kind), send.address if send else 0
         return self._call(
             "MPI_Scatter",
             lambda: self._comm.Scatter(spec, target, root),
@@ -221,7 +225,7 @@ class MpiCommunicator(HostCommunicator):
         return self._call(
             "MPI_Send",
             lambda: self._comm.Send(spec, peer, TAG),
-            *(buffer.address, buffer.count, MPI._handleof(kind), peer, TAG),
+            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
         )
 
     def receive(self, buffer: HostBuffer, peer: int) -> Call:
@@ -231,7 +235,7 @@ class MpiCommunicator(HostCommunicator):
         status = _statuses(1)
         row = self._c_call(
             "MPI_Recv",
-            *(buffer.address, buffer.count, MPI._handleof(kind), peer, TAG),
+            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
             *(self._handle, int(status.ctypes.data)),
         )
         return Call(run=lambda: self._comm.Recv(spec, peer, TAG), rows=[row], keep=(status,))
@@ -239,7 +243,7 @@ class MpiCommunicator(HostCommunicator):
     def send_receive(self, send: HostBuffer, target: int, receive: HostBuffer, source: int) -> Call:
         """MPI_Sendrecv."""
         kind = _moving(send.dtype)
-        handle = MPI._handleof(kind)
+        handle = _c_handle(kind)
         out, into = [send.memory, send.count, kind], [receive.memory, receive.count, kind]
         status = _statuses(1)
         row = self._c_call(
@@ -252,13 +256,16 @@ class MpiCommunicator(HostCommunicator):
 
     def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
         """MPI_Irecv and MPI_Isend ``window`` times each, then MPI_Waitall."""
-        posts = [("MPI_Irecv", self._comm.Irecv, receive), ("MPI_Isend", self._comm.Isend, send)]
+        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer | None]] = [
+            ("MPI_Irecv", self._comm.Irecv, receive),
+            ("MPI_Isend", self._comm.Isend, send),
+        ]
         used = [(name, function, buffer) for name, function, buffer in posts if buffer is not None]
-        size = MPI._sizeof(MPI.Request)
+        size = _c_size(MPI.Request)
         requests = np.zeros(len(used) * window * size, dtype=np.uint8)
         rows = []
         for i, (name, _, buffer) in enumerate(used):
-            arguments = (buffer.address, buffer.count, MPI._handleof(_moving(buffer.dtype)), peer, TAG, self._handle)
+            arguments = (buffer.address, buffer.count, _c_handle(_moving(buffer.dtype)), peer, TAG, self._handle)
             slots = [int(requests.ctypes.data) + (i * window + j) * size for j in range(window)]
             rows += [self._c_call(name, *arguments, slot) for slot in slots]
         total = len(used) * window
@@ -273,9 +280,7 @@ class MpiCommunicator(HostCommunicator):
 
     # Helpers
 
-    def _source(
-        self, own: HostBuffer, other: HostBuffer | None, count: int, kind: MPI.Datatype
-    ) -> tuple[Any, int]:
+    def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, kind: MPI.Datatype) -> tuple[Any, int]:
         """How a rank's own side is passed: MPI_IN_PLACE where it lies in the other buffer."""
         if other is not None and own.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
@@ -284,7 +289,7 @@ class MpiCommunicator(HostCommunicator):
 
 def _statuses(count: int) -> NDArray[np.uint8]:
     """Room for ``count`` MPI_Status: unlike MPI_STATUS_IGNORE its address is known for every library."""
-    return np.zeros(count * MPI._sizeof(MPI.Status), dtype=np.uint8)
+    return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
 
 
 def _doubling(size: int) -> list[int]:

@@ -33,6 +33,8 @@ except (ImportError, RuntimeError) as error:
 
 T = TypeVar("T")
 
+#: How long a patient wait sleeps between two looks.
+NAP_S = 20e-6
 #: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
 
@@ -94,6 +96,12 @@ def _captured_stdout() -> Iterator[_Captured]:
             captured.text = scratch.read().decode(errors="replace")
 
 
+def _wait_patiently(request: MPI.Request) -> None:
+    """Wait without holding the core: MPI's own waiting polls, and would starve the threads of other libraries."""
+    while not request.Test():
+        time.sleep(NAP_S)
+
+
 class MpiControl:
     """Ranks agree over a duplicate of MPI_COMM_WORLD."""
 
@@ -116,19 +124,29 @@ class MpiControl:
         shared: T = self.comm.bcast(value)
         return shared
 
-    def broadcast_int(self, value: int) -> int:
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:
         """Rank 0's integer."""
         self.instant[0] = value
-        self.comm.Bcast(self._spec)
+        if patient:
+            _wait_patiently(self.comm.Ibcast(self._spec))
+        else:
+            self.comm.Bcast(self._spec)
         return int(self.instant[0])
 
-    def barrier(self) -> None:
+    def barrier(self, *, patient: bool = False) -> None:
         """Wait for all ranks."""
-        self.comm.Barrier()
+        if patient:
+            _wait_patiently(self.comm.Ibarrier())
+        else:
+            self.comm.Barrier()
 
     def exchange(self, target: int, source: int) -> None:
         """Exchange empty messages."""
         self.comm.Sendrecv(self._empty, target, 0, self._empty, source, 0)
+
+    def library(self) -> str:
+        """The library's own name and version, e.g. ``Open MPI v5.0.11``."""
+        return MPI.Get_library_version().split(",")[0].split("\n")[0].strip(" \x00")
 
     def abort(self, code: int) -> None:
         """End all ranks with MPI_Abort."""

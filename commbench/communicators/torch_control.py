@@ -101,13 +101,13 @@ class TorchControl:
         dist.broadcast_object_list(box)
         return box[0]
 
-    def broadcast_int(self, value: int) -> int:
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - Gloo blocks anyway
         """Rank 0's integer."""
         self._instant[0] = value
         dist.broadcast(self._instant, 0)
         return int(self._instant[0])
 
-    def barrier(self) -> None:
+    def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - Gloo blocks anyway
         """Wait for all ranks."""
         dist.barrier()
 

@@ -18,7 +18,7 @@ from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan, Synchroniser
+from commbench.timing.sync import Synchroniser, SyncPlan
 
 _REDOPS = {
     "sum": dist.ReduceOp.SUM,
@@ -67,12 +67,14 @@ class GlooCommunicator(HostCommunicator):
             for address in addresses
             if address.family in {socket.AF_INET, socket.AF_INET6}
         }
-        used = {names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"}
+        used = {
+            names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
+        }
         return "tcp/" + "+".join(sorted(name for name in used if name)) if any(used) else "tcp"
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Calls of torch are timed from Python."""
-        return PythonTimer(Synchroniser(self._control, plan), progress)
+        return PythonTimer(Synchroniser(self._control, plan, patient=True), progress)
 
     def null_calls(self) -> list[Call]:
         """all_reduce of 8 bytes in a group of one."""

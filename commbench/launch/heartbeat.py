@@ -70,10 +70,11 @@ class Heart:
         )
 
     def _beat_on(self) -> None:
-        while not self._stopped.wait(INTERVAL_S):
+        while not self._stopped.is_set():
             beat = self.state()
             self._tell(beat)
             self._look_for_stall(beat)
+            self._stopped.wait(INTERVAL_S)
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
         now = time.monotonic()

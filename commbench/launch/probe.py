@@ -42,14 +42,12 @@ def probe_mpi() -> dict[str, Any]:
 
 def main() -> None:
     """Be one of the ranks that are tried out."""
-    from mpi4py import MPI
-
     from commbench.communicators.mpi_control import MpiControl
 
     control = MpiControl()
     if control.rank == 0:
         found = {
-            "library": MPI.Get_library_version().split(",")[0].strip().rstrip("\x00"),
+            "library": control.library(),
             "init_s": round(control.start.init_s, 3),
             "on_host": control.connections[0] or None,
         }

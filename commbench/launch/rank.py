@@ -106,7 +106,7 @@ def _out_of_time(plan: LaunchPlan, control: Control, seconds: float) -> bool:
 
 def main() -> NoReturn:
     """Be a rank that the conductor has started."""
-    descriptor = claim_stdout()
+    stdout = claim_stdout()
     variables = relevant_variables(os.environ)
     identity = identify(os.environ, "rank")
     heart = Heart(identity.rank, Progress(), tell=say)
@@ -116,7 +116,7 @@ def main() -> NoReturn:
         text = _read_plan() if control.rank == 0 else ""
         plan = LaunchPlan.from_json(control.broadcast(text))
         heart.timeout_s = plan.case_timeout_s
-        sink = FrameSink(descriptor) if control.rank == 0 else None
+        sink = FrameSink(stdout) if control.rank == 0 else None
         return run_rank(plan, control, sink, heart, variables)
 
     run_process(identity, heart, work, on_error=say)

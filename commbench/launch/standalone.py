@@ -58,7 +58,9 @@ class StoreSink:
         with self._lock:
             refuse_other_conditions(facts, self.store.info)
             self._startup_s = time.monotonic() - self._begun
-            self.store.update(status="running", **header_fields(facts, self.store.info))
+            # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: what is true then stands here already.
+            unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
+            self.store.update(status="partial", reason=unfinished, **header_fields(facts, self.store.info))
 
     def case(self, index: int, case: Case) -> None:
         """See `commbench.launch.rank.Sink`."""
@@ -85,10 +87,11 @@ class StoreSink:
         with self._lock:
             if self._over:
                 return
+            what: Status = "hung" if hung else "failed"
+            self._close(status, what, reason)
             if self._current is not None and status == "partial":
-                what: Status = "hung" if hung else "failed"
                 self.store.append(Record(case=self._current, launch=self._plan.launch, status=what, reason=reason))
-            self._close(status, "hung" if hung else "failed", reason)
+                self.store.write_summary()
 
     def _close(self, status: str, launch_status: str, reason: str) -> None:
         with self._lock:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
-from commbench.collectives import find_operation
 from commbench.launch.launchers import Launcher
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.process import STACKS_S, Event, Launched
@@ -182,6 +181,8 @@ class Supervisor:
     def _frame(self, frame: Mapping[str, Any]) -> None:
         kind = frame["frame"]
         if kind == "session":
+            for rank in frame["session"]["ranks"]:
+                self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
             self._listener.on_session(frame["session"])
         elif kind == "case":
             self._case(int(frame["index"]))
@@ -196,9 +197,8 @@ class Supervisor:
     def _case(self, index: int) -> None:
         case = self._plan.cases[index].case
         self.current = index
-        participants = find_operation(case.operation).participants(self._ranks)
         # Gloo's threads sleep while they wait, so CPU time says nothing about who is idle.
-        self._watchdog.case(time.monotonic(), participants=participants, polls=case.backend == "mpi")
+        self._watchdog.case(time.monotonic(), polls=case.backend == "mpi")
         self._listener.on_case(index)
 
     def _stderr_line(self, line: str) -> None:

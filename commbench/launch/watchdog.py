@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +41,12 @@ class _Sign:
     at: float
 
 
-def process_state(beat: Heartbeat) -> str | None:
-    """The state letter of a rank's process (T: stopped) where the rank is on this host of Linux, else None."""
-    if beat.host != socket.gethostname():
+def process_state(host: str, pid: int) -> str | None:
+    """The state letter of a process (T: stopped) where it is on this host and this is Linux, else None."""
+    if host != socket.gethostname():
         return None
     try:
-        text = Path(f"/proc/{beat.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     return text.rpartition(")")[2].split()[0]
@@ -60,7 +60,7 @@ class Watchdog:
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
         startup_timeout: the same before the first case; by default no other.
-        state_of: the state letter of a rank's process, see `process_state`.
+        state_of: the state letter of a process on a host, see `process_state`.
     """
 
     def __init__(
@@ -70,28 +70,33 @@ class Watchdog:
         *,
         now: float,
         startup_timeout: float | None = None,
-        state_of: Callable[[Heartbeat], str | None] = process_state,
+        state_of: Callable[[str, int], str | None] = process_state,
     ) -> None:
         self._ranks = ranks
         self._case_timeout = case_timeout
         self.timeout = case_timeout if startup_timeout is None else startup_timeout
         """What counts now, in seconds."""
         self._state_of = state_of
+        self._processes: dict[int, tuple[str, int]] = {}
         self._last: dict[int, _Sign] = {}
         self._base: dict[int, _Sign] = {}
         self._moved = self._looked = now
-        self._participants: Collection[int] = range(ranks)
         self._polls = True
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank that has been heard, as its own host numbers it."""
-        return {rank: sign.beat.pid for rank, sign in self._last.items()}
+        """The process of each rank that is known, as its own host numbers it."""
+        return {rank: pid for rank, (_, pid) in self._processes.items()}
+
+    def introduce(self, rank: int, host: str, pid: int) -> None:
+        """Rank ``rank`` is process ``pid`` of ``host``; a heartbeat says so too."""
+        self._processes[rank] = (host, pid)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """A rank was heard."""
         before = self._last.get(beat.rank)
         self._last[beat.rank] = _Sign(beat=beat, at=now)
+        self.introduce(beat.rank, beat.host, beat.pid)
         if before is None or _position(before.beat) != _position(beat):
             self.progress(now)
         self._base.setdefault(beat.rank, self._last[beat.rank])
@@ -101,9 +106,8 @@ class Watchdog:
         self._moved = max(self._moved, now)
         self._base = {rank: sign for rank, sign in self._last.items() if sign.at == now}
 
-    def case(self, now: float, *, participants: Collection[int] | None = None, polls: bool = True) -> None:
-        """A case begins; only ``participants`` communicate (None: all), burning CPU while they wait if ``polls``."""
-        self._participants = participants or range(self._ranks)
+    def case(self, now: float, *, polls: bool = True) -> None:
+        """A case begins; ranks burn CPU while they wait if ``polls``."""
         self._polls = polls
         self.timeout = self._case_timeout
         self.progress(now)
@@ -120,7 +124,8 @@ class Watchdog:
         return self._stopped() or self._silent(now) or self._behind() or self._idle() or self._unknown()
 
     def _stopped(self) -> Hang | None:
-        stopped = [rank for rank, sign in sorted(self._last.items()) if self._state_of(sign.beat) in {"T", "t"}]
+        processes = sorted(self._processes.items())
+        stopped = [rank for rank, (host, pid) in processes if self._state_of(host, pid) in {"T", "t"}]
         return self._blame(stopped, "stopped") if stopped else None
 
     def _silent(self, now: float) -> Hang | None:
@@ -132,7 +137,6 @@ class Watchdog:
 
     def _behind(self) -> Hang | None:
         positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
-        positions = {rank: place for rank, place in positions.items() if rank in self._participants}
         lowest = min(positions.values(), default=None)
         behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
         return self._blame(behind, "furthest behind") if len(behind) < len(positions) else None
@@ -141,7 +145,7 @@ class Watchdog:
         """The ranks that do nothing where the others poll; no other split of CPU times means anything."""
         if not self._polls:
             return None
-        rates = {rank: self._rate(rank) for rank in self._participants}
+        rates = {rank: self._rate(rank) for rank in range(self._ranks)}
         known = [rate for rate in rates.values() if rate is not None]
         busiest = max(known, default=0.0)
         idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE * busiest]
@@ -162,8 +166,7 @@ class Watchdog:
         return Hang(rank=None, host="", text="all ranks are alive and equally far; none can be told to be the cause")
 
     def _blame(self, ranks: Sequence[int], what: str) -> Hang:
-        sign = self._last.get(ranks[0])
-        host = sign.beat.host if sign else ""
+        host, _ = self._processes.get(ranks[0], ("", 0))
         listed = ", ".join(str(rank) for rank in ranks[1:])
         others = f" (as {'are ranks' if len(ranks) > 2 else 'is rank'} {listed})" if listed else ""  # noqa: PLR2004 - grammar
         where = f" on host {host}" if host else ""
@@ -181,10 +184,11 @@ _VICTIM = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed",
     re.IGNORECASE,
 )
+_Blame = tuple[int | None, str]
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
 _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-_TORCHRUN = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+) .*?exitcode +: (-?\d+) \(pid: \d+\)")
+_TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
 #: What our own tear-down does to the ranks that were still alive.
 _SIGTERM = 15
@@ -225,14 +229,12 @@ def blame_exit(
     return left or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
 
 
-def _by_launcher(
-    text: str, ranks: Mapping[int, int]
-) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
+def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[_Blame | None, _Blame | None]:
     """(a rank killed by a signal, a rank that left by itself), as the launcher reports it."""
     if found := _OPENMPI_SIGNAL.search(text):
         return _death(int(found[1]), f" on host {found[2]}", -int(found[3]))
-    if found := _TORCHRUN.search(text):
-        return _death(int(found[1]), "", int(found[2]))
+    if failures := [(int(rank), int(code)) for rank, code in _TORCHRUN.findall(text)]:
+        return _by_torchrun(*failures[-1], failures[:-1])
     if found := _OPENMPI_EXIT.search(text):
         return _death(int(found[1]), "", int(found[2]))
     if found := _OPENMPI_ABORT.search(text):
@@ -242,9 +244,16 @@ def _by_launcher(
     return None, None
 
 
-def _death(
-    rank: int | None, where: str, code: int
-) -> tuple[tuple[int | None, str] | None, tuple[int | None, str] | None]:
+def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tuple[_Blame | None, _Blame | None]:
+    """Choose between the failure that torchrun noticed first and ``others``: a killed rank may be noticed later."""
+    killed = [(other, status) for other, status in others if status < 0 and -status != _SIGTERM]
+    if code > 0 and killed:
+        death, _ = _death(killed[0][0], "", killed[0][1])
+        return None, death
+    return _death(rank, "", code)
+
+
+def _death(rank: int | None, where: str, code: int) -> tuple[_Blame | None, _Blame | None]:
     """Word an exit status; negative ones are signals."""
     who = f"rank {rank}{where}" if rank is not None else f"a rank{where}"
     if code >= 0 or -code == _SIGTERM:

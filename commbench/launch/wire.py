@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 from commbench.cases import Case
 from commbench.records import Record
@@ -99,10 +99,10 @@ def parse_frame(line: str) -> dict[str, Any] | None:
     return frame if isinstance(frame, dict) else None
 
 
-def claim_stdout() -> int:
-    """Keep stdout for frames: return a private descriptor of it and let descriptor 1 lead to stderr."""
+def claim_stdout() -> TextIO:
+    """Keep stdout for frames: return a private copy of it and let descriptor 1 lead to stderr."""
     sys.stdout.flush()
-    private = os.dup(1)
+    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return private
 
@@ -110,8 +110,8 @@ def claim_stdout() -> int:
 class FrameSink:
     """Rank 0's end of the wire: hands everything it is told to the conductor."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._stream = os.fdopen(descriptor, "w", encoding="utf-8")
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._stream.write("\n")  # an import may have left half a line there
 
     def session(self, facts: Mapping[str, object]) -> None:

@@ -27,7 +27,7 @@ MAX_ARGUMENTS = 12
 ROW = 2 + MAX_ARGUMENTS
 CLOCK_MONOTONIC = 1
 METHODS = ("none", "barrier", "dissemination", "round-time")
-READINGS = 200
+READINGS = 1000
 ROUND_TIME = METHODS.index("round-time")
 
 Table = NDArray[np.int64]
@@ -119,13 +119,11 @@ def _now(clock: int, timespec: NDArray[np.int64]) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _read_clock(clock: int, readings: int) -> int:
-    """Nanoseconds that ``readings`` readings of the clock take."""
+def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
+    """Fill ``stamps`` with successive readings of the clock."""
     timespec = np.zeros(2, dtype=np.int64)
-    begun = _now(clock, timespec)
-    for _ in range(readings - 1):
-        _now(clock, timespec)
-    return _now(clock, timespec) - begun  # type: ignore[no-any-return] # as _now
+    for i in range(stamps.shape[0]):
+        stamps[i] = _now(clock, timespec)
 
 
 @njit(nogil=True, cache=True)
@@ -208,7 +206,18 @@ class NativeTimer:
 
     def reading_ns(self) -> float:
         """See `commbench.timing.loops.Timer.reading_ns`."""
-        return float(_read_clock(self._clock, READINGS)) / READINGS
+        return float(np.median(np.diff(self._stamps())))
+
+    def tick_ns(self) -> float:
+        """See `commbench.timing.loops.Timer.tick_ns`: the least difference between two intervals of readings."""
+        steps = np.diff(np.unique(np.diff(self._stamps())))
+        return float(steps.min()) if steps.size else 1.0
+
+    def _stamps(self) -> NDArray[np.int64]:
+        """Successive readings of the clock, in nanoseconds."""
+        stamps = np.zeros(READINGS, dtype=np.int64)
+        _stamp(self._clock, stamps)
+        return stamps
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.timing.loops.Timer.run`.

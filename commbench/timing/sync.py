@@ -17,6 +17,8 @@ MINIMUM_PYTHON_SLACK_NS = 20_000
 #: A rank that shares its core wakes up late by a time slice of the scheduler.
 OVERSUBSCRIBED_SLACK_NS = 250_000
 MAXIMUM_SLACK_NS = 4_000_000
+#: A patient rank sleeps until so shortly before the agreed instant, then polls the clock.
+POLLING_NS = 100_000
 #: Above this share of late starts the instant moves further into the future.
 TOLERATED_LATE = 0.1
 
@@ -57,11 +59,16 @@ def share_clock(control: Control, domain: str) -> bool:
 
 
 class Synchroniser:
-    """Aligns ranks over the control plane, from Python."""
+    """Aligns ranks over the control plane, from Python.
 
-    def __init__(self, control: Control, plan: SyncPlan) -> None:
+    ``patient``: ranks that wait leave their core free, because the backend works in threads of its own. A rank that has
+    finished and polls for the others would take the core from a thread that still has to deliver.
+    """
+
+    def __init__(self, control: Control, plan: SyncPlan, *, patient: bool = False) -> None:
         self.plan = plan
         self._control = control
+        self._patient = patient
         self._align = {
             "round-time": self._at_agreed_instant,
             "dissemination": self._disseminate,
@@ -78,11 +85,11 @@ class Synchroniser:
 
     def _broadcast_ns(self) -> int:
         """Time of a broadcast: mean of ten on the slowest rank."""
-        self._control.barrier()
-        self._control.broadcast_int(0)
+        self._control.barrier(patient=self._patient)
+        self._control.broadcast_int(0, patient=self._patient)
         begun = time.perf_counter_ns()
         for _ in range(BROADCAST_TRIALS):
-            self._control.broadcast_int(0)
+            self._control.broadcast_int(0, patient=self._patient)
         spent = (time.perf_counter_ns() - begun) // BROADCAST_TRIALS
         return max(gather_everywhere(self._control, spent))
 
@@ -91,17 +98,26 @@ class Synchroniser:
         return self._align()
 
     def _at_agreed_instant(self) -> bool:
-        self._control.barrier()
-        instant = self._control.broadcast_int(time.perf_counter_ns() + self.plan.slack_ns)
-        if time.perf_counter_ns() > instant:
+        self._control.barrier(patient=self._patient)
+        instant = time.perf_counter_ns() + self.plan.slack_ns
+        instant = self._control.broadcast_int(instant, patient=self._patient)
+        left_ns = instant - time.perf_counter_ns()
+        if left_ns < 0:
             return True
+        if self._patient and left_ns > POLLING_NS:
+            time.sleep((left_ns - POLLING_NS) / 1e9)
         while time.perf_counter_ns() < instant:
             if self.plan.yielding:
                 os.sched_yield()
         return False
 
+    def finish(self) -> None:
+        """Wait for the other ranks after the last repetition, before anything else keeps a core busy."""
+        if self._patient:
+            self._control.barrier(patient=True)
+
     def _barrier(self) -> bool:
-        self._control.barrier()
+        self._control.barrier(patient=self._patient)
         return False
 
     def _disseminate(self) -> bool:

@@ -1,0 +1,148 @@
+"""Runs, displays and launchers for tests that start processes, and a search for what they leave behind."""
+
+import contextlib
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from commbench.budgets import Budget
+from commbench.cases import Case
+from commbench.launch.conductor import RunRequest, SilentDisplay
+from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.records import Record
+from commbench.store import Store
+
+MARK = "COMMBENCH_TEST_MARK"
+#: Open MPI's ofi component costs a second in every start and has nothing to carry on one host.
+NO_OFI = {"OMPI_MCA_btl": "^ofi"}
+
+
+def make_request(cases: Sequence[Case], *, ranks: int = 2, launches: int = 2, **options: float) -> RunRequest:
+    """Return a request that measures each case for a moment only."""
+    budget = Budget(name="quick", launches=launches, relative_half_width=0.5, slice_s=0.05)
+    return RunRequest(cases=cases, ranks=ranks, seed=1, budget=budget, **options)
+
+
+def open_store(path: Path, request: RunRequest) -> Store:
+    """Open or resume the run of ``request``."""
+    return Store.open(path, {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}})
+
+
+class Recorder(SilentDisplay):
+    """Notes what it is shown; calls ``at_case`` when the case number ``when`` of this invocation begins."""
+
+    def __init__(self, at_case: Callable[[], None] = lambda: None, when: int = 1) -> None:
+        self.shown: list[str] = []
+        self.warnings: list[str] = []
+        self.lines: list[str] = []
+        self.progress: list[tuple[int, int]] = []
+        self.records: list[Record] = []
+        self._at_case = at_case
+        self._when = when
+
+    def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - the display's protocol
+        """Note the case."""
+        self.progress.append((done, total))
+        if len(self.progress) == self._when:
+            self._at_case()
+
+    def record(self, record: Record) -> None:
+        """Note the record."""
+        self.records.append(record)
+
+    def warning(self, text: str) -> None:
+        """Note the warning."""
+        self.warnings.append(text)
+
+    def output(self, lines: Sequence[str]) -> None:
+        """Note the lines."""
+        self.lines.extend(lines)
+
+
+def mpirun(**options: object) -> MpirunLauncher:
+    """Return the real mpirun; the test is skipped where there is none."""
+    pytest.importorskip("mpi4py")
+    launcher = choose_launcher(oversubscribe=True)
+    if not isinstance(launcher, MpirunLauncher):
+        pytest.skip("needs Open MPI's mpirun")
+    return MpirunLauncher(mpirun=launcher.mpirun, oversubscribe=True, **options)  # type: ignore[arg-type]
+
+
+class ScriptLauncher:
+    """Starts one plain Python process that plays the ranks: ``script`` sees `PLAYER` before it."""
+
+    name = "script"
+    oversubscribe = False
+    forwards_signals = False
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+        self.started = 0
+
+    def command(self, ranks: int, program: Sequence[str]) -> list[str]:  # noqa: ARG002 - plays its own program
+        """Return the command."""
+        self.started += 1
+        return [sys.executable, "-c", PLAYER + self.script]
+
+    def environment(self) -> dict[str, str]:
+        """Add nothing."""
+        return {}
+
+    def slots(self) -> int:
+        """Pretend there is room."""
+        return 2
+
+
+PLAYER = """
+import json, os, sys, time
+from commbench.launch.plan import LaunchPlan
+from commbench.launch.wire import FrameSink, Heartbeat, LastWords, say
+from commbench.records import Record
+plan = LaunchPlan.from_json(sys.stdin.readline())
+sink = FrameSink(sys.stdout)
+def session(**changes):
+    host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
+    sink.session({"environment": {"hosts": [host], "versions": {}, "variables": {}},
+        "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
+        "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False})
+def measured(index, **changes):
+    case = plan.cases[index].case
+    sink.case(index, case)
+    sink.record(Record(case=case, launch=plan.launch, **{"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}))
+def beat(rank, entered=1):
+    say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))
+"""
+
+
+def find_marked(mark: str) -> list[str]:
+    """Return the command lines of living processes that inherited the mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Wait for a condition; the time only bounds a failure."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark all processes started from here on; when done, none of them may be left."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    for name, value in NO_OFI.items():
+        monkeypatch.setenv(name, value)
+    yield mark
+    wait_until(lambda: not find_marked(mark))
+    assert [] == find_marked(mark)

@@ -1,0 +1,346 @@
+"""Tests of the conductor: played ranks for every way a launch can end, real ones by mpirun for what only they show."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import (
+    Recorder,
+    ScriptLauncher,
+    find_marked,
+    make_request,
+    marked_environment,
+    mpirun,
+    open_store,
+    wait_until,
+)
+
+from commbench.cases import Sweep
+from commbench.errors import InputError
+from commbench.launch.conductor import RunRequest, conduct
+from commbench.launch.launchers import Launcher, MpirunLauncher
+from commbench.store import load_run
+
+CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+REQUEST = make_request(CASES)
+ALL = "session()\nfor i in range(len(plan.cases)): measured(i)\nsink.end(finished=True)\n"
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def run(
+    path: Path, launcher: Launcher | str, request: RunRequest = REQUEST, display: Recorder | None = None
+) -> tuple[int, dict[str, Any], Recorder]:
+    """Conduct a run; return exit code, run.json and what was shown."""
+    launcher = ScriptLauncher(launcher) if isinstance(launcher, str) else launcher
+    display = display or Recorder()
+    with open_store(path, request) as store:
+        code = conduct(request, store, launcher, display)
+    return code, json.loads((path / "run.json").read_text()), display
+
+
+def measured(path: Path) -> list[tuple[str, int, str]]:
+    """(case key, launch, status) of all records."""
+    return [(record.case.key, record.launch, record.status) for record in load_run(path).records]
+
+
+EVERYTHING = sorted((case.key, launch, "ok") for case in CASES for launch in range(2))
+
+
+# --------------------------------------------------------------------------------------------------- played ranks
+
+
+def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
+    """End with code 0 and everything on disk."""
+    code, info, display = run(tmp_path, ALL)
+    assert (0, "complete") == (code, info["status"])
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert ["ok", "ok"] == [launch["status"] for launch in info["launches"]]
+    assert [(done, 8) for done in range(8)] == display.progress
+    names = ("world_size", "nodes", "ranks_per_node", "relative_half_width")
+    assert [2, 1, 2, 0.5] == [info[name] for name in names]
+    assert 5 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_later_launches_keep_what_the_first_found_out(tmp_path: Path) -> None:
+    """Freeze warm-up and batch."""
+    check = "assert plan.launch == 0 or all(p.frozen.warmups == 7 for p in plan.cases)\n"
+    check += "assert plan.launch == 1 or not any(p.frozen for p in plan.cases)\n"
+    assert 0 == run(tmp_path, check + ALL)[0]
+
+
+def test_noise_on_either_stream_is_no_harm(tmp_path: Path) -> None:
+    """Skip foreign and torn lines."""
+    noise = (
+        "print('hello'); print('{\"frame\":\"record\",\"rec', flush=True); sys.stderr.write('@commbench heartbeat {')\n"
+    )
+    assert 0 == run(tmp_path, noise + ALL + noise)[0]
+
+
+def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
+    """Finish everything, then end with code 4, also when nothing is left to do."""
+    script = ALL.replace("measured(i)", "measured(i, status='wrong' if i == 1 else 'ok')")
+    assert 4 == run(tmp_path, script)[0]
+    assert 8 == len(measured(tmp_path))
+    launcher = ScriptLauncher(ALL)
+    assert 4 == run(tmp_path, launcher)[0]
+    assert 0 == launcher.started
+
+
+def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
+    """Keep what was measured, blame the rank and the case, and measure the rest the next time."""
+    words = "say(LastWords(rank=1, host='n1', case=1, text='ValueError: boom'))\nprint('last', file=sys.stderr)\n"
+    crash = f"session(); measured(0)\nsink.case(1, plan.cases[1].case)\n{words}sys.exit(1)"
+    code, info, display = run(tmp_path, crash)
+    reason = "rank 1 on host n1 raised ValueError: boom"
+    assert (3, "partial") == (code, info["status"])
+    assert [(0, "ok", ""), (0, "failed", reason)] == [
+        (record.launch, record.status, record.reason) for record in load_run(tmp_path).records
+    ]
+    assert f"{reason}, in case {load_run(tmp_path).records[1].case}" == info["reason"]
+    assert ["last"] == display.lines
+    code, info, display = run(tmp_path, ALL)
+    assert (0, "complete", 7) == (code, info["status"], len(display.records))
+    assert [(0, "failed"), (0, "ok"), (1, "ok")] == [(entry["launch"], entry["status"]) for entry in info["launches"]]
+    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+
+
+def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
+    """Quote what it said; no case is to blame."""
+    code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
+    assert (3, []) == (code, measured(tmp_path))
+    assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
+
+
+def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
+    """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
+    hang = "session(); measured(0); sink.case(1, plan.cases[1].case)\n"
+    hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
+    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0))
+    assert (3, "partial") == (code, info["status"])
+    assert "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case" in info["reason"]
+    assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
+
+
+def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave nothing behind, neither the launcher nor what it started in a session of its own."""
+    monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
+    stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    stubborn += "session(); sink.case(0, plan.cases[0].case)\ntime.sleep(600)"
+    assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5))[0]
+
+
+def test_ranks_that_stay_after_a_complete_launch_are_a_doubt_only(tmp_path: Path) -> None:
+    """Keep a launch whose ranks fail to leave, with a warning."""
+    code, info, display = run(tmp_path, ALL + "sys.exit(1)")
+    assert (0, "complete") == (code, info["status"])
+    assert ["Launch 1: the ranks did not leave cleanly", "Launch 2: the ranks did not leave cleanly"] == [
+        warning.partition(" after")[0] for warning in display.warnings
+    ]
+
+
+def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
+    """Raise the rank's sentence."""
+    refuse = "say(LastWords(rank=0, host='n0', case=-1, text='Install numba.', bad_input=True)); sys.exit(1)"
+    with pytest.raises(InputError, match=r"^Install numba\.$"):
+        run(tmp_path, refuse)
+    assert "partial" == json.loads((tmp_path / "run.json").read_text())["status"]
+
+
+def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
+    """Refuse to mix, and leave the run as it was."""
+    assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)")[0]
+    before = (measured(tmp_path), json.loads((tmp_path / "run.json").read_text())["launches"])
+    with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
+        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"))
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
+
+
+def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
+    """Go on, but say so once."""
+    script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
+    code, _, display = run(tmp_path, script, make_request(CASES, launches=3))
+    assert 0 == code
+    assert [
+        "The conditions have changed since the first launch: cpu_model: model False vs model True."
+    ] == display.warnings
+
+
+def test_a_time_limit_ends_the_run_as_complete(tmp_path: Path) -> None:
+    """Measure at least one launch, cut it at its deadline, and say what is missing."""
+    script = "session(); measured(0); assert plan.deadline_s == 0.0; sink.end(finished=False)"
+    code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
+    assert (0, "complete", 1) == (code, info["status"], len(measured(tmp_path)))
+    assert ["cut"] == [entry["status"] for entry in info["launches"]]
+    assert display.warnings[0].startswith("The time limit of 0.5 s was reached after 1 of 2 launches")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Write the table, end with 128 + the signal, leave nothing behind, and go on the next time."""
+    wait = "session(); measured(0); measured(1)\ntime.sleep(600)"
+    display = Recorder(lambda: os.kill(os.getpid(), number), when=2)
+    ended, info, _ = run(tmp_path, wait, display=display)
+    assert (code, "interrupted", f"interrupted by {number.name}") == (ended, info["status"], info["reason"])
+    assert (tmp_path / "collectives.csv").exists()
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+# --------------------------------------------------------------------------------------------------- real ranks
+
+MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast", "all_gather"]).cases(2)
+
+#: Runs a rank in which the case number 2 of the first launch goes wrong on one rank.
+SABOTAGE = """
+import os, sys, time
+from commbench.launch import rank
+measure = rank.measure
+seen = 0
+def sabotaged(case, communicator, session, **options):
+    global seen
+    seen += 1
+    if seen == 3 and session.control.rank == {rank}:
+        {harm}
+    return measure(case, communicator, session, **options)
+rank.measure = sabotaged
+rank.main()
+"""
+
+
+class SabotagedMpirun(MpirunLauncher):
+    """Mpirun with ranks that do harm: ``name`` is the script that they run."""
+
+    def command(self, ranks: int, program: Sequence[str]) -> list[str]:  # noqa: ARG002 - another program
+        """Return mpirun's command for the script."""
+        return super().command(ranks, [self.name])
+
+
+def sabotage(tmp_path: Path, harm: str, rank: int = 1) -> Launcher:
+    """Return a launcher whose rank ``rank`` does ``harm``."""
+    script = tmp_path / "sabotage.py"
+    script.write_text(SABOTAGE.format(harm=harm, rank=rank))
+    return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
+
+
+def on_rank(path: Path, rank: int, number: signal.Signals) -> Callable[[], None]:
+    """Return what sends a signal to a rank of the current launch."""
+
+    def send() -> None:
+        ranks = json.loads((path / "run.json").read_text())["ranks"]
+        os.kill(ranks[rank]["pid"], number)
+
+    return send
+
+
+def assert_resumes(path: Path, request: RunRequest) -> None:
+    """Check that the same call completes the run, each case of each launch once."""
+    code, info, _ = run(path, mpirun(), request)
+    assert (0, "complete") == (code, info["status"])
+    ok = sorted((key, launch) for key, launch, status in measured(path) if status == "ok")
+    assert sorted((case.key, launch) for case in request.cases for launch in range(2)) == ok
+
+
+@pytest.mark.mpi
+def test_real_ranks_measure(tmp_path: Path) -> None:
+    """Measure both launches by mpirun, with the conditions of real hosts."""
+    code, info, display = run(tmp_path, mpirun(), make_request(MANY))
+    assert (0, "complete", [], []) == (code, info["status"], display.warnings, display.lines)
+    assert 2 * len(MANY) == len(measured(tmp_path))
+    assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
+    assert "Open MPI" in info["environment"]["mpi_library"]
+    assert info["mpi_init_s"] > 0
+    launch = info["launches"][1]
+    assert 0 < launch["startup_s"] < launch["seconds"]
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
+    """End all ranks, quote the error and show the traceback."""
+    request = make_request(MANY)
+    code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
+    assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
+    assert "ValueError: boom" in [line.strip() for line in display.lines]
+    assert_resumes(tmp_path / "run", request)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    """Blame the rank that SIGKILL ended."""
+    request = make_request(MANY)
+    display = Recorder(on_rank(tmp_path, 1, signal.SIGKILL), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} was killed by signal 9" in info["reason"]
+    assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    """Notice the hang, blame the stopped rank and not the one that waits, and print where that one is."""
+    request = make_request(MANY, case_timeout_s=2.0)
+    display = Recorder(on_rank(tmp_path, 1, signal.SIGSTOP), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert 3 == code
+    assert f"no progress for 2 s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    assert "hung" == measured(tmp_path)[-1][2]
+    assert any("most recent call first" in line for line in display.lines)
+    assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("lazy", [0, 1])
+def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
+    """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
+    launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=2.0))
+    assert 3 == code
+    assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
+
+
+@pytest.mark.mpi
+def test_ctrl_c_ends_real_ranks(tmp_path: Path) -> None:
+    """Leave no rank behind, and go on the next time."""
+    request = make_request(MANY)
+    display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert (130, "interrupted") == (code, info["status"])
+    assert_resumes(tmp_path, request)
+
+
+CONDUCTOR = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_conductor as t
+request = t.make_request(t.MANY, launches=1000)
+def ready(): print("ready", flush=True)
+t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
+    """End by themselves when the conductor has no chance to end them."""
+    script = CONDUCTOR.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
+        assert conductor.stdout is not None
+        assert b"ready\n" == conductor.stdout.readline()
+        assert any("commbench.launch.rank" in command for command in find_marked(mark))
+        conductor.kill()
+    assert wait_until(lambda: not find_marked(mark))

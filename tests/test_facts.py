@@ -1,0 +1,98 @@
+"""Tests of what ranks state about themselves, with places made by hand and ranks that are threads."""
+
+import os
+
+import pytest
+
+from commbench.communicators.fake import FakeCommunicator
+from commbench.control import run_threads
+from commbench.errors import InputError
+from commbench.launch.facts import (
+    Place,
+    are_crowded,
+    changed_conditions,
+    collect_session,
+    gather_places,
+    header_fields,
+    refuse_other_conditions,
+    share_clock,
+)
+
+
+def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") -> Place:
+    """Return a place."""
+    return Place(rank=rank, host=host, pid=rank, cpus=cpus, clock=clock)
+
+
+def test_ranks_bound_to_a_core_each_are_not_crowded() -> None:
+    """Count the CPUs of all ranks on a machine together."""
+    assert not are_crowded([place(0, [0]), place(1, [1])])
+    assert are_crowded([place(0, [0]), place(1, [0])])
+    assert are_crowded([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
+
+
+def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
+    """Go by the machine's boot, not by the host name."""
+    assert not are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
+    assert are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
+
+
+def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
+    """See a time namespace."""
+    assert share_clock([place(0, [0]), place(1, [1])])
+    assert not share_clock([place(0, [0]), place(1, [1], "boot/other")])
+
+
+def test_a_session_states_hosts_once_and_every_rank() -> None:
+    """Collect from real ranks that are threads of this process."""
+
+    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return collect_session(control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"})
+
+    session, nothing = run_threads(2, work)
+    assert nothing is None
+    assert 1 == len(session["environment"]["hosts"])
+    assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
+    assert {"NCCL_X": "1"} == session["environment"]["variables"]
+    assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
+    assert {"fake": "commbench fake"} == session["libraries"]
+    assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
+
+
+def session(
+    cpu_model: str = "abacus", hosts: tuple[str, ...] = ("n0", "n0", "n1"), **environment: object
+) -> dict[str, object]:
+    """Return a session of ranks on hosts."""
+    return {
+        "environment": {"hosts": [{"cpu_model": cpu_model, "timer_tick_s": 2e-8}], **environment},
+        "ranks": [{"rank": rank, "host": host, "pid": 1, "cpus": [0]} for rank, host in enumerate(hosts)],
+        "libraries": {},
+        "mpi_init_s": 1.0,
+        "shared_clock": True,
+        "oversubscribed": False,
+    }
+
+
+def test_run_json_takes_over_what_rows_need() -> None:
+    """Count ranks, hosts and ranks a host, and give the clock's resolution in microseconds."""
+    fields = header_fields(session(), {})
+    assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
+    assert pytest.approx(0.02) == fields["tick_us"]
+
+
+def test_the_first_environment_stays_and_gains_a_library() -> None:
+    """Keep the first launch's conditions, but for a library that only a later one used."""
+    known = {"environment": session()["environment"]}
+    fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), known)
+    assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
+    assert "Open MPI" == fields["environment"]["mpi_library"]
+
+
+def test_other_conditions_are_refused() -> None:
+    """Name the difference and the way out."""
+    known = {"environment": session()["environment"]}
+    refuse_other_conditions(session(), known)
+    refuse_other_conditions(session(), {})
+    assert ["cpu_model: abacus vs slide rule"] == changed_conditions(session("slide rule"), known)
+    with pytest.raises(InputError, match=r"cpu_model: abacus vs slide rule.*choose another --out"):
+        refuse_other_conditions(session("slide rule"), known)

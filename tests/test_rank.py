@@ -1,0 +1,175 @@
+"""Tests of one rank: the order of what it does, with the fake backend and ranks that are threads."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from commbench.budgets import BUDGETS
+from commbench.cases import Case, Sweep
+from commbench.control import ThreadControl, run_threads
+from commbench.errors import InputError
+from commbench.launch.heartbeat import Heart
+from commbench.launch.plan import LaunchPlan, PlannedCase
+from commbench.launch.rank import run_rank
+from commbench.launch.wire import Heartbeat
+from commbench.records import Record
+from commbench.timing.progress import Progress
+
+CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+PLAN = LaunchPlan(launch=3, budget=BUDGETS["quick"], cases=[PlannedCase(case=case) for case in CASES])
+
+
+class ListSink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def session(self, facts: Mapping[str, object]) -> None:
+        """Keep the number of ranks."""
+        self.told.append(("session", len(facts["ranks"])))  # type: ignore[arg-type]
+
+    def case(self, index: int, case: Case) -> None:
+        """Keep the case."""
+        self.told.append(("case", index, case))
+
+    def record(self, record: Record) -> None:
+        """Keep what is known beforehand."""
+        self.told.append(("record", record.case, record.launch, record.status))
+
+    def end(self, *, finished: bool) -> None:
+        """Keep whether all was done."""
+        self.told.append(("end", finished))
+
+
+def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
+    """Run a plan on two ranks; return what rank 0 told and the hearts."""
+    sink = ListSink()
+    hearts = [Heart(rank, Progress()) for rank in range(2)]
+
+    def work(control: ThreadControl) -> None:
+        heart = hearts[control.rank]
+        run_rank(plan, control, sink if control.rank == 0 else None, heart, {})
+
+    run_threads(2, work)
+    return sink.told, hearts
+
+
+def test_a_rank_tells_everything_in_order() -> None:
+    """Tell the session, then each case and its record, then the end."""
+    told, hearts = launch(PLAN)
+    expected: list[Any] = [("session", 2)]
+    for index, case in enumerate(CASES):
+        expected += [("case", index, case), ("record", case, 3, "ok")]
+    assert [*expected, ("end", True)] == told
+    assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
+    assert str(CASES[-1]) == hearts[1].progress.case
+
+
+def test_no_case_begins_after_the_deadline() -> None:
+    """Stop before a case that would end too late, on all ranks."""
+    told, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == told
+    assert [-1, -1] == [heart.case for heart in hearts]
+
+
+def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sentence through."""
+
+    def refuse(*_: object) -> None:
+        raise InputError("install it")
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", refuse)
+    with pytest.raises(InputError, match="install it"):
+        launch(PLAN)
+
+
+def test_a_heartbeat_says_how_far_the_rank_is() -> None:
+    """Read the counters that a timed loop writes, from another thread."""
+    heard: list[Heartbeat] = []
+    enough = threading.Event()
+
+    def hear(beat: Heartbeat) -> None:
+        heard.append(beat)
+        enough.set()
+
+    progress = Progress()
+    heart = Heart(5, progress, tell=hear)
+    heart.enter(2, "a case")
+    progress.counters[:] = (7, 6)
+    heart.start()
+    assert enough.wait(30)
+    heart.stop()
+    assert (5, os.getpid(), 7, 6, 2) == (heard[0].rank, heard[0].pid, heard[0].entered, heard[0].left, heard[0].case)
+
+
+def test_a_stalled_rank_notices_by_itself() -> None:
+    """Call once when nothing has moved for the timeout."""
+    stalled = threading.Event()
+    heart = Heart(0, Progress(), timeout_s=0.6, on_stall=stalled.set)
+    heart.start()
+    assert stalled.wait(30)
+    heart.stop()
+
+
+RANK = """
+import os, signal, sys
+from commbench.control import ThreadControl, _Meeting
+from commbench.launch import rank
+from commbench.launch.heartbeat import Heart
+from commbench.launch.whoami import Identity
+from commbench.launch.wire import say
+from commbench.timing.progress import Progress
+rank.connect_control = lambda launcher, size: ThreadControl(0, 1, _Meeting(1))
+def work(control):
+{body}
+    return []
+rank.run_process(Identity(role="rank"), Heart(0, Progress()), work, on_error=say, status=lambda: {code})
+"""
+
+
+def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a rank of its own process whose work is ``body``."""
+    script = RANK.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_rank_leaves_with_its_status_and_what_it_wrote() -> None:
+    """Flush before leaving without Python's own way out."""
+    left = run("sys.stdout.write('all of it')", code=4)
+    assert (4, "all of it", "") == (left.returncode, left.stdout, left.stderr)
+
+
+def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
+    """Leave although a thread would wait for ever."""
+    body = "import threading\nthreading.Thread(target=threading.Event().wait).start()"
+    assert 0 == run(body).returncode
+
+
+def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
+    """Say it to the conductor, then to people."""
+    left = run("raise ValueError('boom')")
+    assert 1 == left.returncode
+    assert '"text":"ValueError: boom","bad_input":false' in left.stderr
+    assert "Traceback" in left.stderr
+
+
+def test_bad_input_is_one_sentence() -> None:
+    """Show no traceback for what the person can put right."""
+    left = run("from commbench.errors import InputError\nraise InputError('give more')")
+    assert 1 == left.returncode
+    assert '"text":"give more","bad_input":true' in left.stderr
+    assert "Traceback" not in left.stderr
+
+
+def test_a_rank_prints_its_stacks_when_asked() -> None:
+    """Answer SIGUSR1 and go on."""
+    left = run("os.kill(os.getpid(), signal.SIGUSR1)")
+    assert 0 == left.returncode
+    assert "in work" in left.stderr

@@ -1,0 +1,141 @@
+"""Tests of launches that a person starts by mpirun or torchrun, with a script in place of the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import marked_environment, mpirun, wait_until
+
+from commbench.store import load_run
+
+pytestmark = pytest.mark.mpi
+
+#: What the command line does under a launcher; ``harm`` comes in between.
+SCRIPT = """
+import os, sys, time
+from commbench.budgets import Budget
+from commbench.cases import Sweep
+from commbench.launch import rank
+from commbench.launch.plan import RunRequest
+from commbench.launch.standalone import run_standalone
+from commbench.launch.whoami import identify
+from commbench.store import Store
+out, backend, seed, harm = sys.argv[1:]
+identity = identify(os.environ)
+measure, seen = rank.measure, []
+def sabotaged(case, *arguments, **options):
+    seen.append(case)
+    if len(seen) == 3:
+        exec(harm)
+    return measure(case, *arguments, **options)
+rank.measure = sabotaged
+cases = Sweep(backends=[backend], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(identity.world_size)
+budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
+request = RunRequest(cases=cases, ranks=identity.world_size, seed=1, budget=budget, case_timeout_s=2)
+plan = {"cases": [case.key for case in cases], "seed": int(seed)}
+run_standalone(request, identity, lambda: Store.open(out, {"plan": plan}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "") -> list[str]:
+    """Return what a person would type; ``harm`` is run by every rank at its third case."""
+    script = path.with_suffix(".py")
+    script.write_text(SCRIPT)
+    words = [str(script), str(path), backend, str(seed), harm]
+    if backend == "mpi":
+        return mpirun().command(2, words)
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+
+
+def start(path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Start one launch and wait for its end."""
+    environment = {**os.environ, **mpirun().environment()}
+    return subprocess.run(
+        command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
+    """(status, launches with how they ended, measured cases per launch)."""
+    info = json.loads((path / "run.json").read_text())
+    records = [record for record in load_run(path).records if record.status == "ok"]
+    counts = [sum(record.launch == launch for record in records) for launch in range(3)]
+    return info["status"], [(entry["launch"], entry["status"]) for entry in info["launches"]], counts
+
+
+def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
+    """Give a loop of mpiruns the files that the conductor writes."""
+    path = tmp_path / "run"
+    assert [0, 0] == [start(path).returncode for _ in range(2)]
+    assert ("complete", [(0, "ok"), (1, "ok")], [4, 4, 0]) == state(path)
+    info = json.loads((path / "run.json").read_text())
+    assert (2, "quick", "openmpi") == (info["world_size"], info["budget"], info["launcher"])
+    assert 5 == len((path / "collectives.csv").read_text().splitlines())
+
+
+def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: Path) -> None:
+    """Fail, keep what was measured, and finish that launch before another is added."""
+    path = tmp_path / "run"
+    failed = start(path, harm="if identity.rank == 1: raise ValueError('boom')")
+    assert 0 != failed.returncode
+    assert f"commbench: rank 1 on host {os.uname().nodename}: ValueError: boom" in failed.stderr
+    assert ("partial", [(0, "failed")], [2, 0, 0]) == state(path)
+    assert 0 == start(path).returncode
+    assert ("complete", [(0, "failed"), (0, "ok")], [4, 0, 0]) == state(path)
+
+
+def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
+    """Notice without a conductor that nothing moves."""
+    path = tmp_path / "run"
+    hung = start(path, harm="if identity.rank == 1: time.sleep(600)")
+    assert 0 != hung.returncode
+    assert "commbench: rank 0" in hung.stderr
+    assert "no progress for 2 s in mpi " in hung.stderr
+    assert ("partial", [(0, "hung")], [2, 0, 0]) == state(path)
+    assert "hung" == load_run(path).records[-1].status
+
+
+def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
+    """Write how it ended although the main thread is stuck, as when a batch system's time is over."""
+    path = tmp_path / "run"
+    words = command(path, harm="open(out + '.ready', 'w').close(); time.sleep(600)")
+    with subprocess.Popen(words, env={**os.environ, **mpirun().environment()}, stderr=subprocess.DEVNULL) as launcher:
+        assert wait_until((tmp_path / "run.ready").exists)
+        launcher.send_signal(signal.SIGTERM)
+        assert 0 != launcher.wait(60)
+    info = json.loads((path / "run.json").read_text())
+    assert ("partial", 2) == (info["status"], len([r for r in load_run(path).records if r.status == "ok"]))
+    assert 0 == start(path).returncode
+    assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
+
+
+def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
+    """Refuse another plan with one sentence of rank 0."""
+    path = tmp_path / "run"
+    assert 0 == start(path).returncode
+    before = (path / "run.json").read_bytes()
+    refused = start(path, seed=2)
+    assert 0 != refused.returncode
+    assert 1 == refused.stderr.count("holds a run with another plan (seed is 1 there and 2 here)")
+    assert before == (path / "run.json").read_bytes()
+
+
+def test_torchrun_measures_gloo(tmp_path: Path) -> None:
+    """Do the same without any MPI."""
+    pytest.importorskip("torch")
+    path = tmp_path / "run"
+    assert 0 == start(path, backend="gloo").returncode
+    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(path)
+    assert "torchrun" == json.loads((path / "run.json").read_text())["launcher"]

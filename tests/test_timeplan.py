@@ -1,0 +1,69 @@
+"""Tests of sharing out time, by hand-made clocks."""
+
+import pytest
+
+from commbench.budgets import BUDGETS
+from commbench.launch.timeplan import LEAVING_S, OTHER_S, SHORTEST_SLICE_S, STARTUP_S, TimePlan, dry_run_estimate
+
+QUICK = BUDGETS["quick"]
+
+
+def make_plan(limit_s: float | None) -> TimePlan:
+    """Return a plan that began at 100 s."""
+    return TimePlan(budget=QUICK, begun=100.0, limit_s=limit_s)
+
+
+def test_the_estimate_counts_starts_and_slices() -> None:
+    """Multiply out."""
+    assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(10, QUICK, 6)
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    """Leave slices to the budget."""
+    plan = make_plan(None)
+    assert (None, None) == (plan.slice_s(100, cases=10, launches=2), plan.deadline_s(100))
+    assert plan.fits(1e9, cases=10**6)
+
+
+def test_slices_shrink_so_that_all_launches_fit() -> None:
+    """Use exactly the time there is: starts, slices and the rest add up to the limit."""
+    plan = make_plan(21.0 + LEAVING_S)
+    slice_s = plan.slice_s(100, cases=100, launches=2)
+    assert slice_s is not None
+    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+
+
+def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
+    """Use no more than the budget's slice and no less than what is worth a launch."""
+    assert QUICK.slice_s == make_plan(1000).slice_s(100, cases=1, launches=1)
+    assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, cases=10_000, launches=9)
+
+
+def test_what_launches_take_is_learned() -> None:
+    """Replace what was assumed by what the last launch took."""
+    plan = make_plan(10.0 + LEAVING_S)
+    plan.learn(startup_s=1.0, seconds=2.0, measuring_s=0.6, cases=10)
+    slice_s = plan.slice_s(102, cases=80, launches=1)
+    assert slice_s is not None
+    assert pytest.approx(8.0) == 1.0 + 80 * (slice_s + 0.04)
+    assert pytest.approx(3.0) == plan.eta_s(102, cases=20, launches=1)
+
+
+def test_a_launch_that_would_not_fit_is_seen() -> None:
+    """Compare what is left with a start and the shortest slices."""
+    plan = make_plan(10.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
+    assert plan.fits(110 - needed - 0.01, cases=5)
+    assert not plan.fits(110 - needed + 0.01, cases=5)
+
+
+def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
+    """Leave out the start, and never go below nothing."""
+    plan = make_plan(10.0 + LEAVING_S)
+    assert 10.0 - STARTUP_S == plan.deadline_s(100)
+    assert 0.0 == plan.deadline_s(109)
+
+
+def test_the_rest_never_exceeds_the_limit() -> None:
+    """Promise an end before the limit."""
+    assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, cases=10_000, launches=5)
