@@ -45,7 +45,7 @@ from commbench.units import format_duration
 
 app = typer.Typer(
     name="commbench",
-    help="Time collectives over MPI and Gloo across ranks, message sizes and launches, and say how sure the numbers are.",
+    help="Time collectives over MPI and Gloo across ranks, message sizes and launches; say how sure the numbers are.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -411,13 +411,13 @@ def _be_rank(suite: Suite, given: dict[str, Any], settings: _Settings, identity:
         if identity.rank == 0:
             _complain(error)
         sys.exit(error.exit_code)
-    messages = make_console(sys.stderr)
+    messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
         for sentence in left_out:
             messages.print(f"Left out: {sentence}", markup=False)
 
     def finish() -> None:
-        _print_run(load_run(out), style, make_console())
+        _print_run(load_run(out), style, make_console(plain=True))
 
     run_standalone(
         request, identity, lambda: Store.open(out, run_header(request, suite)), make_display(messages), finish

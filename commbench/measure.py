@@ -74,7 +74,7 @@ class Session:
 
     def timer(self, case: Case, communicator: Communicator) -> Timer:
         """The timed loop for a case, calibrated once a launch, all ranks together."""
-        method = choose_method(case.sync, shared_clock=self.shared_clock)
+        method = choose_method(case.sync, shared_clock=self.shared_clock, own_threads=communicator.own_threads)
         key = (case.backend, case.loop, method)
         if key not in self._timers:
             plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)

@@ -18,10 +18,15 @@ from commbench.units import format_duration
 PLAIN_WIDTH = 110
 
 
-def make_console(stream: TextIO | None = None) -> Console:
-    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text."""
+def make_console(stream: TextIO | None = None, *, plain: bool = False) -> Console:
+    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text.
+
+    ``plain``: also elsewhere, for ranks, whose launcher shows them a terminal that is not the person's.
+    """
     stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH, soft_wrap=False)
+    if plain or not stream.isatty():
+        return Console(file=stream, highlight=False, width=PLAIN_WIDTH, force_terminal=False, color_system=None)
+    return Console(file=stream, highlight=False)
 
 
 def make_display(console: Console) -> Display:

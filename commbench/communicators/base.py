@@ -37,6 +37,8 @@ class Communicator(ABC):
     size: int
     loops: tuple[str, ...] = ("python",)
     """The timed loops it has, its best first."""
+    own_threads: bool = False
+    """Whether operations are carried out by threads of the library rather than by the caller."""
 
     @abstractmethod
     def library(self) -> str:

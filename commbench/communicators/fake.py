@@ -5,8 +5,8 @@ Nothing is sent and nobody waits: a repetition's stamps are drawn from a `Script
 
 from __future__ import annotations
 
-import itertools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,8 +167,10 @@ class FakeCommunicator(Communicator):
     def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
         return self._fake("scatter", send, receive)
 
-    def barrier(self) -> Call:  # noqa: D102
-        return self._fake("barrier")
+    def barrier(self) -> Call:
+        """A real one when it is verified; its times are scripted like all others."""
+        self._fake("barrier")
+        return FakeCall(run=self._control.barrier, what="barrier", call_bytes=0)
 
     def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send", buffer)
@@ -199,7 +201,7 @@ class FakeTimer:
         self.sync = sync
         self._communicator = communicator
         self._progress = progress
-        self._drawn: dict[tuple[tuple[str, int], ...], Any] = {}
+        self._drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
         self._clock_ns = 0
 
     def prepare(self) -> None:
@@ -217,14 +219,13 @@ class FakeTimer:
         """See `commbench.timing.loops.Timer.run`."""
         script, rank = self._communicator.script, self._communicator.rank
         identity = tuple((call.what, call.call_bytes) for call in calls)
-        chunk = self._drawn.setdefault(identity, itertools.count())
-        number = next(chunk)
+        number = self._drawn[identity]
+        self._drawn[identity] += repetitions
         shared = _generator(script.seed, self._communicator.launch, identity, number)
         own = _generator(script.seed, self._communicator.launch, identity, number, rank)
         true_us = sum(script.time_us(call.call_bytes) for call in calls if call.call_bytes >= 0) * batch
         lasting = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
-        if number * repetitions < script.warmup:
-            lasting[: script.warmup] *= script.warmup_factor
+        lasting[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:
             lasting = lasting * script.slow_rank_factor
         start = self._clock_ns + 1_000_000 * np.arange(repetitions) + 1e3 * own.exponential(script.skew_us, repetitions)

@@ -43,6 +43,7 @@ class GlooCommunicator(HostCommunicator):
     """A Gloo process group that carries nothing but what is measured."""
 
     backend = "gloo"
+    own_threads = True
 
     def __init__(self, control: Control) -> None:
         join_world(control)

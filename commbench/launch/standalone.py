@@ -112,7 +112,11 @@ class StoreSink:
 
 
 def run_standalone(
-    request: RunRequest, identity: Identity, open_store: Callable[[], Store], display: Display | None = None
+    request: RunRequest,
+    identity: Identity,
+    open_store: Callable[[], Store],
+    display: Display | None = None,
+    finish: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Be a rank of the launch that a person has started; never returns.
 
@@ -123,14 +127,21 @@ def run_standalone(
         identity: this rank.
         open_store: called on rank 0 only.
         display: of rank 0; silent by default.
+        finish: called on rank 0 when everything has been written.
     """
-    _Standalone(request, identity, open_store, display or SilentDisplay()).run()
+    _Standalone(request, identity, open_store, display or SilentDisplay(), finish).run()
 
 
 class _Standalone:
     def __init__(
-        self, request: RunRequest, identity: Identity, open_store: Callable[[], Store], display: Display
+        self,
+        request: RunRequest,
+        identity: Identity,
+        open_store: Callable[[], Store],
+        display: Display,
+        finish: Callable[[], None],
     ) -> None:
+        self.finish = finish
         self.request = request
         self.identity = identity
         self.open_store = open_store
@@ -157,6 +168,8 @@ class _Standalone:
         communicators = run_rank(LaunchPlan.from_json(text), control, self.sink, self.heart, self.variables)
         if self.sink and self.sink.wrong:
             self.code = _WRONG_CODE
+        if self.sink:
+            self.finish()
         return communicators
 
     def _plan(self) -> tuple[str, str]:

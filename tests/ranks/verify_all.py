@@ -1,0 +1,128 @@
+"""Run under mpirun: verify every operation on every backend: as it is, with one element corrupted, and idle."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from commbench.cases import Case, Sweep, all_cases
+from commbench.collectives import OPERATIONS
+from commbench.communicators import connect_control, open_backend
+from commbench.communicators.base import Communicator, HostBuffer
+from commbench.control import Control, gather_everywhere
+from commbench.datatypes import DTYPES
+from commbench.environment import clock_domain
+from commbench.errors import UnsupportedError
+from commbench.preparation import Prepared, prepare
+from commbench.timing.loops import Call
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan, share_clock
+
+#: The least, and a number that no library likes.
+ELEMENTS_PER_RANK = (1, 301)
+REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
+MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
+
+
+def cases(backend: str, size: int) -> list[Case]:
+    """Every operation in every type by sum, and reductions by everything else in a float and a whole number."""
+    common: dict[str, Any] = {"backends": [backend], "in_place": "both", "roots": sorted({0, size - 1})}
+    sweeps = []
+    for name, dtype in DTYPES.items():
+        common |= {"dtypes": [name], "sizes": [size * elements * dtype.itemsize for elements in ELEMENTS_PER_RANK]}
+        sweeps.append(Sweep(operations=MOVING, **common))
+        if name in {"float32", "int8"}:
+            sweeps.append(Sweep(operations=REDUCING, redops=["min", "max", "prod", "avg"], **common))
+    return all_cases(sweeps, size)
+
+
+def holders(prepared: Prepared) -> list[int]:
+    """Ranks that hold a result."""
+    shapes = (replace(prepared.shape, rank=rank) for rank in range(prepared.shape.size))
+    return [shape.rank for shape in shapes if prepared.operation.answer(shape)]
+
+
+def corruption(case: Case, count: int) -> Callable[[HostBuffer], None]:
+    """Flip one bit of the first, the last or the middle element; the lowest bit unless averages are rounded."""
+
+    def corrupt(buffer: HostBuffer) -> None:
+        element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
+        raw = buffer.memory[element : element + 1].view("uint8")
+        if case.redop == "avg":
+            raw[-1] ^= 0x40
+        else:
+            raw[0] ^= 1
+
+    return corrupt
+
+
+def prepared_everywhere(case: Case, communicator: Communicator, control: Control) -> Prepared | str:
+    """The case made ready, or why some rank cannot: then no rank goes on."""
+    prepared, refusal = None, ""
+    try:
+        prepared = prepare(case, communicator)
+    except UnsupportedError as error:
+        refusal = str(error)
+    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
+    return refusal or prepared or ""
+
+
+def natively_wrong(prepared: Prepared, control: Control) -> int:
+    """Wrong elements after the native loop has made the calls."""
+    timer = prepared.communicator.timer("native", SyncPlan(method="barrier"), Progress())
+    prepared._fill()  # noqa: SLF001 - the same steps as verify, with another loop
+    timer.run(prepared.calls, 1, 1)
+    return sum(gather_everywhere(control, prepared._count_wrong()))  # noqa: SLF001
+
+
+def findings(case: Case, number: int, communicator: Communicator, control: Control) -> Iterator[tuple[str, object]]:
+    """What verification says about one case, as (kind, finding)."""
+    prepared = prepared_everywhere(case, communicator, control)
+    if isinstance(prepared, str):
+        yield "refused", prepared
+        return
+    refusal, wrong = prepared.verify(control, shared_clock=True)
+    if refusal:
+        yield "refused", refusal
+        return
+    yield "clean", wrong
+    chosen = holders(prepared)[number % len(holders(prepared))]
+    tamper = corruption(case, number) if control.rank == chosen else None
+    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper)[1]
+    idle = replace(prepared, calls=[Call(run=lambda: None)])
+    yield "idle", idle.verify(control, shared_clock=True)[1]
+    if "native" in communicator.loops:
+        yield "native", natively_wrong(prepared, control)
+
+
+def barrier_findings(communicator: Communicator, control: Control) -> dict[str, object]:
+    """What verification says about the real barrier and about one that does not wait."""
+    prepared = prepare(Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator)
+    idle = replace(prepared, calls=[Call(run=lambda: None)])
+    return {
+        name: each.verify(control, shared_clock=share_clock(control, clock_domain()))[1]
+        for name, each in (("real", prepared), ("idle", idle))
+    }
+
+
+def main() -> None:
+    """Print the findings of all cases as one line of JSON on rank 0."""
+    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    found: dict[str, Any] = {"cases": [], "barrier": {}}
+    for backend in sys.argv[1].split(","):
+        communicator = open_backend(backend, control)
+        for number, case in enumerate(cases(backend, control.size)):
+            found["cases"].append({"case": vars(case)} | dict(findings(case, number, communicator, control)))
+        found["barrier"][backend] = barrier_findings(communicator, control)
+        communicator.close()
+    if control.rank == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+    control.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
