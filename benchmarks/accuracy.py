@@ -29,18 +29,17 @@ from rich.table import Table
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, shuffled
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator
+from commbench.communicators.base import HostBuffer
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
 from commbench.launch.facts import gather_places, share_clock
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
 from commbench.launch.process import Event, Launched
 from commbench.launch.rank import leave
-from commbench.launch.whoami import identify
 from commbench.measure import Session
 from commbench.options import default_out
 from commbench.preparation import Prepared, prepare
+from commbench.records import Frozen
 from commbench.samples import Samples
 from commbench.sampling import Sampler
 from commbench.stats import Interval, launch_interval, ratio_interval
@@ -51,7 +50,8 @@ from commbench.timing.sync import TOLERATED_LATE, SyncPlan
 from commbench.units import format_size
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from commbench.communicators.mpi import MpiCommunicator
+    from commbench.communicators.mpi_control import MpiControl
 
 Loop: TypeAlias = Callable[[int, int], Repetitions]
 """(repetitions, batch) to this rank's stamps."""
@@ -94,8 +94,8 @@ class CLoop:
     """The C loop over a prepared case's own buffers, called like commbench's loops."""
 
     prepared: Prepared
-    measured: MPI.Comm
-    control: MPI.Comm
+    communicator: MpiCommunicator
+    control: MpiControl
     plan: SyncPlan
     library: ctypes.CDLL
 
@@ -119,16 +119,18 @@ class CLoop:
     def _task(self, *, repetitions: int, batch: int) -> CTask:
         from mpi4py import MPI
 
-        send, receive, shape = self.prepared.buffers.send, self.prepared.buffers.receive, self.prepared.shape
+        rank = self.communicator.rank
+        send, receive = self.prepared.buffers.send, self.prepared.buffers.receive
+        assert isinstance(receive, HostBuffer)  # noqa: S101 - both operations receive on both ranks
         return CTask(
-            control=MPI._addressof(self.control),  # noqa: SLF001 - mpi4py's documented way to hand its objects to C
-            measured=MPI._addressof(self.measured),  # noqa: SLF001 - as above
+            control=MPI._addressof(self.control.comm),  # noqa: SLF001 - mpi4py's way to hand its objects to C
+            measured=MPI._addressof(self.communicator._comm),  # noqa: SLF001 - as above; the one that native uses
             slack_ns=self.plan.slack_ns,
             send=send.address if send else 0,
             receive=receive.address,
             count=receive.count,
-            peer=RANKS - 1 - shape.rank,
-            first=shape.rank == 0,
+            peer=RANKS - 1 - rank,
+            first=rank == 0,
             batch=batch,
             repetitions=repetitions,
         )
@@ -136,16 +138,24 @@ class CLoop:
 
 def be_rank(options: argparse.Namespace) -> NoReturn:
     """Be one rank of one launch: rank 0 prints one line of JSON."""
-    identity = identify(os.environ, "rank")
-    control = connect_control(identity.launcher, identity.world_size)
+    from commbench.communicators.mpi import MpiCommunicator
+    from commbench.communicators.mpi_control import MpiControl
+
+    control = MpiControl()
     shared_clock = share_clock(gather_places(control))
-    communicator = open_backend("mpi", control)
+    communicator = MpiCommunicator(control)
     session = Session(control=control, budget=BUDGETS["standard"], progress=Progress(), shared_clock=shared_clock)
     library = load_library(options.library)
-    cases = [
-        time_case(case, communicator, session, library, chunk_order(options.rounds), options.chunk)
-        for case in shuffled(SWEEP.cases(RANKS), 0, options.launch)
-    ]
+    cases = []
+    for case in shuffled(SWEEP.cases(RANKS), 0, options.launch):
+        session.check(case, communicator)
+        native = session.timer(case, communicator)
+        python = session.timer(replace(case, loop="python"), communicator)
+        prepared, plan = prepare(case, communicator), native.sync.plan
+        c = CLoop(prepared=prepared, communicator=communicator, control=control, plan=plan, library=library)
+        trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
+        frozen = options.frozen.get(case.key)
+        cases.append(trial.run(chunk_order(options.rounds), options.chunk, Frozen(**frozen) if frozen else None))
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -176,72 +186,74 @@ def chunk_order(rounds: int) -> list[str]:
     return [name for number in range(rounds) for name in (back if number % 2 else there)]
 
 
-def time_case(
-    case: Case,
-    communicator: Communicator,
-    session: Session,
-    library: ctypes.CDLL,
-    order: Sequence[str],
-    chunk: int,
-) -> dict[str, Any]:
-    """Time a case by all three loops in chunks; medians of this launch in microseconds, valid on rank 0."""
-    session.check(case, communicator)
-    prepared, control = prepare(case, communicator), session.control
-    native = session.timer(case, communicator)
-    python = session.timer(replace(case, loop="python"), communicator)
-    measured, agreed = (vars(owner)[name] for owner, name in ((communicator, "_comm"), (control, "comm")))
-    c = CLoop(prepared=prepared, measured=measured, control=agreed, plan=native.sync.plan, library=library)
-    plans = {"c": native.sync.plan, "native": native.sync.plan, "python": python.sync.plan}
-    loops: dict[str, Loop] = {
-        "c": c.run,
-        "native": partial(native.run, prepared.calls),
-        "python": partial(python.run, prepared.calls),
-    }
-    check_data(prepared, loops, session)
-    batch = settle(prepared, native, session)
-    samples = {name: Samples(prepared.participants, one_clock=True, spanning=True) for name in LOOPS}
-    for name in order:
-        gathered = control.gather(loops[name](chunk, batch))
-        late = samples[name].add(gathered) if gathered else 0.0
-        if control.broadcast(late) > TOLERATED_LATE:
-            plans[name].widen()
-    per = batch * prepared.operation.operations_per_call
-    return {
-        "operation": case.operation,
-        "message_bytes": case.message_bytes,
-        "batch": batch,
-        "slack_ns": native.sync.plan.slack_ns,
-        "repetitions": {name: samples[name].valid for name in LOOPS},
-        "late_discarded": {name: samples[name].late for name in LOOPS},
-        "time_us": {name: float(np.median(samples[name].slowest_us(per) or [0.0])) for name in LOOPS},
-    }
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One case in one launch, timed by all three loops."""
 
+    prepared: Prepared
+    session: Session
+    c: CLoop
+    native: Timer
+    python: Timer
 
-def check_data(prepared: Prepared, loops: Mapping[str, Loop], session: Session) -> None:
-    """Let each loop run the operation once and check what it delivers.
+    def run(self, order: Sequence[str], chunk: int, frozen: Frozen | None) -> dict[str, Any]:
+        """Alternate between the loops; what this launch says of the case, valid on rank 0.
 
-    Raises:
-        WrongDataError: a loop does not do what the case says.
-    """
-    for name, loop in loops.items():
-        once = replace(prepared, calls=[Call(run=partial(loop, 1, 1))])
-        refusal, wrong = once.verify(session.control, shared_clock=True)
-        if refusal or wrong:
-            raise WrongDataError(f"{prepared.case} by the {name} loop: {refusal or f'{wrong} wrong elements'}")
-    prepared.refill()
+        Args:
+            order: names of loops, one a chunk.
+            chunk: repetitions in a chunk.
+            frozen: warm-up and batch as the first launch chose them; None in the first launch.
+        """
+        calls, control = self.prepared.calls, self.session.control
+        native, python = partial(self.native.run, calls), partial(self.python.run, calls)
+        loops: dict[str, Loop] = {"c": self.c.run, "native": native, "python": python}
+        plans = {"c": self.c.plan, "native": self.native.sync.plan, "python": self.python.sync.plan}
+        self._check_data(loops)
+        settled = self._settle(frozen)
+        samples = {name: Samples(self.prepared.participants, one_clock=True, spanning=True) for name in LOOPS}
+        for name in order:
+            gathered = control.gather(loops[name](chunk, settled.batch))
+            late = samples[name].add(gathered) if gathered else 0.0
+            if control.broadcast(late) > TOLERATED_LATE:
+                plans[name].widen()
+        return self._describe(samples, settled)
 
+    def _check_data(self, loops: Mapping[str, Loop]) -> None:
+        """Let each loop run the operation once and check what it delivers.
 
-def settle(prepared: Prepared, timer: Timer, session: Session) -> int:
-    """Warm up and choose the batch as the engine does."""
-    sampler = Sampler(
-        control=session.control,
-        timer=timer,
-        calls=prepared.calls,
-        rule=session.rule(timer),
-        slice_s=session.budget.slice_s,
-        reading_ns=session.reading_ns(timer),
-    )
-    return sampler.settle(None).batch
+        Raises:
+            WrongDataError: a loop does not do what the case says.
+        """
+        for name, loop in loops.items():
+            once = replace(self.prepared, calls=[Call(run=partial(loop, 1, 1))])
+            refusal, wrong = once.verify(self.session.control, shared_clock=True)
+            if refusal or wrong:
+                raise WrongDataError(f"{self.prepared.case} by the {name} loop: {refusal or f'{wrong} wrong elements'}")
+        self.prepared.refill()
+
+    def _settle(self, frozen: Frozen | None) -> Frozen:
+        """Warm up and choose the batch as the engine does."""
+        sampler = Sampler(
+            control=self.session.control,
+            timer=self.native,
+            calls=self.prepared.calls,
+            rule=self.session.rule(self.native),
+            slice_s=self.session.budget.slice_s,
+            reading_ns=self.session.reading_ns(self.native),
+        )
+        return sampler.settle(frozen)
+
+    def _describe(self, samples: Mapping[str, Samples], settled: Frozen) -> dict[str, Any]:
+        per = settled.batch * self.prepared.operation.operations_per_call
+        times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
+        return {
+            "case": self.prepared.case.key,
+            "frozen": asdict(settled),
+            "slack_ns": self.native.sync.plan.slack_ns,
+            "repetitions": {name: samples[name].valid for name in LOOPS},
+            "late_discarded": {name: samples[name].late for name in LOOPS},
+            "time_us": {name: float(np.median(times)) if times else 0.0 for name, times in times_us.items()},
+        }
 
 
 # -------------------------------------------------------------------------------------------------- all launches
@@ -274,14 +286,11 @@ class Row:
 
 def summarise(launches: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row a case, in the order of the sweep."""
-    measured: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for launch in launches:
-        for case in launch["cases"]:
-            measured.setdefault((case["operation"], case["message_bytes"]), []).append(case)
-    return [_summarise_case(measured[case.operation, case.message_bytes]) for case in SWEEP.cases(RANKS)]
+    by_case = [{timed["case"]: timed for timed in launch["cases"]} for launch in launches]
+    return [_summarise_case(case, [launch[case.key] for launch in by_case]) for case in SWEEP.cases(RANKS)]
 
 
-def _summarise_case(launches: Sequence[Mapping[str, Any]]) -> Row:
+def _summarise_case(case: Case, launches: Sequence[Mapping[str, Any]]) -> Row:
     c, native, python = (np.array([launch["time_us"][name] for launch in launches]) for name in LOOPS)
     within, of_medians = launch_interval(native / c), None
     if len(launches) > 1:
@@ -289,10 +298,10 @@ def _summarise_case(launches: Sequence[Mapping[str, Any]]) -> Row:
     low, high = _bounds(within)
     medians_low, medians_high = _bounds(of_medians)
     return Row(
-        operation=launches[0]["operation"],
-        message_bytes=launches[0]["message_bytes"],
+        operation=case.operation,
+        message_bytes=case.message_bytes,
         launches=len(launches),
-        batch=max(launch["batch"] for launch in launches),
+        batch=launches[0]["frozen"]["batch"],
         c_us=float(np.median(c)),
         native_us=float(np.median(native)),
         python_us=float(np.median(python)),
@@ -356,6 +365,11 @@ def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
         raise LaunchError(f"A launch {'took too long' if code is None else f'ended with status {code}'}:\n{said}")
     result: dict[str, Any] = json.loads(found[0])
     return result
+
+
+def frozen_values(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What these launches chose for warm-up and batch, by case."""
+    return {case["case"]: case["frozen"] for launch in launches for case in launch["cases"]}
 
 
 def write_results(out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str) -> None:
@@ -423,6 +437,7 @@ def conduct(options: argparse.Namespace) -> int:
         for number in range(options.launches):
             program = [str(Path(__file__).resolve()), "--rank", "--library", str(library), "--launch", str(number)]
             program += ["--rounds", str(options.rounds), "--chunk", str(options.chunk)]
+            program += ["--frozen", json.dumps(frozen_values(launches[:1]))]
             launches.append(run_launch(launcher, program))
             ratios = [f"{row.ratio:.3f}" for row in summarise(launches[-1:])]
             console.print(f"launch {number + 1} of {options.launches}: native / C {' '.join(ratios)}", soft_wrap=True)
@@ -441,11 +456,12 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare commbench's native timed loop with the same loop in C.")
     parser.add_argument("--launches", type=int, default=10, help="how often the ranks are started (default 10)")
     parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-accuracy-<host>)")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of five chunks a case (default 10)")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of five chunks a case (default 40)")
     parser.add_argument("--chunk", type=int, default=100, help="repetitions a chunk (default 100)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--launch", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--frozen", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in ("launches", "rounds", "chunk"):
         if getattr(options, name) < 1:

@@ -21,7 +21,7 @@ class Budget:
 BUDGETS = {
     budget.name: budget
     for budget in (
-        Budget(name="quick", launches=6, relative_half_width=0.05, slice_s=0.12),
+        Budget(name="quick", launches=6, relative_half_width=0.05, slice_s=0.2),
         Budget(name="standard", launches=10, relative_half_width=0.02, slice_s=0.5),
         Budget(name="rigorous", launches=20, relative_half_width=0.01, slice_s=1.0),
     )

@@ -129,9 +129,7 @@ CaseTimeout = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="Run directory; the same command with the same one resumes. Default: results/..."
-    ),
+    typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),
 ]
 Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
@@ -391,8 +389,8 @@ def _conduct(
     with Store.open(out, run_header(request, suite)) as store:
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
-            f"{kind} {suite.name}: {len(request.cases)} cases on {request.ranks} ranks in {request.budget.launches} launches "
-            f"by {launcher.name}, into {out}",
+            f"{kind} {suite.name}: {len(request.cases)} cases on {request.ranks} ranks in "
+            f"{request.budget.launches} launches by {launcher.name}, into {out}",
             markup=False,
             soft_wrap=True,
         )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from commbench.cases import Case
 from commbench.collectives import find_operation
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
+from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Record
@@ -43,23 +45,18 @@ class Session:
     """Time for one case, in seconds; the budget's where None."""
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
-    _ticks: dict[str, float] = field(default_factory=dict)
     _harness: dict[tuple[str, str, int], float] = field(default_factory=dict)
 
-    def rule(self, timer: Timer) -> StoppingRule:
+    @cached_property
+    def rule(self) -> StoppingRule:
         """When a case has been repeated often enough; intervals narrower than two ticks of the clock mean nothing."""
-        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=self._tick_ns(timer) / 1e9)
+        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
 
     def reading_ns(self, timer: Timer) -> float:
         """What one reading of a timed loop's clock costs, in nanoseconds."""
         if timer.name not in self._readings:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
-
-    def _tick_ns(self, timer: Timer) -> float:
-        if timer.name not in self._ticks:
-            self._ticks[timer.name] = timer.tick_ns()
-        return self._ticks[timer.name]
 
     def check(self, case: Case, communicator: Communicator) -> None:
         """Raise `UnsupportedError` where the backend or the hosts cannot time the case as asked."""
@@ -178,7 +175,7 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
         control=session.control,
         timer=timer,
         calls=prepared.calls,
-        rule=session.rule(timer),
+        rule=session.rule,
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
     )

@@ -99,7 +99,7 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
 
 def _lacking(backend: str, launcher: str) -> str | None:
     if backend == "mpi" and launcher == "torchrun":
-        return "Backend mpi needs ranks started by an MPI launcher, and none was found: pip install 'commbench[mpi,mpi-wheel]'."
+        return "Backend mpi needs an MPI launcher, and none was found: pip install 'commbench[mpi,mpi-wheel]'."
     return missing_library(backend)
 
 
@@ -158,8 +158,8 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
     needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
     if needed > available:
         raise InputError(
-            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about {format_size(needed)} and "
-            f"{format_size(available)} are available; choose smaller --sizes."
+            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about {format_size(needed)} "
+            f"and {format_size(available)} are available; choose smaller --sizes."
         )
 
 

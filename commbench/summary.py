@@ -22,7 +22,7 @@ TICKS = 2
 DEFAULT_TICK_US = 0.01
 
 #: Flags that are judged anew for the row; the others are kept from the records.
-_JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "harness"})
+_JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
 
 
 def latest(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
@@ -190,6 +190,7 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
         "few_launches": 1 < len(timed) < MANY_LAUNCHES,
         "ci_wide": _is_wide(row, info),
         "bimodal": 2 * seen["bimodal"] >= len(timed),
+        "unsteady": 2 * seen["unsteady"] >= len(timed),
         "bimodal_launches": stats.is_bimodal(launch_medians(timed, ("ok", "wrong"))),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from commbench.budgets import BUDGETS
@@ -15,8 +15,8 @@ PAGE = Path(__file__).parent / "columns.md"
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
 RANKS = (2, 3, 4, 8)
-FACTORS = {
-    "1": lambda _: 1.0,
+FACTORS: Mapping[str, Callable[[int], float]] = {
+    "1": lambda _n: 1.0,
     "(n-1)/n": lambda n: (n - 1) / n,
     "2(n-1)/n": lambda n: 2 * (n - 1) / n,
 }
@@ -31,12 +31,23 @@ A run is one directory, schema {SCHEMA}:
 | file | what |
 |---|---|
 | `run.json` | schema, command line, seed, conditions of every host, launches and how each ended, `status` of the run |
-| `samples.jsonl` | one line per case per launch: the case, every valid repetition's time, mean over ranks and arrival skew, \
-medians per rank, warm-ups, late starts, verification. Appended and synced after every case: the source of truth |
+| `samples.jsonl` | one line per case per launch: the case, every valid repetition's time, mean over ranks and arrival \
+skew, medians per rank, warm-ups, late starts, verification; appended and synced after every case: the source of truth |
 | `collectives.csv` | one line per case, summarised over launches; made from the two files above |
 
-CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in the
-names: `us` is microseconds, `GBps` is 1e9 bytes per second, `bytes` are bytes.
+CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
+the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
+"""
+
+OPERATIONS_HEAD = """## Operations
+
+S is `message_bytes` and n the number of ranks that take part. Sizes are of one rank's buffer; where only some ranks
+have one, they are named. busbw is algbw times the factor (nccl-tests, `doc/PERFORMANCE.md`).
+"""
+
+FLAGS_HEAD = """## Flags
+
+A flag is a doubt about a row, never a reason to drop it. The mark is what tables show.
 """
 
 
@@ -45,16 +56,16 @@ def render() -> str:
     parts = [
         HEAD,
         "## collectives.csv\n",
-        _table(("column", "what"), ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in _columns())),
-        "## Operations\n",
-        "S is `message_bytes` and n the number of ranks that take part. Sizes are of one rank's buffer; where only some ranks\n"
-        "have one, they are named. busbw is algbw times the factor (nccl-tests, `doc/PERFORMANCE.md`).\n",
+        _table(
+            ("column", "what"),
+            ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in dataclasses.fields(Row)),
+        ),
+        OPERATIONS_HEAD,
         _table(
             ("operation", "what is timed", "send", "receive", "`osu_bytes`", "busbw factor", "in place"),
             (_operation(entry) for entry in OPERATIONS.values()),
         ),
-        "## Flags\n",
-        "A flag is a doubt about a row, never a reason to drop it. The mark is what tables show.\n",
+        FLAGS_HEAD,
         _table(("flag", "mark", "what it means"), ((f"`{f}`", MARKS.get(f, ""), text) for f, text in FLAGS.items())),
         "## Budgets\n",
         _table(
@@ -68,17 +79,13 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _columns() -> Sequence[dataclasses.Field[object]]:
-    return dataclasses.fields(Row)
-
-
 def _operation(entry: Operation) -> tuple[str, ...]:
     """One line of the table of operations."""
     return (
         f"`{entry.name}`",
         entry.summary,
-        _buffer(entry, entry.send),
-        _buffer(entry, entry.receive),
+        _buffer(entry.send),
+        _buffer(entry.receive),
         ("S/n" if entry.osu_per_rank else "S") if entry.moves_data else "",
         _factor(entry) if entry.moves_data else "",
         ("default" if entry.default_in_place else "offered") if entry.has_in_place else "",
@@ -93,7 +100,7 @@ def _factor(entry: Operation) -> str:
     raise ValueError(f"{entry.name}'s busbw factor follows no formula in FACTORS; add it there.")
 
 
-def _buffer(entry: Operation, layout: Layout) -> str:
+def _buffer(layout: Layout) -> str:
     """How large a buffer is and on which ranks, in words."""
     size = RANKS[-1]
     lengths = [layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)) for rank in range(size)]

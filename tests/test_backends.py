@@ -13,7 +13,7 @@ from commbench.datatypes import DTYPES
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
 BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
-#: What an MPI library may lack: types to reduce in that came with MPI 4.1's appendix or never.
+#: How the sentence begins where an MPI library has no 16-bit floats to reduce in, as some have.
 LACKING = "this MPI library has no"
 
 Entry = Mapping[str, Any]

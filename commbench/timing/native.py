@@ -208,11 +208,6 @@ class NativeTimer:
         """See `commbench.timing.loops.Timer.reading_ns`."""
         return float(np.median(np.diff(self._stamps())))
 
-    def tick_ns(self) -> float:
-        """See `commbench.timing.loops.Timer.tick_ns`: the least difference between two intervals of readings."""
-        steps = np.diff(np.unique(np.diff(self._stamps())))
-        return float(steps.min()) if steps.size else 1.0
-
     def _stamps(self) -> NDArray[np.int64]:
         """Successive readings of the clock, in nanoseconds."""
         stamps = np.zeros(READINGS, dtype=np.int64)

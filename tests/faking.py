@@ -1,0 +1,70 @@
+"""Runs through the real engine on the fake backend: what it measures is scripted, so the truth is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from commbench.budgets import BUDGETS
+from commbench.cases import Case
+from commbench.communicators.fake import FakeCommunicator, Script
+from commbench.control import ThreadControl, run_threads
+from commbench.measure import Session, frozen_from, measure
+from commbench.records import Frozen, Record
+from commbench.timing.progress import Progress
+
+#: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
+ENDLESS_S = 60.0
+#: No noise at all: what is measured is what was scripted.
+EXACT = Script(noise=0.0, launch_effect=0.0, tail=0.0, skew_us=0.0)
+
+
+def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **changes: Any) -> Case:
+    """Return a case of the fake backend."""
+    fields: dict[str, Any] = {"backend": "fake", "dtype": "float32", "redop": "sum", "in_place": True}
+    if operation not in {"all_reduce", "reduce"}:
+        fields |= {"redop": None, "in_place": False}
+    return Case(operation=operation, message_bytes=message_bytes, **{**fields, **changes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeRun:
+    """How a run is made."""
+
+    script: Script = EXACT
+    ranks: int = 2
+    shared_clock: bool = True
+    relative_half_width: float = 0.05
+    slice_s: float = ENDLESS_S
+
+    def launch(
+        self, cases: Sequence[Case], number: int = 0, frozen: Sequence[Frozen | None] | None = None
+    ) -> list[Record]:
+        """Measure cases in one launch; the records of rank 0, which other ranks must not have."""
+        kept = frozen or [None] * len(cases)
+
+        def work(control: ThreadControl) -> list[Record | None]:
+            budget = replace(BUDGETS["quick"], relative_half_width=self.relative_half_width)
+            session = Session(
+                control=control,
+                budget=budget,
+                progress=Progress(),
+                shared_clock=self.shared_clock,
+                slice_s=self.slice_s,
+            )
+            communicator = FakeCommunicator(control, self.script, launch=number)
+            return [
+                measure(case, communicator, session, launch=number, frozen=known)
+                for case, known in zip(cases, kept, strict=True)
+            ]
+
+        first, *others = run_threads(self.ranks, work)
+        assert all(record is None for records in others for record in records)
+        return [record for record in first if record is not None]
+
+    def launches(self, cases: Sequence[Case], count: int) -> list[Record]:
+        """Measure cases in several launches, as a run does: what the first finds is frozen for the others."""
+        records = self.launch(cases)
+        frozen = [frozen_from(record) for record in records]
+        for number in range(1, count):
+            records += self.launch(cases, number, frozen)
+        return records
