@@ -237,7 +237,7 @@ class Trial:
             control=self.session.control,
             timer=self.native,
             calls=self.prepared.calls,
-            rule=self.session.rule(self.native),
+            rule=self.session.rule,
             slice_s=self.session.budget.slice_s,
             reading_ns=self.session.reading_ns(self.native),
         )
@@ -246,6 +246,8 @@ class Trial:
     def _describe(self, samples: Mapping[str, Samples], settled: Frozen) -> dict[str, Any]:
         per = settled.batch * self.prepared.operation.operations_per_call
         times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
+        if self.session.control.rank == 0 and not all(times_us.values()):
+            raise CommbenchError(f"{self.prepared.case}: no repetition of some loop started on time")
         return {
             "case": self.prepared.case.key,
             "frozen": asdict(settled),
@@ -403,7 +405,7 @@ def build_table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("case", no_wrap=True)
     ratios = ("native / C [95 % CI]", "of medians [95 % CI]")
-    for name in ("C us", "native us", *ratios, "within", "Python us", "Python / C"):
+    for name in ("C us", "native us", *ratios, "within", "Python us", "/ C"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(

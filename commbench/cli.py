@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +49,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    result_callback=lambda code, **_: sys.exit(code),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
@@ -67,7 +67,7 @@ Sizes = Annotated[
     typer.Option(
         "--sizes",
         metavar="SIZES",
-        help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are powers of 1024. "
+        help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are 1024-based. "
         "The size is nccl-tests': the larger of a rank's send and receive buffer.",
     ),
 ]
@@ -358,7 +358,9 @@ def _measure(name: str, *, axes: dict[str, Any], settings: _Settings, dry_run: b
     )
     suite, left_out = usable_suite(suite, asked="backends" in given, launcher=launcher.name)
     slots = launcher.slots()
-    ranks = settings.ranks or (slots if settings.hostfile else min(slots, DEFAULT_RANKS))
+    ranks = settings.ranks
+    if ranks is None:
+        ranks = slots if settings.hostfile else min(slots, DEFAULT_RANKS)
     request = _request(suite, settings, ranks, ranks_here=min(ranks, os.cpu_count() or ranks))
     check_slots(ranks, launcher)
     messages = make_console(sys.stderr) if style != "table" else make_console()
@@ -395,7 +397,15 @@ def _conduct(
             soft_wrap=True,
         )
         code = conduct(request, store, launcher, make_display(messages))
-    _print_run(load_run(out), style, make_console())
+    finished = load_run(out)
+    _print_run(finished, style, make_console())
+    if finished.info["status"] != "complete":
+        messages.print(
+            f"Not finished: {finished.info.get('reason') or finished.info['status']}. Everything measured is kept; "
+            f"the same command with --out {out} goes on from there.",
+            markup=False,
+            soft_wrap=True,
+        )
     return code
 
 
@@ -517,13 +527,7 @@ def _root(
 def main() -> None:
     """Run the command line and leave with its exit code (see `commbench.errors`)."""
     try:
-        code = app(standalone_mode=False)
+        app()
     except CommbenchError as error:
         _complain(error)
-        code = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = InputError.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(error.exit_code)

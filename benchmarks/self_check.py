@@ -1,0 +1,148 @@
+"""Does commbench see differences where there are none? The same suite measured twice, as run A and run B.
+
+``python benchmarks/self_check.py`` makes the launches of A and B in turn (A B B A ...), compares the two runs as
+``commbench compare`` does, and counts the cases that are called different. Exit code 0 if these are at most 5 % of all,
+1 if more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from commbench.budgets import BUDGETS, Budget
+from commbench.cases import Sweep
+from commbench.environment import git_commit
+from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.launch.conductor import RunRequest, conduct
+from commbench.launch.launchers import Launcher, check_slots, choose_launcher
+from commbench.options import default_out, make_request, run_header
+from commbench.report.comparison import ComparisonTable, compare, render_comparison
+from commbench.stats import Verdict
+from commbench.store import Store
+from commbench.suites import Suite
+from commbench.terminal import make_console, make_display
+
+RANKS = 2
+OPERATIONS = ("all_reduce", "all_gather", "latency")
+#: Short: what is tested is how launches are compared, and it is launches that differ.
+SLICE_S = 0.08
+ALLOWED = 0.05
+SIDES = ("a", "b")
+
+
+def launch_order(launches: int) -> list[tuple[str, int]]:
+    """Which side makes which of its launches, in turn as ABBA: whatever drifts meets both sides alike."""
+    return [(side, launch) for launch in range(launches) for side in (SIDES if launch % 2 == 0 else SIDES[::-1])]
+
+
+def make_side(suite: Suite, budget: Budget) -> RunRequest:
+    """One side's request, with a seed of its own: the two runs share nothing that two runs of a person would not."""
+    return make_request(
+        suite, ranks=RANKS, budget=budget, seed=None, case_timeout_s=60.0, time_limit_s=None, ranks_here=RANKS
+    )
+
+
+def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest], launcher: Launcher) -> ComparisonTable:
+    """Measure both sides into ``folder``/a and ``folder``/b, launch by launch in turn, and compare them.
+
+    Raises:
+        LaunchError: a launch did not end well.
+    """
+    display = make_display(make_console(sys.stderr))
+    argv = {"argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]]}
+    with ExitStack() as stack:
+        stores = {
+            side: stack.enter_context(Store.open(folder / side, {**run_header(request, suite), **argv}))
+            for side, request in requests.items()
+        }
+        for side, launch in launch_order(requests["a"].budget.launches):
+            # A run of one launch more than there are has only that one to make.
+            budget = replace(requests[side].budget, launches=launch + 1)
+            code = conduct(replace(requests[side], budget=budget), stores[side], launcher, display)
+            if code:
+                reason = stores[side].info.get("reason") or "wrong data"
+                raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}: {reason}")
+    return compare(folder / "a", folder / "b")
+
+
+def count_different(tables: Sequence[ComparisonTable]) -> tuple[int, int]:
+    """(cases that are called faster or slower, all cases)."""
+    counts = [table.counts for table in tables]
+    different = sum(count[Verdict.FASTER] + count[Verdict.SLOWER] for count in counts)
+    return different, sum(sum(count.values()) for count in counts)
+
+
+def write_summary(out: Path, tables: Sequence[ComparisonTable]) -> None:
+    """Write self_check.json: how often each verdict was given, pair by pair."""
+    different, cases = count_different(tables)
+    facts: dict[str, Any] = {
+        "schema": 1,
+        "argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]],
+        "git_commit": git_commit(Path(__file__).parent),
+        "allowed": ALLOWED,
+        "cases": cases,
+        "different": different,
+        "pairs": [{str(verdict): count for verdict, count in table.counts.items()} for table in tables],
+    }
+    (out / "self_check.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def show(tables: Sequence[ComparisonTable], console: Console) -> int:
+    """Print the comparisons and the answer; return the exit code."""
+    for table in tables:
+        console.print(render_comparison(table))
+    different, cases = count_different(tables)
+    console.print(f"{different} of {cases} cases called different (at most {100 * ALLOWED:g} % allowed)")
+    if not cases:
+        raise InputError("No case could be measured; look into the runs for the reasons.")
+    return 0 if different <= ALLOWED * cases else 1
+
+
+def check(options: argparse.Namespace) -> int:
+    """Measure and judge all pairs; return the exit code."""
+    out: Path = options.out or default_out("self_check")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    launcher = choose_launcher(requested="mpirun")
+    check_slots(RANKS, launcher)
+    sweep = Sweep(operations=OPERATIONS, sizes=options.sizes, backends=tuple(options.backends.split(",")))
+    suite = Suite(name="self_check", sweeps=[sweep])
+    budget = replace(BUDGETS["standard"], launches=options.launches, slice_s=SLICE_S)
+    tables = []
+    for pair in range(options.pairs):
+        requests = {side: make_side(suite, budget) for side in SIDES}
+        tables.append(measure_pair(out / f"pair{pair + 1}", suite, requests, launcher))
+    write_summary(out, tables)
+    return show(tables, make_console())
+
+
+def main() -> None:
+    """Read the command line and leave with the exit code."""
+    parser = argparse.ArgumentParser(description="Compare two runs of the same suite, which must not differ.")
+    parser.add_argument("--pairs", type=int, default=1, help="how many pairs of runs are compared (default 1)")
+    parser.add_argument("--launches", type=int, default=10, help="launches of each run (default 10)")
+    parser.add_argument("--sizes", default="8,512,4K,64K,512K,4M", help="message sizes")
+    parser.add_argument("--backends", default="mpi,gloo", help="backends (default mpi,gloo)")
+    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-self_check-<host>)")
+    options = parser.parse_args()
+    for name in ("pairs", "launches"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; give at least 1")
+    try:
+        sys.exit(check(options))
+    except CommbenchError as error:
+        sys.stderr.write(f"self_check: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
