@@ -36,7 +36,7 @@ from commbench.options import (
 from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
 from commbench.report.formats import STYLES, render
-from commbench.report.table import render_table, warnings_for
+from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.store import Run, Store, check_out, load_run
 from commbench.suites import Suite, load_suite
 from commbench.terminal import make_console, make_display
@@ -470,6 +470,8 @@ def _print_run(run_: Run, style: str, console: Console) -> None:
         sys.stdout.write(render(run_.rows, style))
         return
     console.print(render_table(run_.rows, width=console.width))
+    if run_.overlaps:
+        console.print(render_overlap(run_.overlaps))
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
     _print_time(run_, console)

@@ -81,6 +81,8 @@ class Primitives(Protocol[BufferT, CallT_co]):
     def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co: ...
     def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co: ...
     def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co: ...
+    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]: ...
+    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]: ...
     def barrier(self) -> CallT_co: ...
     def send(self, buffer: BufferT, peer: int) -> CallT_co: ...
     def receive(self, buffer: BufferT, peer: int) -> CallT_co: ...
@@ -223,6 +225,8 @@ class Operation:
     """How often the message crosses one after the other in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
     """Messages that the reported bandwidth counts per crossing: 2 where both directions carry data."""
+    overlaps: bool = False
+    """Whether ``call`` is a start and a completion, between which computing may go on (non-blocking collectives)."""
     moves_data: bool = True
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
@@ -426,6 +430,35 @@ _ENTRIES = (
         answer=_from(_left),
         call=lambda backend, b, s, _r: [backend.send_receive(b.send, _right(s), b.receive, _left(s))],
         minimum_ranks=2,
+    ),
+    Operation(
+        name="iall_reduce",
+        summary="non-blocking all_reduce: started, then completed; with its overlap with computing",
+        send=_whole,
+        receive=_whole,
+        inputs=_own,
+        answer=_reduced,
+        call=lambda backend, b, _s, redop: backend.iall_reduce(b.send, b.receive, redop),
+        busbw_factor=lambda size: 2 * _share(size),
+        overlaps=True,
+        reduces=True,
+        has_in_place=True,
+        default_in_place=True,
+    ),
+    Operation(
+        name="iall_gather",
+        summary="non-blocking all_gather: started, then completed; with its overlap with computing",
+        send=_block,
+        receive=_whole,
+        inputs=_own_block,
+        answer=_block_per_rank,
+        call=lambda backend, b, _s, _r: backend.iall_gather(b.send, b.receive),
+        busbw_factor=_share,
+        overlaps=True,
+        divided=True,
+        osu_per_rank=True,
+        has_in_place=True,
+        in_place_slice="send_in_receive",
     ),
 )
 

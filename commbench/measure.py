@@ -18,8 +18,9 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
+from commbench.overlap import measure_overlap
 from commbench.preparation import Prepared, prepare
-from commbench.records import Frozen, Record
+from commbench.records import Frozen, Overlap, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule, is_bimodal, is_steady
@@ -115,6 +116,7 @@ def measure(
     prepared.refill()
     with stopwatch.measuring():
         settled, samples = _sample(prepared, timer, session, frozen)
+        overlap = _overlap(prepared, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
     if samples is None:
         return None
@@ -124,6 +126,7 @@ def measure(
         warmups=settled.warmups,
         batch=settled.batch,
         harness_us=harness_us,
+        overlap=overlap,
         transport=communicator.transport(),
     )
     return _with_samples(record, samples, session, stopwatch)
@@ -182,6 +185,15 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
     settled = sampler.settle(frozen)
     samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
     return settled, sampler.collect(samples, settled.batch)
+
+
+def _overlap(prepared: Prepared, session: Session) -> Overlap | None:
+    """The overlap of a non-blocking collective; None for others."""
+    if not prepared.operation.overlaps:
+        return None
+    timer = session.timer(replace(prepared.case, loop="python"), prepared.communicator)
+    slice_s = session.slice_s or session.budget.slice_s
+    return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
 
 
 def _on_root(session: Session, record: Record) -> Record | None:

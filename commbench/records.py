@@ -19,6 +19,25 @@ Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How much of a non-blocking collective hides behind computing, in one launch; medians, microseconds."""
+
+    pure_us: float
+    """Started and completed at once."""
+    compute_us: float
+    """Computing alone, made to last as long as the pure communication."""
+    overall_us: float
+    """Started, computed, completed."""
+
+    @property
+    def percent(self) -> float:
+        """OSU's definition: max(0, 100 (1 - (overall - compute) / pure)), at most 100."""
+        if not self.pure_us:
+            return 0.0
+        return min(100.0, max(0.0, 100 * (1 - (self.overall_us - self.compute_us) / self.pure_us)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One case in one launch: raw times, what was done to get them, and under which conditions.
 
@@ -59,6 +78,8 @@ class Record:
     transport: str = ""
     harness_us: float | None = None
     algorithm: str = ""
+    overlap: Overlap | None = None
+    """Of non-blocking collectives only."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
@@ -80,7 +101,9 @@ class Record:
         case_fields = {f.name for f in dataclasses.fields(Case)}
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
-            return cls(**{k: v for k, v in data.items() if k in known and k != "case"}, case=case)
+            overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
+            plain = {k: v for k, v in data.items() if k in known - {"case", "overlap"}}
+            return cls(**plain, case=case, overlap=overlap)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
 
@@ -155,6 +178,33 @@ class Row:
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRow:
+    """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
+
+    schema: int = SCHEMA
+    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
+    backend: str = field(default="", metadata={"about": "as in collectives.csv"})
+    operation: str = field(default="", metadata={"about": "iall_reduce or iall_gather"})
+    dtype: str | None = field(default=None, metadata={"about": "element type"})
+    redop: str | None = field(default=None, metadata={"about": "reduction"})
+    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
+    message_bytes: int | None = field(default=None, metadata={"about": "as in collectives.csv"})
+    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
+    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
+    overall_us: float | None = field(default=None, metadata={"about": "started, computed, completed"})
+    compute_us: float | None = field(default=None, metadata={"about": "computing alone, as long as the communication"})
+    pure_us: float | None = field(default=None, metadata={"about": "started and completed at once, Python loop"})
+    overlap_percent: float | None = field(
+        default=None, metadata={"about": "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"}
+    )
+    overlap_percent_ci_low: float | None = field(default=None, metadata={"about": "its 95 % interval, low end"})
+    overlap_percent_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+
+
+OVERLAP_COLUMNS = tuple(f.name for f in dataclasses.fields(OverlapRow))
 
 #: What each flag means and what to try.
 FLAGS = {

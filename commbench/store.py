@@ -9,7 +9,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,16 @@ from typing import Any
 
 from commbench.collectives import find_operation
 from commbench.errors import CommbenchError, InputError, LaunchError
-from commbench.records import COLUMNS, SCHEMA, Record, Row
-from commbench.summary import summarise_run
+from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, OverlapRow, Record, Row
+from commbench.summary import overlap_rows, summarise_run
 
 RUN = "run.json"
 SAMPLES = "samples.jsonl"
 SUMMARY = "collectives.csv"
+OVERLAP = "overlap.csv"
 LOCK = ".lock"
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
-_SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp", f".{SUMMARY}.tmp"})
+_SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp", f".{SUMMARY}.tmp", f".{OVERLAP}.tmp"})
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -41,6 +42,11 @@ class Run:
     """What ``run.json`` holds."""
     records: tuple[Record, ...]
     """What ``samples.jsonl`` holds, in the order of writing."""
+
+    @cached_property
+    def overlaps(self) -> list[OverlapRow]:
+        """The lines of ``overlap.csv``; empty without non-blocking collectives."""
+        return overlap_rows(self.records, self.info)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -297,14 +303,17 @@ class Store:
             _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
 
     def write_summary(self) -> list[Row]:
-        """Write ``collectives.csv`` in one step and return its rows.
+        """Write ``collectives.csv`` (and ``overlap.csv`` for non-blocking cases), each in one step; return the rows.
 
         Raises:
             LaunchError: it could not be written; the old file is unharmed.
         """
         rows = summarise_run(self.records, self.info)
+        overlaps = overlap_rows(self.records, self.info)
         with _refusing(self.path / SUMMARY, LaunchError):
-            _replace(self.path / SUMMARY, csv_text(rows))
+            _replace(self.path / SUMMARY, csv_text(rows, COLUMNS))
+            if overlaps:
+                _replace(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
         return rows
 
     def close(self) -> None:
@@ -358,11 +367,11 @@ def _sync_directory(path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- the table
 
 
-def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as the text of ``collectives.csv``: header row, ``.`` decimals, empty where a column does not apply."""
+def csv_text(rows: Iterable[Row] | Iterable[OverlapRow], columns: Sequence[str] = COLUMNS) -> str:
+    """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
     return stream.getvalue()
 

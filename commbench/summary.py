@@ -10,7 +10,7 @@ import numpy as np
 from commbench import stats
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
-from commbench.records import FLAGS, Record, Row
+from commbench.records import FLAGS, Overlap, OverlapRow, Record, Row
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -22,6 +22,11 @@ TICKS = 2
 DEFAULT_TICK_US = 0.01
 
 #: Flags that are judged anew for the row; the others are kept from the records.
+#: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
+_SHARED_COLUMNS = (
+    *("schema", "run_id", "backend", "operation", "dtype", "redop", "in_place"),
+    *("message_bytes", "osu_bytes"),
+)
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
 
 
@@ -64,6 +69,29 @@ def rows_by_case(records: Iterable[Record], info: Mapping[str, Any]) -> dict[str
     """As `summarise_run`, by case key and in the same order."""
     rows = {key: _summarise(of_case, info) for key, of_case in records_by_case(records).items()}
     return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
+
+
+def overlap_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[OverlapRow]:
+    """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
+    by_case = records_by_case(records)
+    ordered = sorted(rows_by_case(records, info).items(), key=lambda item: _order(item[1]))
+    measured = ((key, row, [r.overlap for r in by_case[key] if r.overlap]) for key, row in ordered)
+    return [_overlap_row(row, overlaps) for _, row, overlaps in measured if overlaps]
+
+
+def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
+    shares = [overlap.percent for overlap in overlaps]
+    interval = stats.median_interval(shares)
+    return OverlapRow(
+        **{name: getattr(row, name) for name in _SHARED_COLUMNS},
+        launches=len(overlaps),
+        overall_us=_median([overlap.overall_us for overlap in overlaps]),
+        compute_us=_median([overlap.compute_us for overlap in overlaps]),
+        pure_us=_median([overlap.pure_us for overlap in overlaps]),
+        overlap_percent=_median(shares),
+        overlap_percent_ci_low=interval.low if interval else None,
+        overlap_percent_ci_high=interval.high if interval else None,
+    )
 
 
 def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:

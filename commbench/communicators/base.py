@@ -7,6 +7,7 @@ primitives only; others also say how to allocate, fill and check their buffers, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,12 @@ class Communicator(ABC):
 
     def scatter(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
         raise self._cannot("scatter")
+
+    def iall_reduce(self, send: Any, receive: Any, redop: str) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("non-blocking all_reduce")
+
+    def iall_gather(self, send: Any, receive: Any) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("non-blocking all_gather")
 
     def barrier(self) -> Call:  # noqa: D102
         raise self._cannot("barrier")

@@ -169,6 +169,12 @@ class FakeCommunicator(Communicator):
     def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
         return self._fake("scatter", send, None if send else receive, blocks=1 if send else self.size)
 
+    def iall_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> list[Call]:  # noqa: ARG002, D102
+        return [self._fake("iall_reduce", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+
+    def iall_gather(self, send: FakeBuffer, receive: FakeBuffer) -> list[Call]:  # noqa: D102
+        return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+
     def barrier(self) -> Call:
         """A real one when it is verified; its times are scripted like all others."""
         self._fake("barrier")

@@ -212,6 +212,41 @@ class MpiCommunicator(HostCommunicator):
             *(source, block, handle, address, block, handle, root),
         )
 
+    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
+        """MPI_Iallreduce and MPI_Wait."""
+        op, kind, count = _op(redop), _arithmetic(receive.dtype), receive.count
+        spec = [receive.memory, count, kind]
+        source, address = self._source(send, receive, send.count, kind)
+        return self._start_and_wait(
+            "MPI_Iallreduce",
+            lambda: self._comm.Iallreduce(source, spec, op),
+            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
+        )
+
+    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
+        """MPI_Iallgather and MPI_Wait."""
+        kind, block = _moving(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, kind]
+        source, address = self._source(send, receive, block, kind)
+        handle = _c_handle(kind)
+        return self._start_and_wait(
+            "MPI_Iallgather",
+            lambda: self._comm.Iallgather(source, spec),
+            *(address, block, handle, receive.address, block, handle),
+        )
+
+    def _start_and_wait(self, name: str, start: Callable[[], MPI.Request], *arguments: int) -> list[Call]:
+        """The two calls of a non-blocking collective, with the request that they share."""
+        pending: list[MPI.Request] = []
+        room, status = np.zeros(_c_size(MPI.Request), dtype=np.uint8), _statuses(1)
+        request = int(room.ctypes.data)
+        begin = self._c_call(name, *arguments, self._handle, request)
+        end = self._c_call("MPI_Wait", request, int(status.ctypes.data))
+        return [
+            Call(run=lambda: pending.append(start()), rows=[begin], keep=(room,)),
+            Call(run=lambda: pending.pop().Wait(), rows=[end], keep=(room, status)),
+        ]
+
     def barrier(self) -> Call:
         """MPI_Barrier."""
         return self._call("MPI_Barrier", self._comm.Barrier)

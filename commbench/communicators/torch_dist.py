@@ -142,6 +142,18 @@ class GlooCommunicator(HostCommunicator):
         blocks = list(_tensor(send).chunk(self.size)) if send else None
         return Call(run=lambda: dist.scatter(own, blocks, root, self._group))
 
+    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
+        """dist.all_reduce with async_op, and wait."""
+        if not send.shares_memory(receive):
+            raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+        tensor, op = _tensor(receive), _REDOPS[redop]
+        return _start_and_wait(lambda: dist.all_reduce(tensor, op, self._group, async_op=True))
+
+    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
+        """dist.all_gather_into_tensor with async_op, and wait."""
+        out, own = _tensor(receive), _tensor(send)
+        return _start_and_wait(lambda: _all_gather(out, own, group=self._group, async_op=True))
+
     def barrier(self) -> Call:
         """dist.barrier."""
         return Call(run=lambda: dist.barrier(self._group))
@@ -179,6 +191,12 @@ class GlooCommunicator(HostCommunicator):
             _wait_all(works)
 
         return Call(run=run)
+
+
+def _start_and_wait(start: Callable[[], Any]) -> list[Call]:
+    """The two calls of a non-blocking collective."""
+    pending: list[Any] = []
+    return [Call(run=lambda: pending.append(start())), Call(run=lambda: pending.pop().wait())]
 
 
 def _wait_all(works: list[Any]) -> None:

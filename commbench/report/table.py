@@ -13,7 +13,7 @@ from rich.text import Text
 
 from commbench.budgets import BUDGETS
 from commbench.collectives import OPERATIONS
-from commbench.records import FLAGS, Row
+from commbench.records import FLAGS, OverlapRow, Row
 from commbench.units import format_size, format_time
 
 #: One letter a flag, explained under the table; flags without one are spelled out.
@@ -53,6 +53,20 @@ def render_table(rows: Sequence[Row], *, width: int) -> RenderableType:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
     return Group(*(part for group in groups for part in _render_group(group, width)), *_legend(rows))
+
+
+def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
+    """Non-blocking collectives as OSU prints them: overall, computing, pure communication and overlap."""
+    table = Table(title="Overlap with computing (OSU's definition)", title_justify="left", title_style="bold", box=None)
+    for heading in ("backend", "operation"):
+        table.add_column(heading)
+    for heading in ("size", "overall", "compute", "pure comm.", "overlap"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        times = (format_time((time_us or 0) / 1e6) for time_us in (row.overall_us, row.compute_us, row.pure_us))
+        size = format_size(row.message_bytes or 0)
+        table.add_row(row.backend, row.operation, size, *times, f"{row.overlap_percent:.0f} %")
+    return table
 
 
 def _table_key(row: Row) -> tuple[Any, ...]:

@@ -100,6 +100,8 @@ def _issue(table: Table) -> int:
             code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6]))
         elif count == 1:
             code = _call_address(row[0], (row[2],))
+        elif count == 2:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3]))
         elif count == 3:  # noqa: PLR2004
             code = _call_address(row[0], (row[2], row[3], row[4]))
         else:
