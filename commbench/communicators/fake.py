@@ -9,7 +9,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,13 +221,13 @@ class FakeTimer:
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.timing.loops.Timer.run`."""
         script, rank = self._communicator.script, self._communicator.rank
-        calls = [call for call in calls if isinstance(call, FakeCall)]  # computing in between takes no scripted time
-        identity = tuple((call.what, call.call_bytes) for call in calls)
+        scripted = [call for call in calls if isinstance(call, FakeCall)]  # computing in between takes no scripted time
+        identity = tuple((call.what, call.call_bytes) for call in scripted)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
         shared = _generator(script.seed, self._communicator.launch, identity, number)
         own = _generator(script.seed, self._communicator.launch, identity, number, rank)
-        true_us = sum(script.time_us(call.call_bytes) for call in calls if call.call_bytes >= 0) * batch
+        true_us = sum(script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0) * batch
         lasting = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
         lasting[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:
