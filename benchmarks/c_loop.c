@@ -36,11 +36,11 @@ static int64_t now_ns(void)
 }
 
 /* Wait until this rank may start; 1 if it came too late for the agreed instant. */
-static int align(const Loop *loop)
+static inline int align(MPI_Comm control, int64_t slack_ns)
 {
-    MPI_Barrier(*loop->control);
-    int64_t instant = now_ns() + loop->slack_ns;
-    MPI_Bcast(&instant, 1, MPI_INT64_T, 0, *loop->control);
+    MPI_Barrier(control);
+    int64_t instant = now_ns() + slack_ns;
+    MPI_Bcast(&instant, 1, MPI_INT64_T, 0, control);
     if (now_ns() > instant)
         return 1;
     while (now_ns() < instant)
@@ -48,41 +48,43 @@ static int align(const Loop *loop)
     return 0;
 }
 
-static inline int all_reduce(const Loop *loop)
+static inline int all_reduce(const Loop *loop, MPI_Comm measured)
 {
-    return MPI_Allreduce(MPI_IN_PLACE, loop->receive, (int)loop->count, MPI_FLOAT, MPI_SUM, *loop->measured);
+    int code = MPI_Allreduce(MPI_IN_PLACE, loop->receive, (int)loop->count, MPI_FLOAT, MPI_SUM, measured);
+    return code != MPI_SUCCESS;
 }
 
-static inline int round_trip(const Loop *loop)
+static inline int round_trip(const Loop *loop, MPI_Comm measured)
 {
     MPI_Status status;
     int count = (int)loop->count, peer = (int)loop->peer, errors = 0;
     if (loop->first)
-        errors += MPI_Send(loop->send, count, MPI_FLOAT, peer, TAG, *loop->measured);
-    errors += MPI_Recv(loop->receive, count, MPI_FLOAT, peer, TAG, *loop->measured, &status);
+        errors += MPI_Send(loop->send, count, MPI_FLOAT, peer, TAG, measured) != MPI_SUCCESS;
+    errors += MPI_Recv(loop->receive, count, MPI_FLOAT, peer, TAG, measured, &status) != MPI_SUCCESS;
     if (!loop->first)
-        errors += MPI_Send(loop->send, count, MPI_FLOAT, peer, TAG, *loop->measured);
+        errors += MPI_Send(loop->send, count, MPI_FLOAT, peer, TAG, measured) != MPI_SUCCESS;
     return errors;
 }
 
-/* Inlined into the two functions below, so that the operation is a direct call. */
-static inline int run(const Loop *loop, int (*operation)(const Loop *))
+/* Inlined into the two functions below, so that the operation is a direct call on local variables. */
+static inline int run(Loop loop, int (*operation)(const Loop *, MPI_Comm))
 {
+    MPI_Comm control = *loop.control, measured = *loop.measured;
     int errors = 0;
-    for (int64_t i = 0; i < loop->repetitions; i++) {
-        loop->late[i] = (uint8_t)align(loop);
+    for (int64_t i = 0; i < loop.repetitions; i++) {
+        loop.late[i] = (uint8_t)align(control, loop.slack_ns);
         int64_t start_ns = now_ns();
-        for (int64_t k = 0; k < loop->batch; k++)
-            errors += operation(loop) != MPI_SUCCESS;
-        loop->end_ns[i] = now_ns();
-        loop->start_ns[i] = start_ns;
+        for (int64_t k = 0; k < loop.batch; k++)
+            errors += operation(&loop, measured);
+        loop.end_ns[i] = now_ns();
+        loop.start_ns[i] = start_ns;
     }
     return errors;
 }
 
-int run_all_reduce(const Loop *loop) { return run(loop, all_reduce); }
+int run_all_reduce(const Loop *loop) { return run(*loop, all_reduce); }
 
-int run_latency(const Loop *loop) { return run(loop, round_trip); }
+int run_latency(const Loop *loop) { return run(*loop, round_trip); }
 
 /* Where this library finds MPI_Allreduce: it must be the MPI that commbench calls. */
 intptr_t address_of_allreduce(void) { return (intptr_t)MPI_Allreduce; }

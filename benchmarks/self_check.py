@@ -29,7 +29,7 @@ from commbench.report.comparison import ComparisonTable, compare, render_compari
 from commbench.stats import Verdict
 from commbench.store import Store
 from commbench.suites import Suite
-from commbench.terminal import make_console, make_display
+from commbench.terminal import LineDisplay, make_console
 
 RANKS = 2
 OPERATIONS = ("all_reduce", "all_gather", "latency")
@@ -37,6 +37,13 @@ OPERATIONS = ("all_reduce", "all_gather", "latency")
 SLICE_S = 0.08
 ALLOWED = 0.05
 SIDES = ("a", "b")
+
+
+class QuietDisplay(LineDisplay):
+    """Shows what goes wrong; how far we are is said here, because every launch looks like a run's last."""
+
+    def launch_finished(self, seconds: float) -> None:
+        """Do nothing."""
 
 
 def launch_order(launches: int) -> list[tuple[str, int]]:
@@ -57,7 +64,8 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
     Raises:
         LaunchError: a launch did not end well.
     """
-    display = make_display(make_console(sys.stderr))
+    console = make_console(sys.stderr)
+    display = QuietDisplay(console)
     argv = {"argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]]}
     with ExitStack() as stack:
         stores = {
@@ -71,6 +79,7 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
             if code:
                 reason = stores[side].info.get("reason") or "wrong data"
                 raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}: {reason}")
+            console.print(f"run {side}: launch {launch + 1} of {requests[side].budget.launches} done")
     return compare(folder / "a", folder / "b")
 
 

@@ -1,4 +1,4 @@
-"""commbench: times collectives and training steps on many ranks, says how sure it is, and recommends settings."""
+"""commbench: times MPI and Gloo collectives across ranks, sizes and launches, and says how sure it is."""
 
 from commbench.cases import Case, Sweep
 from commbench.records import Record

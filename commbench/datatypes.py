@@ -218,21 +218,23 @@ _FOLD: dict[str, Callable[[Values, Values], Values]] = {
 @lru_cache(maxsize=64)
 def _reduced_tile(redop: str, size: int) -> Values:
     """The reduction over all ranks, from the few that contribute to each element."""
-    fold = _FOLD[redop]
-    contributors = range(size) if size <= CONTRIBUTORS[redop] else None
-    if contributors is not None:
-        result = np.full(TILE, float(NEUTRAL[redop]))
-        for rank in contributors:
-            result = fold(result, _contribution_tile(redop, size, rank))
-    else:
-        result = _reduced_by_position(redop, size)
+    few = size <= CONTRIBUTORS[redop]
+    result = _reduced_by_rank(redop, size) if few else _reduced_by_position(redop, size)
     return result / size if redop == "avg" else result
 
 
+def _reduced_by_rank(redop: str, size: int) -> Values:
+    """The reduction where every rank contributes to every element."""
+    result: Values = np.full(TILE, float(NEUTRAL[redop]))
+    for rank in range(size):
+        result = _FOLD[redop](result, _contribution_tile(redop, size, rank))
+    return result
+
+
 def _reduced_by_position(redop: str, size: int) -> Values:
-    """As `_reduced_tile` for many ranks: only ranks that contribute somewhere are hashed, each element by its own."""
+    """The reduction where few of many ranks contribute to an element: only ranks that contribute somewhere are hashed, each element by its own."""
     first = _first_contributor(size)
-    result = np.full(TILE, float(NEUTRAL[redop]))
+    result: Values = np.full(TILE, float(NEUTRAL[redop]))
     for step in range(CONTRIBUTORS[redop]):
         ranks = (first + step) % size
         values = np.empty(TILE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commbench.budgets import BUDGETS
 from commbench.collectives import OPERATIONS, Layout, Operation, Shape
-from commbench.records import FLAGS, SCHEMA, Row
+from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.report.table import MARKS
 
 PAGE = Path(__file__).parent / "columns.md"
@@ -34,6 +34,7 @@ A run is one directory, schema {SCHEMA}:
 | `samples.jsonl` | one line per case per launch: the case, every valid repetition's time, mean over ranks and arrival \
 skew, medians per rank, warm-ups, late starts, verification; appended and synced after every case: the source of truth |
 | `collectives.csv` | one line per case, summarised over launches; made from the two files above |
+| `overlap.csv` | one line per non-blocking collective, if the run has any; made likewise |
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
@@ -56,10 +57,9 @@ def render() -> str:
     parts = [
         HEAD,
         "## collectives.csv\n",
-        _table(
-            ("column", "what"),
-            ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in dataclasses.fields(Row)),
-        ),
+        _columns(Row),
+        "## overlap.csv\n",
+        _columns(OverlapRow),
         OPERATIONS_HEAD,
         _table(
             ("operation", "what is timed", "send", "receive", "`osu_bytes`", "busbw factor", "in place"),
@@ -77,6 +77,12 @@ def render() -> str:
         ),
     ]
     return "\n".join(parts)
+
+
+def _columns(row: type[Row | OverlapRow]) -> str:
+    """The columns of one kind of row, in their order."""
+    described = ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in dataclasses.fields(row))
+    return _table(("column", "what"), described)
 
 
 def _operation(entry: Operation) -> tuple[str, ...]:

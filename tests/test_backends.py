@@ -36,7 +36,7 @@ def refusal(case: Case, size: int) -> str:
         return f"the average of {case.dtype} has no exact answer"
     if case.backend == "mpi" and case.redop == "avg":
         return "MPI has no avg"
-    if case.backend == "gloo" and case.operation in {"all_reduce", "reduce"} and not case.in_place:
+    if case.backend == "gloo" and case.operation in {"all_reduce", "iall_reduce", "reduce"} and not case.in_place:
         return "torch.distributed reduces in place only"
     if case.backend == "gloo" and case.operation == "all_to_all" and case.in_place:
         return "torch.distributed has no in-place all_to_all"

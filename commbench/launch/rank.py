@@ -66,7 +66,7 @@ def run_rank(
     begun = time.monotonic()
     places = gather_places(control)  # before any library moves this rank to other CPUs
     names = sorted({planned.case.backend for planned in plan.cases})
-    communicators = {name: open_backend(name, control) for name in names}
+    communicators = {name: open_backend(name, control, plan.launch) for name in names}
     facts = collect_session(control, places, communicators, variables)
     if sink and facts:
         sink.session(facts)

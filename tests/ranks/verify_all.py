@@ -13,12 +13,11 @@ from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator, HostBuffer
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES
-from commbench.environment import clock_domain
 from commbench.errors import UnsupportedError
 from commbench.preparation import Prepared, prepare
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan, share_clock
+from commbench.timing.sync import SyncPlan
 
 #: The least, and a number that no library likes.
 ELEMENTS_PER_RANK = (1, 301)
@@ -102,7 +101,7 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
     prepared = prepare(Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator)
     idle = replace(prepared, calls=[Call(run=lambda: None)])
     return {
-        name: each.verify(control, shared_clock=share_clock(control, clock_domain()))[1]
+        name: each.verify(control, shared_clock=True)[1]
         for name, each in (("real", prepared), ("idle", idle))
     }
 

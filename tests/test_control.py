@@ -1,0 +1,66 @@
+"""Tests of the control plane among threads, which stands in for real ranks in other tests."""
+
+import threading
+
+import pytest
+
+from commbench.control import ThreadControl, gather_everywhere, run_threads
+
+
+def test_values_are_gathered_by_rank() -> None:
+    """Give rank 0 every rank's value in order, and the others none."""
+    assert [[0, 10, 20], None, None] == run_threads(3, lambda control: control.gather(10 * control.rank))
+
+
+def test_rank_0_tells_everybody() -> None:
+    """Give every rank what rank 0 said, objects and integers."""
+    assert ["0"] * 3 == run_threads(3, lambda control: control.broadcast(str(control.rank)))
+    assert [5] * 3 == run_threads(3, lambda control: control.broadcast_int(5 + control.rank))
+
+
+def test_everybody_learns_everything() -> None:
+    """Give every rank every rank's value, round after round."""
+
+    def work(control: ThreadControl) -> list[list[int]]:
+        return [gather_everywhere(control, control.rank + step) for step in range(20)]
+
+    assert [[[step, step + 1, step + 2] for step in range(20)]] * 3 == run_threads(3, work)
+
+
+def test_nobody_leaves_a_barrier_early() -> None:
+    """Let no rank see a barrier's end before all have entered."""
+    entered: list[int] = []
+    lock = threading.Lock()
+
+    def work(control: ThreadControl) -> int:
+        with lock:
+            entered.append(control.rank)
+        control.barrier()
+        return len(entered)
+
+    assert [8] * 8 == run_threads(8, work)
+
+
+def test_an_error_of_one_rank_is_raised() -> None:
+    """Raise the rank's own error rather than the broken barrier of those that waited for it."""
+
+    def work(control: ThreadControl) -> None:
+        if control.rank == 1:
+            raise ValueError("of rank 1")
+        control.barrier()
+
+    with pytest.raises(ValueError, match="of rank 1"):
+        run_threads(3, work)
+
+
+def test_abort_releases_everybody() -> None:
+    """End ranks that wait when one aborts."""
+
+    def work(control: ThreadControl) -> None:
+        if control.rank == 0:
+            control.abort(1)
+        else:
+            control.barrier()
+
+    with pytest.raises(threading.BrokenBarrierError):
+        run_threads(2, work)
