@@ -232,7 +232,7 @@ def _reduced_by_rank(redop: str, size: int) -> Values:
 
 
 def _reduced_by_position(redop: str, size: int) -> Values:
-    """The reduction where few of many ranks contribute to an element: only ranks that contribute somewhere are hashed, each element by its own."""
+    """The reduction where few of many ranks contribute to an element; only those that do somewhere are hashed."""
     first = _first_contributor(size)
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
     for step in range(CONTRIBUTORS[redop]):
