@@ -24,6 +24,7 @@ from commbench.environment import git_commit
 from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
+from commbench.launch.plan import frozen_values
 from commbench.options import default_out, make_request, run_header
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
 from commbench.stats import Verdict
@@ -75,7 +76,9 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
         for side, launch in launch_order(requests["a"].budget.launches):
             # A run of one launch more than there are has only that one to make.
             budget = replace(requests[side].budget, launches=launch + 1)
-            code = conduct(replace(requests[side], budget=budget), stores[side], launcher, display)
+            # Both sides keep what the very first launch found: one experiment, whose launches differ in name only.
+            frozen = frozen_values(stores["a"].records)
+            code = conduct(replace(requests[side], budget=budget, frozen=frozen), stores[side], launcher, display)
             if code:
                 reason = stores[side].info.get("reason") or "wrong data"
                 raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}: {reason}")

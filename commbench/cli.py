@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from commbench import __version__
 from commbench.advice import advise
+from commbench.budgets import Budget
 from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
@@ -131,6 +133,10 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),
 ]
+Like = Annotated[
+    Path | None,
+    typer.Option("--like", metavar="RUN", help="Batch and warm up as that run did: to compare with it in every case."),
+]
 Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
 ]
@@ -159,6 +165,7 @@ def bench(
     time_limit: TimeLimit = None,
     case_timeout: CaseTimeout = 60.0,
     out: Out = None,
+    like: Like = None,
     hostfile: Hostfile = None,
     oversubscribe: Oversubscribe = False,
     launcher: LauncherName = None,
@@ -173,7 +180,17 @@ def bench(
         "quick",
         axes={"backends": split_names(backend)},
         settings=_Settings(
-            ranks, budget, launches, time_limit, case_timeout, out, hostfile, oversubscribe, launcher, seed, role
+            ranks=ranks,
+            budget=find_budget(budget, launches),
+            time_limit=time_limit,
+            case_timeout=case_timeout,
+            out=out,
+            like=like,
+            hostfile=hostfile,
+            oversubscribe=oversubscribe,
+            launcher=launcher,
+            seed=seed,
+            role=role,
         ),
         dry_run=dry_run,
         style=output_format,
@@ -203,6 +220,7 @@ def run(
     time_limit: TimeLimit = None,
     case_timeout: CaseTimeout = 60.0,
     out: Out = None,
+    like: Like = None,
     hostfile: Hostfile = None,
     oversubscribe: Oversubscribe = False,
     launcher: LauncherName = None,
@@ -234,7 +252,17 @@ def run(
         suite,
         axes=axes,
         settings=_Settings(
-            ranks, budget, launches, time_limit, case_timeout, out, hostfile, oversubscribe, launcher, seed, role
+            ranks=ranks,
+            budget=find_budget(budget, launches),
+            time_limit=time_limit,
+            case_timeout=case_timeout,
+            out=out,
+            like=like,
+            hostfile=hostfile,
+            oversubscribe=oversubscribe,
+            launcher=launcher,
+            seed=seed,
+            role=role,
         ),
         dry_run=dry_run,
         style=output_format,
@@ -312,33 +340,21 @@ def env(
 # -------------------------------------------------------------------------------------------------- measuring
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Settings:
     """Everything about a run but what is measured."""
 
-    def __init__(
-        self,
-        ranks: int | None,
-        budget: str,
-        launches: int | None,
-        time_limit: float | None,
-        case_timeout: float,
-        out: Path | None,
-        hostfile: Path | None,
-        oversubscribe: bool,
-        launcher: str | None,
-        seed: int | None,
-        role: str | None,
-    ) -> None:
-        self.ranks = ranks
-        self.budget = find_budget(budget, launches)
-        self.time_limit = time_limit
-        self.case_timeout = case_timeout
-        self.out = out
-        self.hostfile = hostfile
-        self.oversubscribe = oversubscribe
-        self.launcher = launcher
-        self.seed = seed
-        self.role = role
+    ranks: int | None
+    budget: Budget
+    time_limit: float | None
+    case_timeout: float
+    out: Path | None
+    like: Path | None
+    hostfile: Path | None
+    oversubscribe: bool
+    launcher: str | None
+    seed: int | None
+    role: str | None
 
 
 #: Ranks that are started where nobody says how many and the host has more cores.
@@ -380,6 +396,7 @@ def _request(suite: Suite, settings: _Settings, ranks: int, ranks_here: int) -> 
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
         ranks_here=ranks_here,
+        like=settings.like,
     )
 
 

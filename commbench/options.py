@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 import socket
@@ -19,7 +20,8 @@ from commbench.cases import Case, all_cases
 from commbench.communicators import missing_library
 from commbench.environment import git_commit
 from commbench.errors import InputError
-from commbench.launch.plan import RunRequest
+from commbench.launch.plan import RunRequest, frozen_values
+from commbench.store import load_run
 from commbench.suites import Suite
 from commbench.units import format_size, parse_size, parse_sizes
 
@@ -92,9 +94,9 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
         raise InputError(sentences[0])
     if not sentences:
         return suite, []
-    kept = [{"backends": tuple(backend for backend in sweep.backends if backend in left)} for sweep in suite.sweeps]
-    sweeps = [s for s, axes in zip(suite.sweeps, kept, strict=True) if axes["backends"]]
-    return Suite(name=suite.name, sweeps=sweeps).override({"backends": tuple(left)}), sentences
+    kept = [(sweep, tuple(backend for backend in sweep.backends if backend in left)) for sweep in suite.sweeps]
+    sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in kept if backends]
+    return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
 def _lacking(backend: str, launcher: str) -> str | None:
@@ -128,8 +130,11 @@ def make_request(
     case_timeout_s: float,
     time_limit_s: float | None,
     ranks_here: int,
+    like: Path | None = None,
 ) -> RunRequest:
     """The request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
+
+    ``like``: a run whose batch sizes and warm-ups are taken over, so that the two can be compared in every case.
 
     Raises:
         InputError: nothing to measure, or a message beyond this host's memory.
@@ -145,6 +150,7 @@ def make_request(
         budget=budget,
         case_timeout_s=case_timeout_s,
         time_limit_s=time_limit_s,
+        frozen=frozen_values(load_run(like).records) if like else {},
     )
 
 

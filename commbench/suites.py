@@ -50,7 +50,8 @@ def load_suite(name: str) -> Suite:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"Suite {path} cannot be run: {type(error).__name__}: {error}") from error
+        words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise InputError(f"Suite {path} cannot be run ({words}).") from error
     sweeps = [suite] if isinstance(suite, Sweep) else suite
     if not isinstance(sweeps, Sequence) or not sweeps or not all(isinstance(sweep, Sweep) for sweep in sweeps):
         raise InputError(f"Suite {path} names no sweeps; it must set SUITE to a commbench.Sweep or a list of them.")

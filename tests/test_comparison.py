@@ -1,6 +1,7 @@
 """Tests of the comparison of two runs."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,14 @@ def test_nothing_in_common_is_said() -> None:
     assert "0 cases compared" in text
     assert "and 2 more." in text
     assert "Only in B: mpi barrier." in text
+
+
+def test_cases_timed_in_different_batches_get_no_verdict() -> None:
+    """Call a case undecided, and say why, where one run timed two operations together and the other one."""
+    single = make_launches([10.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)])
+    paired = make_launches([8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2)
+    table = compare(make_run(single), make_run(paired, "b"))
+    assert [Verdict.INCONCLUSIVE] == list(verdicts(table).values())
+    assert any("batch: 1 vs 2" in text for text in table.unlike)
+    alike = compare(make_run(single), make_run([replace(record, batch=1) for record in paired], "b"))
+    assert [Verdict.FASTER] == list(verdicts(alike).values())

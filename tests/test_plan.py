@@ -10,6 +10,7 @@ from commbench.errors import InputError
 from commbench.launch.plan import (
     LaunchPlan,
     PlannedCase,
+    RunRequest,
     frozen_values,
     launch_entry,
     missing_cases,
@@ -95,3 +96,13 @@ def test_a_launch_entry_adds_up() -> None:
     """Share a launch's time between starting, measuring and the rest."""
     entry = launch_entry(launch=3, started="t", seconds=5.0, startup_s=1.5, measuring_s=3.0, status="ok")
     assert 0.5 == entry["other_s"]
+
+
+def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
+    """Batch and warm up as the run does that this one is to be compared with."""
+    case = make_case()
+    request = RunRequest(
+        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], frozen={case.key: Frozen(warmups=9, batch=4)}
+    )
+    (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
+    assert Frozen(warmups=9, batch=4) == planned.frozen

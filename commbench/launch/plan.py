@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.budgets import Budget
@@ -30,6 +30,8 @@ class RunRequest:
     """A case that makes no progress for so long is hung, in seconds."""
     time_limit_s: float | None = None
     """Wall time that the whole run may take, in seconds; None: as long as it needs."""
+    frozen: Mapping[str, Frozen] = field(default_factory=dict)
+    """By case key, what another run has fixed that this one is to be compared with; the first launch finds the rest."""
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -98,7 +100,7 @@ def plan_launch(
     deadline_s: float | None = None,
 ) -> LaunchPlan:
     """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case."""
-    frozen = frozen_values(records)
+    frozen = {**frozen_values(records), **request.frozen}
     budget = request.budget if slice_s is None else dataclasses.replace(request.budget, slice_s=slice_s)
     return LaunchPlan(
         launch=launch,

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ FALSE_DISCOVERY_RATE = 0.05
 
 #: Entries of run.json and columns that should be alike in both runs.
 _RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu")
-_COLUMNS = ("device", "library", "transport", "group_size", "sync", "loop", "algorithm")
+_COLUMNS = ("device", "library", "transport", "group_size", "sync", "loop", "algorithm", "batch")
 _ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
 #: Verdicts, worst first, with their colours.
 _STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.SAME: "", Verdict.INCONCLUSIVE: "yellow"}
@@ -107,7 +107,10 @@ def compare(
     shared = [key for key in side_b.rows if key in side_a.rows]
     well = [key for key in shared if side_a.is_timed(key) and side_b.is_timed(key)]
     pairs = [(side_a.medians[key], side_b.medians[key]) for key in well]
-    comparisons = stats.compare_family(pairs, margin=margin, q=q, seed=seed)
+    comparisons = [
+        comparison if side_a.rows[key].batch == side_b.rows[key].batch else _undecided(comparison)
+        for key, comparison in zip(well, stats.compare_family(pairs, margin=margin, q=q, seed=seed), strict=True)
+    ]
     return ComparisonTable(
         name_a=str(run_a.path),
         name_b=str(run_b.path),
@@ -126,6 +129,11 @@ def compare(
         unlike=(*_unlike_runs(run_a.info, run_b.info), *_unlike_rows([(side_a.rows[k], side_b.rows[k]) for k in well])),
         too_few_launches=_too_few(comparisons, q),
     )
+
+
+def _undecided(comparison: Comparison) -> Comparison:
+    """No verdict where a different number of operations was timed together: in a batch they overlap a little."""
+    return replace(comparison, verdict=Verdict.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
