@@ -28,7 +28,9 @@ def test_axes_that_do_not_apply_are_dropped() -> None:
 
 def test_sizes_that_round_to_one_are_one_case() -> None:
     """Measure once what 8 and 12 bytes on 3 ranks both become."""
-    assert [12] == [case.message_bytes for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)]
+    assert [12] == [
+        case.message_bytes for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,14 @@ def test_one_rank_has_no_bus(name: str) -> None:
         ("latency", 8, 4, 3, 8),
     ],
 )
-def test_shares_are_rounded_up_to_an_element(name: str, requested: int, itemsize: int, size: int, expected: int) -> None:
+def test_shares_are_rounded_up_to_an_element(
+    name: str, requested: int, itemsize: int, size: int, expected: int
+) -> None:
     """Round messages that are made of blocks up, and no others."""
     assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
 
 
-@given(
-    requested=st.integers(1, 10**9), itemsize=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 1000)
-)
+@given(requested=st.integers(1, 10**9), itemsize=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 1000))
 def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
     """Take the least multiple of one element a rank that is not smaller than asked."""
     rounded = true_message_bytes(OPERATIONS["all_gather"], requested, itemsize, size)
@@ -113,10 +113,16 @@ def test_a_pair_is_the_two_ends() -> None:
     assert (0, 1, 2) == OPERATIONS["sendrecv"].participants(3)
 
 
-@pytest.mark.parametrize(("name", "size", "expected"), [
-    ("bandwidth", 8, 64), ("bandwidth", MIB, 64), ("bibandwidth", 4 * MIB, 16), ("bandwidth", 128 * MIB, 1),
-    ("latency", 8, 1),
-])
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("bandwidth", 8, 64),
+        ("bandwidth", MIB, 64),
+        ("bibandwidth", 4 * MIB, 16),
+        ("bandwidth", 128 * MIB, 1),
+        ("latency", 8, 1),
+    ],
+)
 def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> None:
     """Keep 64 messages in flight, fewer where they would exceed 64 MiB."""
     assert expected == window_of(OPERATIONS[name], size)

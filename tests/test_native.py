@@ -134,16 +134,14 @@ def test_a_table_holds_addresses_of_64_bits() -> None:
     assert [-1, 2, -(2**63), 7] == call_table([(2**64 - 1, 2**63, 7)])[0, :4].tolist()
 
 
-def test_the_clock_is_known() -> None:
-    """Find a positive cost and tick of the clock's readings."""
-    timer, _ = make_timer()
-    assert timer.reading_ns() > 0
-    assert timer.tick_ns() > 0
+def test_a_reading_of_the_clock_costs_something() -> None:
+    """Find a positive cost of one reading."""
+    assert make_timer()[0].reading_ns() > 0
 
 
 @pytest.mark.mpi
 def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
     """Count repetitions with every way to meet, and report the library's error for a negative count."""
     found = run_ranks(1, "native_self.py")
-    assert dict.fromkeys(METHODS, {"counted": [5, 5], "ordered": True}) == {m: found[m] for m in METHODS}
+    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [found[method] for method in METHODS]
     assert "reported 6 errors" in found["error"]

@@ -42,10 +42,6 @@ class ScriptedTimer:
         """A clock that costs nothing."""
         return 0.0
 
-    def tick_ns(self) -> float:
-        """Whole nanoseconds."""
-        return 1.0
-
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:  # noqa: ARG002 - scripted
         """Give the next times of the script."""
         self.asked.append((repetitions, batch))
@@ -65,12 +61,10 @@ def sample(
     late: Callable[[int, int], bool] = lambda _r, _i: False,
     **changes: Any,
 ) -> tuple[Frozen, Samples, list[list[tuple[int, int]]], int]:
-    """Sample ``time_ns(rank, n)``; what was settled, rank 0's samples, every rank's chunks, and the slack at the end."""
+    """Sample ``time_ns(rank, n)``; what was settled, rank 0's samples, all ranks' chunks, the last slack."""
 
     def work(control: ThreadControl) -> tuple[Frozen, Samples | None, list[tuple[int, int]], int]:
-        timer = ScriptedTimer(
-            control, time_ns=lambda i: time_ns(control.rank, i), late=lambda i: late(control.rank, i)
-        )
+        timer = ScriptedTimer(control, time_ns=lambda i: time_ns(control.rank, i), late=lambda i: late(control.rank, i))
         settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
         settled = sampler.settle(frozen)
@@ -100,10 +94,10 @@ def test_steady_times_need_two_windows_and_thirty_repetitions() -> None:
 
 @pytest.mark.parametrize("decay", [20, 50])
 def test_a_slow_beginning_is_discarded(decay: int) -> None:
-    """Warm up until times have come down to within a few percent of what they settle at."""
+    """Warm up until times have come down to within ten percent of what they settle at."""
     settled, samples, _, _ = sample(lambda _r, i: 10_000 * (1 + 4 * math.exp(-i / decay)))
     assert settled.warmups > 2 * decay
-    assert max(samples.slowest_us(1)) < 10.5
+    assert max(samples.slowest_us(1)) < 11
 
 
 def test_warm_up_ends_where_times_never_settle() -> None:
@@ -170,6 +164,5 @@ def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None
 
 def test_endless_lateness_ends() -> None:
     """Give up after four times the least repetitions once time is up, with none that counts."""
-    _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.001)
-    assert 0 == samples.valid
-    assert 24 <= samples.late <= 100
+    _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
+    assert (0, 24) == (samples.valid, samples.late)

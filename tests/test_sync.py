@@ -157,15 +157,17 @@ def test_slack_widens_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "shared", "expected"),
+    ("requested", "shared", "threads", "expected"),
     [
-        ("auto", True, "round-time"),
-        ("auto", False, "dissemination"),
-        ("barrier", True, "barrier"),
-        ("round-time", False, "round-time"),
+        ("auto", True, False, "round-time"),
+        ("auto", False, False, "dissemination"),
+        ("auto", True, True, "barrier"),
+        ("auto", False, True, "barrier"),
+        ("dissemination", True, True, "dissemination"),
+        ("round-time", False, False, "round-time"),
     ],
 )
-def test_the_method_follows_from_the_clocks(requested: str, shared: bool, expected: str) -> None:
-    """Choose by the clocks unless a method is asked for; only an agreed instant makes times span ranks."""
+def test_the_method_follows_from_clocks_and_threads(requested: str, shared: bool, threads: bool, expected: str) -> None:
+    """Choose by the conditions unless a method is asked for; only an agreed instant makes times span ranks."""
     method = choose_method(requested, shared_clock=shared, own_threads=threads)
     assert (expected, expected == "round-time") == (method, SyncPlan(method=method).spans_ranks)

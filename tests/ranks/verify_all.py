@@ -71,9 +71,9 @@ def prepared_everywhere(case: Case, communicator: Communicator, control: Control
 def natively_wrong(prepared: Prepared, control: Control) -> int:
     """Wrong elements after the native loop has made the calls."""
     timer = prepared.communicator.timer("native", SyncPlan(method="barrier"), Progress())
-    prepared._fill()  # noqa: SLF001 - the same steps as verify, with another loop
+    prepared._fill()
     timer.run(prepared.calls, 1, 1)
-    return sum(gather_everywhere(control, prepared._count_wrong()))  # noqa: SLF001
+    return sum(gather_everywhere(control, prepared._count_wrong()))
 
 
 def findings(case: Case, number: int, communicator: Communicator, control: Control) -> Iterator[tuple[str, object]]:
@@ -98,12 +98,11 @@ def findings(case: Case, number: int, communicator: Communicator, control: Contr
 
 def barrier_findings(communicator: Communicator, control: Control) -> dict[str, object]:
     """What verification says about the real barrier and about one that does not wait."""
-    prepared = prepare(Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator)
+    prepared = prepare(
+        Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator
+    )
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    return {
-        name: each.verify(control, shared_clock=True)[1]
-        for name, each in (("real", prepared), ("idle", idle))
-    }
+    return {name: each.verify(control, shared_clock=True)[1] for name, each in (("real", prepared), ("idle", idle))}
 
 
 def main() -> None:

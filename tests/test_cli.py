@@ -1,0 +1,191 @@
+"""Tests of the command line: what is refused, and how; what is listed; what is loaded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commbench import cli
+
+pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
+
+#: Variables that would make this process a rank of somebody's launch.
+RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
+
+
+class Outcome:
+    """What a command ended with and said."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+
+class Command:
+    """Runs ``commbench`` within this process, in an empty directory."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home = home
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> Outcome:
+        """Run a command line; arguments are separated by spaces."""
+        self._monkeypatch.setattr(sys, "argv", ["commbench", *line.split()])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = self._capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), said.out, said.err)
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file below the directory, and the directories."""
+        return {
+            str(path.relative_to(self.home)): path.read_bytes() if path.is_file() else b""
+            for path in self.home.rglob("*")
+        }
+
+
+@pytest.fixture
+def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, as a conductor on a machine with two slots."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith(RANK_PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("commbench.launch.launchers._local_cpus", lambda: 2)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("not ours")
+    (tmp_path / "bad.py").write_text("SUITE = 1 / 0")
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run -c allreduce", "Unknown operation 'allreduce'; choose from all_reduce"),
+        ("run --backend smoke", "Unknown backend 'smoke'; choose from mpi"),
+        ("run --dtype float8", "Unknown dtype 'float8'; choose from"),
+        ("run --redop mean", "Unknown reduction 'mean'; choose from"),
+        ("run --pattern star", "Unknown pattern 'star'"),
+        ("run --sync never", "Unknown synchronisation 'never'"),
+        ("run --loop endless", "Unknown loop 'endless'"),
+        ("run --in-place yes", "Unknown in_place value 'yes'"),
+        ("run -c broadcast --root two", "--root two is not a list of ranks"),
+        ("run -c broadcast --root 7 -n 2", "Root 7 is not a rank of a run with 2 ranks"),
+        ("run slow", "Unknown suite 'slow'"),
+        ("run bad.py", "cannot be run (ZeroDivisionError"),
+        ("run --budget long", "Unknown budget 'long'; choose from quick, standard, rigorous"),
+        ("run --launches 0", "--launches 0 was asked for"),
+        ("run --format html", "Unknown format 'html'"),
+        ("run --launcher srun", "Unknown launcher 'srun'"),
+        ("run --role boss", "Unknown role 'boss'"),
+        ("run --sizes 8X", "size '8X' is not understood"),
+        ("run --sizes=-8", "size '-8' is negative"),
+        ("run --sizes 0", "Message size 0 is not a positive number of bytes"),
+        ("run --sizes 64:8", "ends below its start"),
+        ("run --sizes 6", "Message size 6 B is not a multiple of float32's 4 B"),
+        ("run --sizes 100000G", "are available; choose smaller --sizes"),
+        ("run --sizes 8 -b 8", "Sizes were given in several ways"),
+        ("run -b 8 -e 64 -f 1", "factor '1'"),
+        ("run -m 64:8", "ends below its start"),
+        ("run -n 3", "3 ranks were asked for but there are 2 slots; add --oversubscribe"),
+        ("run -n 0", "-n 0 was asked for"),
+        ("run -n 2 --case-timeout 0", "timeout"),
+        ("run -n 2 --time-limit -1", "time limit"),
+        ("run --hostfile absent", "hostfile absent cannot be read"),
+        ("run --out foreign -n 2", "--out foreign is no run of commbench and not empty"),
+        ("run --out bad.py -n 2", "--out bad.py is not a directory"),
+        ("bench --budget long", "Unknown budget 'long'"),
+        ("bench --backend smoke", "Unknown backend 'smoke'"),
+        ("bench -n 3", "3 ranks were asked for"),
+        ("bench --out foreign -n 2", "--out foreign is no run of commbench"),
+        ("report foreign", "foreign"),
+        ("report absent", "There is no absent"),
+        ("compare absent foreign", "There is no absent"),
+    ],
+)
+def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
+    """End with code 2 and one line on stderr that says what is wrong; write nothing anywhere."""
+    before = commbench.files()
+    outcome = commbench(line)
+    assert (2, "") == (outcome.code, outcome.out)
+    assert 1 == outcome.err.count("\n"), outcome.err
+    assert outcome.err.startswith("commbench: ")
+    assert outcome.err.endswith(".\n")
+    assert words in outcome.err
+    assert before == commbench.files()
+
+
+@pytest.mark.parametrize("line", ["run --bogus", "run -n two", "dance", "compare one"])
+def test_a_mistyped_command_line_says_so(commbench: Command, line: str) -> None:
+    """End with code 2 and nothing on stdout or disk where the line itself cannot be read."""
+    before = commbench.files()
+    outcome = commbench(line)
+    assert (2, "", True) == (outcome.code, outcome.out, bool(outcome.err))
+    assert before == commbench.files()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ("--sizes 8,64", ["8 B", "64 B"]),
+        ("-b 8 -e 32 -f 4", ["8 B", "32 B"]),
+        ("-m 8:32", ["8 B", "16 B", "32 B"]),
+    ],
+)
+def test_a_dry_run_lists_cases(commbench: Command, sizes: str, expected: list[str]) -> None:
+    """List the cases of each spelling of sizes, estimate the time, and write nothing."""
+    before = commbench.files()
+    outcome = commbench(f"run -c all_reduce --backend mpi -n 2 {sizes} --dry-run --out new")
+    *cases, closing = outcome.out.strip().splitlines()
+    assert (0, "") == (outcome.code, outcome.err)
+    assert [f"mpi all_reduce {size} float32 sum" for size in expected] == cases
+    assert closing.startswith(f"{len(expected)} cases on 2 ranks in 6 launches")
+    assert closing.endswith("Nothing was measured.")
+    assert before == commbench.files()
+
+
+def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
+    """Accept more ranks than slots with --oversubscribe."""
+    outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 5 --oversubscribe --dry-run")
+    assert (0, "") == (outcome.code, outcome.err)
+    assert "1 cases on 5 ranks" in outcome.out
+
+
+@pytest.mark.parametrize("command", ["", "bench ", "run ", "compare ", "report ", "env "])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_helps(commbench: Command, command: str, option: str) -> None:
+    """Describe every command on stdout."""
+    outcome = commbench(command + option)
+    assert (0, "") == (outcome.code, outcome.err)
+    assert f"commbench {command}[OPTIONS]" in outcome.out
+
+
+def test_the_version_is_told(commbench: Command) -> None:
+    """Print name and version."""
+    from commbench import __version__
+
+    outcome = commbench("--version")
+    assert (0, f"commbench {__version__}\n") == (outcome.code, outcome.out)
+
+
+def test_importing_is_light() -> None:
+    """Load neither torch nor MPI nor numba nor pandas nor matplotlib with the package, nor with the command line."""
+    heavy = ("torch", "mpi4py", "numba", "pandas", "matplotlib", "scipy")
+    for module in ("commbench", "commbench.cli"):
+        code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert "[]" == done.stdout.strip(), module
+
+
+def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
+    """Refuse the same way as a process: code 2, one line, nothing written."""
+    command = [sys.executable, "-m", "commbench", "run", "-c", "allreduce"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n"))
+    assert done.stderr.startswith("commbench: Unknown operation")
+    assert [] == list(tmp_path.iterdir())

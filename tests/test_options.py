@@ -1,0 +1,155 @@
+"""Tests of what becomes of what a person typed."""
+
+from typing import Any
+
+import psutil
+import pytest
+from builders import make_case
+
+from commbench import Sweep
+from commbench.budgets import BUDGETS
+from commbench.errors import InputError
+from commbench.options import (
+    BUFFERS_PER_RANK,
+    SizeOptions,
+    check_memory,
+    find_budget,
+    make_request,
+    plan_identity,
+    split_names,
+    usable_suite,
+)
+from commbench.suites import Suite
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"sizes": "8,1K"}, (8, 1024)),
+        ({"sizes": "8:64:4"}, (8, 32)),
+        ({"min_bytes": "8", "max_bytes": "64", "step_factor": 2}, (8, 16, 32, 64)),
+        ({"min_bytes": "8", "max_bytes": "64"}, (8, 16, 32, 64)),
+        ({"min_bytes": "1K"}, (1024,)),
+        ({"max_bytes": "1K"}, (1024,)),
+        ({"min_bytes": "8", "max_bytes": "8", "step_factor": 4}, (8,)),
+        ({"step_factor": 2}, (32 * MIB,)),
+        ({"osu_range": "4:16"}, (4, 8, 16)),
+        ({"osu_range": "4"}, (1, 2, 4)),
+        ({"osu_range": ":4"}, (1, 2, 4)),
+    ],
+)
+def test_three_spellings_of_sizes(options: dict[str, Any], expected: tuple[int, ...] | None) -> None:
+    """Read sizes as commbench, nccl-tests and OSU spell them."""
+    assert expected == SizeOptions(**options).parse()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sizes": "8", "min_bytes": "8"},
+        {"sizes": "8", "osu_range": "8"},
+        {"osu_range": "8", "step_factor": 2},
+    ],
+)
+def test_one_spelling_at_a_time(options: dict[str, Any]) -> None:
+    """Refuse sizes that were given in several ways."""
+    with pytest.raises(InputError, match="several ways"):
+        SizeOptions(**options).parse()
+
+
+@pytest.mark.parametrize(
+    "options", [{"sizes": "8X"}, {"min_bytes": "64", "max_bytes": "8"}, {"osu_range": "16:4"}, {"sizes": "8,,16"}]
+)
+def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    """Refuse sizes that do not parse and ranges that end before they begin."""
+    with pytest.raises(InputError):
+        SizeOptions(**options).parse()
+
+
+def test_names_are_split_at_commas() -> None:
+    """Split names, keep nothing as nothing, refuse an empty one."""
+    assert ("a", "b") == split_names("a, b")
+    assert split_names(None) is None
+    with pytest.raises(InputError, match="empty name"):
+        split_names("a,,b")
+
+
+def test_budgets_are_found_and_changed() -> None:
+    """Find a budget by name, with another number of launches if asked."""
+    assert BUDGETS["standard"] == find_budget("standard", None)
+    assert (3, BUDGETS["quick"].slice_s) == (find_budget("quick", 3).launches, find_budget("quick", 3).slice_s)
+    with pytest.raises(InputError, match="Unknown budget 'long'; choose from quick, standard, rigorous"):
+        find_budget("long", None)
+    with pytest.raises(InputError, match="--launches 0 was asked for"):
+        find_budget("quick", 0)
+
+
+def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse the first size whose buffers on all ranks of this host exceed what is available."""
+    available = 4 * BUFFERS_PER_RANK * MIB
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": available}))
+    check_memory([make_case(message_bytes=MIB)], 4)
+    with pytest.raises(InputError, match=r"about 12 MiB are|12 MiB are available; choose smaller --sizes"):
+        check_memory([make_case(message_bytes=MIB + 4)], 4)
+
+
+def request(**changes: Any) -> Any:
+    """Return a request for one case on two ranks."""
+    suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"])])
+    asked: dict[str, Any] = {
+        "ranks": 2,
+        "budget": BUDGETS["quick"],
+        "seed": 5,
+        "case_timeout_s": 60.0,
+        "time_limit_s": None,
+        "ranks_here": 2,
+    }
+    return make_request(suite, **{**asked, **changes})
+
+
+def test_a_request_needs_a_rank() -> None:
+    """Refuse no ranks and fewer."""
+    for ranks in (0, -1):
+        with pytest.raises(InputError, match=f"-n {ranks} was asked for"):
+            request(ranks=ranks)
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    """Keep a seed, 0 too, and draw different ones otherwise."""
+    assert 0 == request(seed=0).seed
+    assert len({request(seed=None).seed for _ in range(5)}) > 1
+
+
+def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
+    """Change with what is measured and not with the seed or the limits."""
+    same = [plan_identity(request(**changes)) for changes in ({}, {"seed": 6}, {"time_limit_s": 5.0})]
+    assert same[0] == same[1] == same[2]
+    assert same[0] != plan_identity(request(ranks=3))
+    assert same[0] != plan_identity(request(budget=BUDGETS["standard"]))
+
+
+def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out with a sentence what the default names, refuse what a person names, and refuse to measure nothing."""
+    monkeypatch.setattr(
+        "commbench.options.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
+    )
+    suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(backends=["gloo"])])
+    left, sentences = usable_suite(suite, asked=False, launcher="mpirun")
+    assert (("mpi",), 1, ["gloo needs torch."]) == (left.backends, len(left.sweeps), sentences)
+    with pytest.raises(InputError, match="gloo needs torch"):
+        usable_suite(suite, asked=True, launcher="mpirun")
+    with pytest.raises(InputError, match="gloo needs torch"):
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["gloo"])]), asked=False, launcher="mpirun")
+
+
+def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure no sweep on a backend that it does not name because another backend was left out."""
+    monkeypatch.setattr(
+        "commbench.options.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
+    )
+    suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(sizes=[8], backends=["fake"])])
+    left, _ = usable_suite(suite, asked=False, launcher="mpirun")
+    assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in left.sweeps]
