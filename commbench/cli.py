@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -491,8 +492,27 @@ def _print_run(run_: Run, style: str, console: Console) -> None:
         console.print(render_overlap(run_.overlaps))
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
+    for advice in _advice(run_.info):
+        console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
     console.print(f"Results: {run_.path}/collectives.csv", markup=False, soft_wrap=True)
+
+
+def _advice(info: Mapping[str, Any]) -> list[str]:
+    """What to do about the hosts of a run: each thing once, however many hosts share it."""
+    environment = info.get("environment") or {}
+    per_host = (
+        advise(
+            host,
+            ranks=info.get("ranks_per_node"),
+            mpi_init_s=info.get("mpi_init_s"),
+            mpi_library=environment.get("mpi_library"),
+            versions=environment.get("versions"),
+            variables=environment.get("variables"),
+        )
+        for host in environment.get("hosts", [])
+    )
+    return list(dict.fromkeys(str(advice) for advices in per_host for advice in advices))
 
 
 def _print_time(run_: Run, console: Console) -> None:
