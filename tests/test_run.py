@@ -1,0 +1,137 @@
+"""Tests of a whole run from the command line on real ranks, from one to four."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.records import COLUMNS
+
+pytestmark = pytest.mark.mpi
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``commbench run`` in ``cwd`` and return what it did."""
+    environment = {
+        **os.environ,
+        "OMPI_MCA_btl": "^ofi",
+        "NCCL_AUTH_TOKEN": "hush-hush",
+        "OMPI_MY_PASSWORD": "hush-hush",
+    }
+    command = [sys.executable, "-m", "commbench", "run", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Return the lines of a run's table."""
+    with (folder / "collectives.csv").open(encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        assert list(COLUMNS) == reader.fieldnames
+        return list(reader)
+
+
+@pytest.fixture(autouse=True)
+def libraries() -> None:
+    """Skip where there is nothing to measure with."""
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    pytest.importorskip("torch", reason="needs torch")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Path, ranks: int) -> None:
+    """Measure the collectives and the point-to-point operations; every row is ok and verified, or says why not."""
+    operations = (
+        "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
+    )
+    arguments = (
+        "-c",
+        operations,
+        "--sizes",
+        "8,4K",
+        "-n",
+        str(ranks),
+        "--oversubscribe",
+        "--launches",
+        "1",
+        "--out",
+        "r",
+    )
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "r")
+    pairs = {"latency", "sendrecv"}
+    unsupported = {row["operation"] for row in rows if row["status"] == "unsupported"}
+    assert (pairs if ranks == 1 else set()) == unsupported
+    measured = [row for row in rows if row["status"] == "ok"]
+    assert len(rows) == len(measured) + sum(row["status"] == "unsupported" for row in rows)
+    for row in measured:
+        assert row["wrong"] == "0"
+        assert 0 < float(row["time_us_ci_low"]) <= float(row["time_us"]) <= float(row["time_us_ci_high"])
+        assert float(row["harness_us"]) > 0
+        assert row["transport"]
+        assert str(ranks) == row["world_size"]
+    busy = len(os.sched_getaffinity(0)) < ranks
+    assert all(("oversubscribed" in row["flags"]) == busy for row in measured)
+
+
+def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:
+    """Repeat the command on the same directory: no new line, the same table; secrets are in no file."""
+    arguments = ("-c", "all_reduce", "--sizes", "8,64", "-n", "2", "--oversubscribe", "--launches", "2", "--out", "r")
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    samples = (tmp_path / "r" / "samples.jsonl").read_text()
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    assert samples == (tmp_path / "r" / "samples.jsonl").read_text()
+    cases: list[Any] = [json.loads(line) for line in samples.splitlines()]
+    assert len(cases) == 2 * 2 * 2
+    assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
+
+
+def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
+    """State a larger harness for the loop in Python, in rows that say which loop it was."""
+    harness = {}
+    for loop in ("native", "python"):
+        common = (
+            "-c",
+            "all_reduce",
+            "--sizes",
+            "8",
+            "--backend",
+            "mpi",
+            "-n",
+            "2",
+            "--oversubscribe",
+            "--launches",
+            "1",
+        )
+        assert run(*common, "--loop", loop, "--out", loop, cwd=tmp_path).returncode == 0
+        (row,) = rows_of(tmp_path / loop)
+        assert loop == row["loop"]
+        harness[loop] = float(row["harness_us"])
+    assert harness["native"] < harness["python"]
+
+
+def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
+    """Measure with every synchronisation and find it in the row; without one, operations follow each other."""
+    for sync, cadence in (("round-time", "isolated"), ("dissemination", "isolated"), ("none", "pipelined")):
+        arguments = (
+            "-c",
+            "all_reduce",
+            "--sizes",
+            "8",
+            "-n",
+            "2",
+            "--oversubscribe",
+            "--launches",
+            "1",
+            "--sync",
+            sync,
+        )
+        assert run(*arguments, "--out", sync, cwd=tmp_path).returncode == 0
+        for row in rows_of(tmp_path / sync):
+            assert (sync, cadence) == (row["sync"], row["cadence"])
+            assert float(row["skew_us"]) >= 0
