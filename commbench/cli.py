@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from commbench import __version__
 from commbench.advice import advise
@@ -40,10 +41,10 @@ from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
 from commbench.report.formats import STYLES, render
 from commbench.report.table import render_overlap, render_table, warnings_for
-from commbench.store import Run, Store, check_out, load_run
+from commbench.store import SAMPLES, SUMMARY, Run, Store, check_out, load_run
 from commbench.suites import Suite, load_suite
 from commbench.terminal import make_console, make_display
-from commbench.units import format_duration
+from commbench.units import counted, format_duration
 
 app = typer.Typer(
     name="commbench",
@@ -79,7 +80,9 @@ MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE
 StepFactor = Annotated[int | None, typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
 OsuRange = Annotated[
     str | None,
-    typer.Option("-m", "--message-size", metavar="MIN:MAX", help="As in OSU's benchmarks, but our sizes."),
+    typer.Option(
+        "-m", "--message-size", metavar="[MIN:]MAX", help="As in OSU's benchmarks, but our sizes; MIN is 4 B."
+    ),
 ]
 Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {_listed(BACKENDS)}.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {_listed(DTYPES)}.")]
@@ -291,7 +294,9 @@ def report(
 ) -> int:
     """Print a run's rows again, from its files; needs neither torch nor MPI."""
     _check_style(output_format)
-    _print_run(load_run(path), output_format, make_console())
+    run_ = load_run(path)
+    _print_run(run_, output_format, make_console())
+    _print_unfinished(run_, make_console(sys.stderr) if output_format != "table" else make_console())
     return 0
 
 
@@ -409,21 +414,14 @@ def _conduct(
     with Store.open(out, run_header(request, suite)) as store:
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
-            f"{kind} {suite.name}: {len(request.cases)} cases on {request.ranks} ranks in "
-            f"{request.budget.launches} launches by {launcher.name}, into {out}",
+            f"{kind} {suite.name}: {_extent(request)} by {launcher.name}, into {out}",
             markup=False,
             soft_wrap=True,
         )
         code = conduct(request, store, launcher, make_display(messages))
     finished = load_run(out)
     _print_run(finished, style, make_console())
-    if finished.info["status"] != "complete":
-        messages.print(
-            f"Not finished: {finished.info.get('reason') or finished.info['status']}. Everything measured is kept; "
-            f"the same command with --out {out} goes on from there.",
-            markup=False,
-            soft_wrap=True,
-        )
+    _print_unfinished(finished, messages)
     return code
 
 
@@ -472,11 +470,16 @@ def _show_plan(request: RunRequest, console: Console) -> int:
     for case in request.cases:
         console.print(str(case), markup=False)
     seconds = dry_run_estimate(len(request.cases), request.budget, request.budget.launches)
-    console.print(
-        f"{len(request.cases)} cases on {request.ranks} ranks in {request.budget.launches} launches, "
-        f"at most about {format_duration(seconds)}. Nothing was measured."
-    )
+    console.print(f"{_extent(request)}, at most about {format_duration(seconds)}. Nothing was measured.")
     return 0
+
+
+def _extent(request: RunRequest) -> str:
+    """``60 cases on 2 ranks in 6 launches``."""
+    return (
+        f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
+        f"in {counted(request.budget.launches, 'launch')}"
+    )
 
 
 # -------------------------------------------------------------------------------------------------- showing
@@ -495,7 +498,22 @@ def _print_run(run_: Run, style: str, console: Console) -> None:
     for advice in _advice(run_.info):
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
-    console.print(f"Results: {run_.path}/collectives.csv", markup=False, soft_wrap=True)
+    file = SUMMARY if (run_.path / SUMMARY).exists() else SAMPLES  # a run that was killed has no summary
+    console.print(f"Results: {run_.path / file}", markup=False, soft_wrap=True)
+
+
+def _print_unfinished(run_: Run, console: Console) -> None:
+    """Say why a run is not complete and how to go on; nothing where it is."""
+    status = run_.info.get("status", "complete")
+    if status == "complete":
+        return
+    why = run_.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
+    console.print(
+        f"Not finished: {why}. Everything measured is kept; the same command with --out {run_.path} goes on from "
+        "there.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _advice(info: Mapping[str, Any]) -> list[str]:
@@ -520,10 +538,13 @@ def _print_time(run_: Run, console: Console) -> None:
     total = sum(launch["seconds"] for launch in launches)
     if not total:
         return
+    hung = any(launch.get("status") == "hung" for launch in launches)
     parts = {
         "starting ranks": sum(launch["startup_s"] for launch in launches),
         "measuring": sum(launch["measuring_s"] for launch in launches),
-        "buffers, verification and collecting samples": sum(launch["other_s"] for launch in launches),
+        f"buffers, verification{', waiting for the hung rank' if hung else ''} and collecting samples": sum(
+            launch["other_s"] for launch in launches
+        ),
     }
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
     console.print(f"Where {format_duration(total)} went: {shares}.", markup=False)
@@ -539,7 +560,7 @@ def _facts_table(title: str, facts: dict[str, Any]) -> Table:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, "unknown" if value is None else str(value))
+        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is no style
     return table
 
 

@@ -107,7 +107,7 @@ def measure(
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock)
+    refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
     if refusal:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     if wrong:

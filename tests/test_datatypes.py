@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.collectives import REDOPS, Piece
+from commbench.communicators.base import STALE
 from commbench.datatypes import DTYPES, TILE, DataType, KnownData, find_dtype
 from commbench.errors import InputError, UnsupportedError
 
@@ -74,6 +75,17 @@ def test_averages_are_of_whole_numbers(size: int) -> None:
     held = contributions(DTYPES["float32"], size, "avg")
     assert ((held != 0).sum(axis=0) == 1).all()
     assert set(np.unique(held.sum(axis=0) / size)) <= {1.0, 2.0, 4.0, 8.0}
+
+
+@pytest.mark.parametrize(("name", "redop"), [*PAIRS, *((name, None) for name in DTYPES)])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
+def test_no_answer_is_what_a_buffer_holds_before(name: str, redop: str | None, size: int) -> None:
+    """Count every element as wrong that still holds the bytes that were there before the operation."""
+    dtype = DTYPES[name]
+    stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
+    source = None if redop else size - 1
+    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Piece(offset=0, count=TILE, source=source)])
+    assert TILE == answer.count_wrong(stale)
 
 
 def test_whole_numbers_have_no_average() -> None:

@@ -107,6 +107,20 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], shared_
     assert reason in record.reason
 
 
+@pytest.mark.parametrize(
+    ("operation", "message_bytes", "status"),
+    [("all_reduce", 40, "ok"), ("all_reduce", 44, "unsupported"), ("all_gather", 80, "ok")],
+)
+def test_more_elements_than_a_call_can_count_are_refused(
+    operation: str, message_bytes: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse a call of eleven elements where ten are the most, and count a rank's block where that is what is given."""
+    monkeypatch.setattr(FakeCommunicator, "most_elements", 10)
+    (record,) = FakeRun(ranks=2).launch([fake_case(operation, message_bytes)])
+    assert status == record.status
+    assert ("at most 10 elements" in record.reason) == (status == "unsupported")
+
+
 def test_a_lone_rank_has_no_partner() -> None:
     """Refuse an operation between two ranks on one."""
     (record,) = FakeRun(ranks=1).launch([fake_case("latency")])

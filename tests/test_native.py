@@ -37,7 +37,7 @@ class Recorded:
 
 
 def make_timer(
-    method: str = "none", meet: Any = (), tell: Any = (), instant: Any = None, slack_ns: int = 1
+    method: str = "none", meet: Any = (), tell: Any = (), instant: Any = None, slack_ns: int = 1_000_000_000
 ) -> tuple[NativeTimer, Progress]:
     """Return a timer whose control plane is what is given, and its progress."""
     progress = Progress()

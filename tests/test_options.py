@@ -37,8 +37,8 @@ MIB = 1024 * 1024
         ({"min_bytes": "8", "max_bytes": "8", "step_factor": 4}, (8,)),
         ({"step_factor": 2}, (32 * MIB,)),
         ({"osu_range": "4:16"}, (4, 8, 16)),
-        ({"osu_range": "4"}, (1, 2, 4)),
-        ({"osu_range": ":4"}, (1, 2, 4)),
+        ({"osu_range": "16"}, (4, 8, 16)),
+        ({"osu_range": ":16"}, (4, 8, 16)),
     ],
 )
 def test_three_spellings_of_sizes(options: dict[str, Any], expected: tuple[int, ...] | None) -> None:

@@ -27,12 +27,14 @@ class ScriptedTimer:
     control: ThreadControl
     time_ns: Callable[[int], float]
     late: Callable[[int], bool] = lambda _: False
+    apart_ns: int = 10**9
+    """From one start to the next."""
     name: str = "python"
     asked: list[tuple[int, int]] = field(default_factory=list)
     """(repetitions, batch) of every chunk."""
 
     def __post_init__(self) -> None:
-        self.sync = Synchroniser(self.control, SyncPlan(method="round-time", slack_ns=1000))
+        self.sync = Synchroniser(self.control, SyncPlan(method="round-time", slack_ns=1000, least_ns=1000))
         self._done = 0
 
     def prepare(self) -> None:
@@ -47,7 +49,7 @@ class ScriptedTimer:
         self.asked.append((repetitions, batch))
         which = range(self._done, self._done + repetitions)
         self._done += repetitions
-        start = np.arange(repetitions, dtype=np.int64) * 10**9
+        start = np.arange(repetitions, dtype=np.int64) * self.apart_ns
         lasting = np.array([round(batch * self.time_ns(i)) for i in which], dtype=np.int64)
         late = np.array([self.late(i) for i in which], dtype=np.bool_)
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
@@ -59,12 +61,18 @@ def sample(
     ranks: int = 1,
     frozen: Frozen | None = None,
     late: Callable[[int, int], bool] = lambda _r, _i: False,
+    apart_ns: int = 10**9,
     **changes: Any,
 ) -> tuple[Frozen, Samples, list[list[tuple[int, int]]], int]:
     """Sample ``time_ns(rank, n)``; what was settled, rank 0's samples, all ranks' chunks, the last slack."""
 
     def work(control: ThreadControl) -> tuple[Frozen, Samples | None, list[tuple[int, int]], int]:
-        timer = ScriptedTimer(control, time_ns=lambda i: time_ns(control.rank, i), late=lambda i: late(control.rank, i))
+        timer = ScriptedTimer(
+            control,
+            time_ns=lambda i: time_ns(control.rank, i),
+            late=lambda i: late(control.rank, i),
+            apart_ns=apart_ns,
+        )
         settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
         settled = sampler.settle(frozen)
@@ -140,6 +148,12 @@ def test_repeating_goes_on_until_sure() -> None:
     assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == asked[0][:5]
 
 
+def test_repetitions_within_a_moment_are_not_enough() -> None:
+    """Go on until repetitions span 5 ms, however well those of the first moment agree."""
+    _, samples, *_ = sample(lambda _r, _i: 10_000, apart_ns=100_000, frozen=Frozen(warmups=1, batch=1))
+    assert 51 <= samples.valid <= 77
+
+
 def test_repeating_ends_at_the_maximum() -> None:
     """Stop at the most repetitions that the rule allows."""
     rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
@@ -166,3 +180,12 @@ def test_endless_lateness_ends() -> None:
     """Give up after four times the least repetitions once time is up, with none that counts."""
     _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
     assert (0, 24) == (samples.valid, samples.late)
+
+
+def test_each_case_begins_with_the_calibrated_slack() -> None:
+    """Do not let one case whose starts were late slow down all that follow."""
+    plan = SyncPlan(method="round-time", slack_ns=7, least_ns=7)
+    plan.widen()
+    assert plan.slack_ns > 7
+    plan.reset()
+    assert 7 == plan.slack_ns

@@ -22,8 +22,8 @@ from commbench.timing.sync import SyncPlan
 
 #: Buffers begin on a page, as in OSU's benchmarks.
 ALIGNMENT = 4096
-#: What a receive buffer holds before an operation that must overwrite it.
-STALE = 0x5A
+#: What a receive buffer holds before an operation that must overwrite it: in int8 -91, which is no answer either.
+STALE = 0xA5
 
 
 class Communicator(ABC):
@@ -38,6 +38,8 @@ class Communicator(ABC):
     size: int
     loops: tuple[str, ...] = ("python",)
     """The timed loops it has, its best first."""
+    most_elements: int | None = None
+    """The most elements that one call can take; None where there is no limit."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 

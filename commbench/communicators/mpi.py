@@ -46,6 +46,7 @@ class MpiCommunicator(HostCommunicator):
 
     backend = "mpi"
     loops = ("native", "python")
+    most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
 
     def __init__(self, control: MpiControl) -> None:
         self._control = control

@@ -59,13 +59,13 @@ class _Run:
         try:
             with self.interrupts:
                 ending = self._launches()
+                if ending.status != "refused":  # still within: a second Ctrl-C must not keep the end from run.json
+                    return self._finish(ending)
         except BaseException as error:
             self.store.update(status="partial", reason=str(error))
             raise
-        if ending.status == "refused":
-            self.store.update(status=self.known.get("status", "partial"))
-            raise InputError(ending.reason)
-        return self._finish(ending)
+        self.store.update(status=self.known.get("status", "partial"))
+        raise InputError(ending.reason)
 
     def _finish(self, ending: Ending) -> int:
         """Write how the run ended and return the exit code for it."""

@@ -303,9 +303,7 @@ def _seen_one(_: str, __: Mapping[str, Any]) -> str:
 
 
 def _seen_few(_: str, __: Mapping[str, Any]) -> str:
-    return (
-        "come from fewer than 6 launches, so their interval assumes log-normal launches: use 6, as every --budget does"
-    )
+    return "come from fewer than 6 launches, so their interval assumes log-normal launches: add launches, 6 at least"
 
 
 def _more_launches(info: Mapping[str, Any]) -> str:

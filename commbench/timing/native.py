@@ -153,7 +153,7 @@ def _align(
     while _now(clock, timespec) < target:
         if yield_address != 0:
             _call_address(yield_address, (0,))
-    return False
+    return bool(_now(clock, timespec) - target > slack_ns)  # the system took the core while we waited
 
 
 @njit(nogil=True, cache=True)
