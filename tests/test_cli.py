@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import make_info, make_record
 
 from commbench import cli
+from commbench.store import Store
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
@@ -153,7 +155,7 @@ def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
     """Accept more ranks than slots with --oversubscribe."""
     outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 5 --oversubscribe --dry-run")
     assert (0, "") == (outcome.code, outcome.err)
-    assert "1 cases on 5 ranks" in outcome.out
+    assert "1 case on 5 ranks in 6 launches" in outcome.out
 
 
 @pytest.mark.parametrize("command", ["", "bench ", "run ", "compare ", "report ", "env "])
@@ -189,3 +191,26 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n"))
     assert done.stderr.startswith("commbench: Unknown operation")
     assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"status": "running"}, ["Not finished: it is running, or was killed.", "Results: mine/samples.jsonl"]),
+        ({"status": "interrupted", "reason": "interrupted by SIGINT"}, ["Not finished: interrupted by SIGINT."]),
+    ],
+)
+def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: dict[str, str], words: list[str]) -> None:
+    """Say why the run is not complete, how to go on, and which of its files there is."""
+    with Store.open(commbench.home / "mine", make_info(**fields)) as store:
+        store.append(make_record())
+    outcome = commbench("report mine")
+    assert 0 == outcome.code
+    assert all(part in outcome.out for part in words), outcome.out
+    assert "--out mine goes on from there" in outcome.out
+
+
+def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print what to install as it is to be typed."""
+    monkeypatch.setattr("commbench.cli._probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
+    assert "pip install 'commbench[mpi]'" in commbench("env").out

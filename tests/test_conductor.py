@@ -25,7 +25,7 @@ from commbench.cases import Sweep
 from commbench.errors import InputError
 from commbench.launch.conductor import RunRequest, conduct
 from commbench.launch.launchers import Launcher, MpirunLauncher
-from commbench.store import load_run
+from commbench.store import Store, load_run
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 REQUEST = make_request(CASES)
@@ -198,6 +198,20 @@ def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, number: signal.
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
     assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write that the run was interrupted even where the signal comes again while the summary is written."""
+    write = Store.write_summary
+
+    def impatient(store: Store) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(store)
+
+    monkeypatch.setattr(Store, "write_summary", impatient)
+    display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=1)
+    ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
+    assert (130, "interrupted") == (ended, info["status"])
 
 
 # --------------------------------------------------------------------------------------------------- real ranks

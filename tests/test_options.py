@@ -153,3 +153,9 @@ def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> N
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(sizes=[8], backends=["fake"])])
     left, _ = usable_suite(suite, asked=False, launcher="mpirun")
     assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in left.sweeps]
+
+
+def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
+    """Blame the launcher that was chosen, not one that was not found."""
+    with pytest.raises(InputError, match="not by torchrun; use mpirun"):
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, launcher="torchrun")

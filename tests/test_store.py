@@ -196,6 +196,19 @@ def test_another_plan_is_refused(tmp_path: Path) -> None:
     ) == refusal(tmp_path / "mine", make_info(plan=plan))
 
 
+@pytest.mark.parametrize(
+    ("kept", "asked", "words"),
+    [
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases, as many as here"),
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "cases is 2 there and 3 here"),
+    ],
+)
+def test_other_cases_are_refused_without_digests(tmp_path: Path, kept: Any, asked: Any, words: str) -> None:
+    """Say in words that cases differ: a digest tells a person nothing."""
+    make_run(tmp_path / "mine", [], plan=kept)
+    assert f"another plan ({words}); " in refusal(tmp_path / "mine", make_info(plan=asked))
+
+
 def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
     """Compare plans as JSON: a tuple is a list."""
     make_run(tmp_path / "mine", [], plan={"sizes": [8, 64]})

@@ -1,5 +1,6 @@
 """Tests of tables for people and of the warnings under them."""
 
+import dataclasses
 import io
 import math
 
@@ -216,3 +217,10 @@ def test_failures_come_first_with_a_reason() -> None:
 def test_clean_rows_have_no_warning() -> None:
     """Stay silent where there is no doubt."""
     assert [] == warnings_for(summarise_run(make_launches(STEADY), make_info()), make_info())
+
+
+def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
+    """Do not print the ends that two launches far apart leave to Student's t."""
+    row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
+    assert "1.00 us [wide]" == format_time_us(row)
+    assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))

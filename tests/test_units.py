@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.errors import InputError
-from commbench.units import algbw_GBps, format_duration, format_size, format_time, parse_size, parse_sizes
+from commbench.units import algbw_GBps, counted, format_duration, format_size, format_time, parse_size, parse_sizes
 
 
 @pytest.mark.parametrize(
@@ -184,3 +184,8 @@ def test_bandwidth_counts_in_thousands() -> None:
     """Divide bytes by time with GB = 1e9, though sizes count in 1024."""
     assert pytest.approx(1.0) == algbw_GBps(1e9, 1e6)
     assert pytest.approx(1.048576) == algbw_GBps(parse_size("1M"), 1000.0)
+
+
+def test_nouns_follow_their_number() -> None:
+    """Write one launch, but two launches and no ranks."""
+    assert ["1 launch", "2 launches", "0 ranks"] == [counted(1, "launch"), counted(2, "launch"), counted(0, "rank")]

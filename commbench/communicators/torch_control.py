@@ -16,9 +16,7 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise InputError(
-        "Backend gloo needs PyTorch, which is not installed: pip install 'commbench[torch]' -c constraints.txt."
-    ) from error
+    raise InputError("Backend gloo needs PyTorch, which is not installed: pip install torch.") from error
 
 T = TypeVar("T")
 

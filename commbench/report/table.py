@@ -39,6 +39,9 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
 
 Columns = dict[str, list[Row]]
 
+#: An interval that reaches so many times the time itself says "wide" instead of its ends.
+UNBOUNDED = 20
+
 
 # ------------------------------------------------------------------------------------------------------- tables
 
@@ -168,6 +171,8 @@ def format_time_us(row: Row) -> str:
         return text
     decimals = len(number.partition(".")[2])
     scale = {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
+    if row.time_us_ci_high > UNBOUNDED * row.time_us:
+        return f"{text} [wide]"  # two launches that differ leave an interval of many powers of ten
     low, high = (f"{bound * scale:.{decimals}f}" for bound in (row.time_us_ci_low, row.time_us_ci_high))
     return f"{text} [{low}, {high}]"
 
@@ -313,7 +318,7 @@ def _more_launches(info: Mapping[str, Any]) -> str:
     if budget == names[-1]:
         return f"--budget {budget} is in use already, so add launches"
     following = names[names.index(budget) + 1] if budget in names else names[-1]
-    return f"try --budget {following}"
+    return f"try --budget {following} with a new --out"
 
 
 _SEEN: dict[str, Callable[[str, Mapping[str, Any]], str]] = {

@@ -1,0 +1,115 @@
+"""The options that commands share: what each is called, takes and means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, SYNCS
+from commbench.collectives import OPERATIONS, REDOPS
+from commbench.datatypes import DTYPES
+from commbench.report.formats import STYLES
+
+
+def listed(names: Any) -> str:  # noqa: ANN401 - any iterable of names
+    """Names as people list them."""
+    return ", ".join(names)
+
+
+Collective = Annotated[
+    str | None,
+    typer.Option("--collective", "-c", metavar="NAMES", help=f"Operations, comma-separated: {listed(OPERATIONS)}."),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="SIZES",
+        help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are 1024-based. "
+        "The size is nccl-tests': the larger of a rank's send and receive buffer.",
+    ),
+]
+MinBytes = Annotated[str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="As in nccl-tests.")]
+MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="As in nccl-tests.")]
+StepFactor = Annotated[int | None, typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
+OsuRange = Annotated[
+    str | None,
+    typer.Option(
+        "-m", "--message-size", metavar="[MIN:]MAX", help="As in OSU's benchmarks, but our sizes; MIN is 4 B."
+    ),
+]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {listed(BACKENDS)}.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {listed(DTYPES)}.")]
+Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {listed(REDOPS)}.")]
+Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations.")]
+InPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--in-place",
+        metavar="WHICH",
+        help=f"One of {listed(IN_PLACE)}; by default reductions to all or one are in place, others not.",
+    ),
+]
+Pattern = Annotated[
+    str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {listed(PATTERNS)}.")
+]
+Sync = Annotated[
+    str | None,
+    typer.Option(
+        "--sync",
+        metavar="HOW",
+        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock, else a "
+        "dissemination barrier.",
+    ),
+]
+Loop = Annotated[
+    str | None,
+    typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {listed(LOOPS)}. auto: native where the backend has it."),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, at most 8."),
+]
+BudgetName = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="NAME",
+        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): how sure to be.",
+    ),
+]
+Launches = Annotated[int | None, typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
+TimeLimit = Annotated[
+    float | None, typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
+]
+CaseTimeout = Annotated[
+    float, typer.Option("--case-timeout", metavar="S", help="A case without progress for so many seconds is hung.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option("--like", metavar="RUN", help="Batch and warm up as that run did: to compare with it in every case."),
+]
+Hostfile = Annotated[
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
+]
+Oversubscribe = Annotated[
+    bool, typer.Option("--oversubscribe", help="Allow more ranks than cores; such rows are flagged.")
+]
+LauncherName = Annotated[
+    str | None, typer.Option("--launcher", metavar="NAME", help="mpirun or torchrun; found by itself.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the time they may take; measure nothing.")]
+Format = Annotated[
+    str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: table, {listed(STYLES)}.")
+]
+RoleName = Annotated[
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="conductor or rank, where the launcher is not recognised."),
+]
