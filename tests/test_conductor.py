@@ -288,7 +288,8 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request)
     assert 3 == code
     assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
-    assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
+    # Rank 1 raises in its third case; rank 0 may by then have written the second, or be ended on the way to it.
+    assert [status for _, _, status in measured(tmp_path / "run")] in (["ok", "ok", "failed"], ["ok", "failed"])
     assert "ValueError: boom" in [line.strip() for line in display.lines]
     assert_resumes(tmp_path / "run", request)
 

