@@ -34,8 +34,8 @@ except (ImportError, RuntimeError) as error:
 
 T = TypeVar("T")
 
-#: How long a patient wait sleeps between two looks: ranks then start about 40 us apart. With shorter naps they start
-#: together, and on two cores Gloo's threads collide with ours: half of all operations take a scheduler tick of 4 ms.
+#: How long a patient wait sleeps between two looks: ranks then start about 40 us apart. Chosen by trying 5,
+#: 20, 40 and 80 us on two cores: with 5 many Gloo operations took milliseconds, see docs/measuring.md.
 NAP_S = 20e-6
 #: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}

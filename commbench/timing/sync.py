@@ -55,8 +55,8 @@ class SyncPlan:
 def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
     """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier.
 
-    A backend that hands its work to threads of its own gets a patient barrier: at an agreed instant all ranks' threads
-    want the cores in the same microsecond, and on a small machine the kernel then parks some for a whole tick (4 ms).
+    A backend that hands its work to threads of its own gets a patient barrier: begun at one instant,
+    many operations of Gloo took milliseconds on a small machine (docs/measuring.md says what is known of it).
     """
     if requested != "auto":
         return requested
