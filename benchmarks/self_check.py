@@ -22,7 +22,7 @@ from commbench.budgets import BUDGETS, Budget
 from commbench.cases import Sweep
 from commbench.environment import git_commit
 from commbench.errors import CommbenchError, InputError, LaunchError
-from commbench.launch.conductor import RunRequest, conduct
+from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.launch.plan import frozen_values
 from commbench.options import default_out, make_request, run_header
@@ -70,7 +70,7 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
     argv = {"argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]]}
     with ExitStack() as stack:
         stores = {
-            side: stack.enter_context(Store.open(folder / side, {**run_header(request, suite), **argv}))
+            side: stack.enter_context(Store.open(folder / side, {**run_header(suite.name, [request]), **argv}))
             for side, request in requests.items()
         }
         for side, launch in launch_order(requests["a"].budget.launches):
@@ -78,7 +78,8 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
             budget = replace(requests[side].budget, launches=launch + 1)
             # Both sides keep what the very first launch found: one experiment, whose launches differ in name only.
             frozen = frozen_values(stores["a"].records)
-            code = conduct(replace(requests[side], budget=budget, frozen=frozen), stores[side], launcher, display)
+            request = replace(requests[side], budget=budget, frozen=frozen)
+            code = conduct(single_stage(request), stores[side], launcher, display, fail_fast=True)
             if code:
                 reason = stores[side].info.get("reason") or "wrong data"
                 raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}: {reason}")

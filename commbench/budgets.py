@@ -26,3 +26,54 @@ BUDGETS = {
         Budget(name="rigorous", launches=20, relative_half_width=0.01, slice_s=1.0),
     )
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBudget:
+    """How often a training sweep is launched, and how long a configuration trains in a launch."""
+
+    name: str
+    launches: int
+    """Launches of the sweep; every one trains every configuration."""
+    confirm_launches: int
+    """Fresh launches of the baseline and the winners alone, on which the recommendation rests."""
+    block_s: float
+    """Timed steps of one block take about so long on the baseline; no configuration makes fewer steps than it."""
+    confirm_blocks: int
+    """Blocks of each configuration in a fresh launch, taken in turns."""
+    relative_half_width: float
+    """Half-width of the interval of a step that is aimed at."""
+    aim_s: float | None = None
+    """What the whole sweep should take: launches are left out rather than exceed it, never below two."""
+
+
+TRAINING_BUDGETS = {
+    budget.name: budget
+    for budget in (
+        TrainingBudget(
+            name="quick",
+            launches=3,
+            confirm_launches=6,
+            block_s=0.5,
+            confirm_blocks=2,
+            relative_half_width=0.05,
+            aim_s=70.0,
+        ),
+        TrainingBudget(
+            name="standard",
+            launches=6,
+            confirm_launches=10,
+            block_s=2.0,
+            confirm_blocks=3,
+            relative_half_width=0.02,
+        ),
+        TrainingBudget(
+            name="rigorous",
+            launches=10,
+            confirm_launches=20,
+            block_s=5.0,
+            confirm_blocks=4,
+            relative_half_width=0.01,
+        ),
+    )
+}

@@ -8,11 +8,14 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
 from commbench.errors import InputError
 from commbench.units import format_size, parse_sizes
+
+T = TypeVar("T")
 
 BACKENDS = ("mpi", "gloo", "fake")
 PATTERNS = ("flat",)
@@ -181,7 +184,7 @@ def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
     return list(dict.fromkeys(case for sweep in sweeps for case in sweep.cases(world_size)))
 
 
-def shuffled(cases: Sequence[Case], seed: int, launch: int) -> list[Case]:
+def shuffled(cases: Sequence[T], seed: int, launch: int) -> list[T]:
     """The order of one launch: a shuffle fixed by the run's seed and the launch's number."""
     order = list(cases)
     random.Random(f"{seed}:{launch}").shuffle(order)

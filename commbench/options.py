@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -87,9 +88,9 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
     """
-    lacking = {backend: _lacking(backend, launcher) for backend in suite.backends}
-    sentences = [sentence for sentence in lacking.values() if sentence]
-    left = [backend for backend, sentence in lacking.items() if not sentence]
+    lacks = {backend: lacking(backend, launcher) for backend in suite.backends}
+    sentences = [sentence for sentence in lacks.values() if sentence]
+    left = [backend for backend, sentence in lacks.items() if not sentence]
     if sentences and (asked or not left):
         raise InputError(sentences[0])
     if not sentences:
@@ -99,7 +100,8 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def _lacking(backend: str, launcher: str) -> str | None:
+def lacking(backend: str, launcher: str) -> str | None:
+    """One sentence on why ``backend`` cannot be used on this machine with ``launcher``; None where it can."""
     if backend == "mpi" and launcher == "torchrun":
         return (
             "Backend mpi needs ranks started by mpirun or srun, not by torchrun; use mpirun (where there is none: "
@@ -149,12 +151,17 @@ def make_request(
     return RunRequest(
         cases=cases,
         ranks=ranks,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
+        seed=draw_seed(seed),
         budget=budget,
         case_timeout_s=case_timeout_s,
         time_limit_s=time_limit_s,
         frozen=frozen_values(load_run(like).records) if like else {},
     )
+
+
+def draw_seed(seed: int | None) -> int:
+    """The seed that was given, 0 too, else one by chance."""
+    return secrets.randbelow(2**31) if seed is None else seed
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
@@ -172,31 +179,41 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
         )
 
 
-def plan_identity(request: RunRequest) -> dict[str, Any]:
-    """What must be equal for a run to be resumed in the same directory."""
-    digest = hashlib.sha256("\n".join(case.key for case in request.cases).encode()).hexdigest()
+def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
+    """What must be equal for a run to be resumed in the same directory: of the stages that are known beforehand."""
+    keys = [case.key for request in requests for case in request.cases]
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     return {
-        "ranks": request.ranks,
-        "budget": request.budget.name,
-        "cases": len(request.cases),
+        "ranks": requests[0].ranks,
+        "budget": requests[0].budget.name,
+        "cases": len(keys),
         "cases_sha256": digest[:16],
     }
 
 
-def run_header(request: RunRequest, suite: Suite) -> Mapping[str, Any]:
-    """What ``run.json`` says from the first moment on."""
+def run_header(
+    name: str, requests: Sequence[RunRequest], info: Mapping[str, Any] = MappingProxyType({})
+) -> Mapping[str, Any]:
+    """What ``run.json`` says from the first moment on.
+
+    Args:
+        name: of the suite or the workload.
+        requests: as for `plan_identity`.
+        info: what else is to stand there.
+    """
     return {
-        "suite": suite.name,
+        **info,
+        "suite": name,
         "argv": ["commbench", *sys.argv[1:]],
-        "seed": request.seed,
+        "seed": requests[0].seed,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_commit": git_commit(Path(__file__).parent),
-        "plan": plan_identity(request),
+        "plan": plan_identity(requests),
         "status": "running",
     }
 
 
-def default_out(suite: str) -> Path:
-    """``results/<UTC time>-<suite>-<host>``."""
+def default_out(name: str) -> Path:
+    """``results/<UTC time>-<suite or workload>-<host>``."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / f"{stamp}-{suite}-{socket.gethostname().split('.')[0]}"
+    return Path("results") / f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"

@@ -87,6 +87,10 @@ TimeLimit = Annotated[
 CaseTimeout = Annotated[
     float, typer.Option("--case-timeout", metavar="S", help="A case without progress for so many seconds is hung.")
 ]
+FailFast = Annotated[
+    bool,
+    typer.Option("--fail-fast", help="End the run at the first case that fails or hangs; else it goes on without it."),
+]
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),

@@ -15,25 +15,51 @@ from commbench.errors import InputError
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
 from commbench.report.table import render_overlap, render_table, warnings_for
-from commbench.store import SAMPLES, SUMMARY, Run
+from commbench.report.training import render_training
+from commbench.store import DDP, SAMPLES, SUMMARY, Run
+from commbench.tables import csv_text
+from commbench.training.records import DDP_COLUMNS
 from commbench.units import format_duration
 
 
 def print_run(run_: Run, style: str, console: Console) -> None:
     """Rows in the style asked for; with the table also doubts, and where the time went."""
     if style != "table":
-        sys.stdout.write(render(run_.rows, style))
+        sys.stdout.write("\n".join(_texts(run_, style)))
         return
+    if run_.records or not run_.training_records:
+        _print_collectives(run_, console)
+    if run_.training_records:
+        for part in render_training(run_):
+            console.print(part)
+    for advice in _advice(run_.info):
+        console.print(f"- {advice}", markup=False)
+    _print_time(run_, console)
+    console.print(f"Results: {run_.path / _results_file(run_)}", markup=False, soft_wrap=True)
+
+
+def _texts(run_: Run, style: str) -> list[str]:
+    """What there is of each kind, as text that ends in a newline."""
+    collectives = [render(run_.rows, style)] if run_.records or not run_.training_records else []
+    if not run_.training_records:
+        return collectives
+    if style == "csv":
+        return [*collectives, csv_text(run_.training_rows, DDP_COLUMNS)]
+    return [*collectives, "# training configurations have no place in this format; use --format table or csv\n"]
+
+
+def _print_collectives(run_: Run, console: Console) -> None:
     console.print(render_table(run_.rows, width=console.width))
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    for advice in _advice(run_.info):
-        console.print(f"- {advice}", markup=False)
-    _print_time(run_, console)
-    file = SUMMARY if (run_.path / SUMMARY).exists() else SAMPLES  # a run that was killed has no summary
-    console.print(f"Results: {run_.path / file}", markup=False, soft_wrap=True)
+
+
+def _results_file(run_: Run) -> str:
+    """The table to look at first; a run that was killed has none."""
+    tables = [SUMMARY, DDP] if run_.records else [DDP, SUMMARY]
+    return next((name for name in tables if (run_.path / name).exists()), SAMPLES)
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
@@ -42,6 +68,7 @@ def print_unfinished(run_: Run, console: Console) -> None:
     if status == "complete":
         return
     why = run_.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
+    why = why.rstrip(".")
     console.print(
         f"Not finished: {why}. Everything measured is kept; the same command with --out {run_.path} goes on from "
         "there.",
@@ -73,10 +100,12 @@ def _print_time(run_: Run, console: Console) -> None:
     if not total:
         return
     hung = any(launch.get("status") == "hung" for launch in launches)
+    kinds = {"buffers, verification": run_.records, "building models": run_.training_records}
+    other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])
     parts = {
         "starting ranks": sum(launch["startup_s"] for launch in launches),
         "measuring": sum(launch["measuring_s"] for launch in launches),
-        f"buffers, verification{', waiting for the hung rank' if hung else ''} and collecting samples": sum(
+        " and ".join([*([", ".join(other)] if other else []), "collecting samples"]): sum(
             launch["other_s"] for launch in launches
         ),
     }

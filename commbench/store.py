@@ -1,15 +1,11 @@
 """A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
 
 import contextlib
-import csv
-import dataclasses
 import fcntl
-import io
 import json
-import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,16 +14,23 @@ from typing import Any
 
 from commbench.collectives import find_operation
 from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, OverlapRow, Record, Row
 from commbench.summary import overlap_rows, summarise_run
+from commbench.tables import csv_text
+from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRecord, TrainingRow
+from commbench.training.summary import bucket_rows, training_rows
 
 RUN = "run.json"
 SAMPLES = "samples.jsonl"
 SUMMARY = "collectives.csv"
 OVERLAP = "overlap.csv"
+DDP = "ddp.csv"
+BUCKETS = "buckets.csv"
+RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
-_SCAFFOLD = frozenset({LOCK, f".{RUN}.tmp", f".{SUMMARY}.tmp", f".{OVERLAP}.tmp"})
+_SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in (RUN, SUMMARY, OVERLAP, DDP, BUCKETS, RECOMMENDATION))})
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -41,12 +44,26 @@ class Run:
     info: Mapping[str, Any]
     """What ``run.json`` holds."""
     records: tuple[Record, ...]
-    """What ``samples.jsonl`` holds, in the order of writing."""
+    """What ``samples.jsonl`` holds of collectives, in the order of writing."""
+    training_records: tuple[TrainingRecord, ...] = ()
+    """What it holds of training, likewise."""
+    recommendation: Mapping[str, Any] | None = None
+    """What ``recommendation.json`` holds; None where nothing was concluded."""
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
         """The lines of ``overlap.csv``; empty without non-blocking collectives."""
         return overlap_rows(self.records, self.info)
+
+    @cached_property
+    def training_rows(self) -> list[TrainingRow]:
+        """The lines of ``ddp.csv``; empty where nothing was trained."""
+        return training_rows(self.training_records, self.info)
+
+    @cached_property
+    def bucket_rows(self) -> list[BucketRow]:
+        """The lines of ``buckets.csv``; empty where nothing was trained."""
+        return bucket_rows(self.training_records, self.info)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -69,15 +86,33 @@ def load_run(path: str | Path) -> Run:
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
         records, _ = _read_samples(path)
-        return Run(path=path, info=_read_info(path), records=tuple(records))
+        return Run(
+            path=path,
+            info=_read_info(path),
+            records=collective_records(records),
+            training_records=training_records(records),
+            recommendation=_read_recommendation(path),
+        )
+
+
+def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}); restore it or choose another directory.") from error
+
+
+def _read_recommendation(path: Path) -> dict[str, Any] | None:
+    file = path / RECOMMENDATION
+    conclusion = _read_json(file) if file.exists() else None
+    if conclusion is not None and not isinstance(conclusion, dict):
+        raise InputError(f"{file} is no recommendation of commbench; remove it to go on.")
+    return conclusion
 
 
 def _read_info(path: Path) -> dict[str, Any]:
     file = path / RUN
-    try:
-        info = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}); restore it or choose another directory.") from error
+    info = _read_json(file)
     if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
         raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
     if info["schema"] > SCHEMA:
@@ -88,12 +123,12 @@ def _read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _read_samples(path: Path) -> tuple[list[Record], int]:
+def _read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     """The records and how many bytes of the file they fill: a last line that a crash tore is left out."""
     file = path / SAMPLES
     data = file.read_bytes() if file.exists() else b""
     *lines, unfinished = data.split(b"\n")
-    records: list[Record] = []
+    records: list[AnyRecord] = []
     sound = 0
     for number, line in enumerate(lines, start=1):
         try:
@@ -108,9 +143,10 @@ def _read_samples(path: Path) -> tuple[list[Record], int]:
     return records, sound
 
 
-def _decode(line: bytes) -> Record:
-    record = Record.from_json(json.loads(line))
-    find_operation(record.case.operation)
+def _decode(line: bytes) -> AnyRecord:
+    record = read_record(json.loads(line))
+    if isinstance(record, Record):
+        find_operation(record.case.operation)
     return record
 
 
@@ -235,8 +271,8 @@ class Store:
     path: Path
     info: dict[str, Any]
     """What ``run.json`` holds; change it by `update`."""
-    records: list[Record]
-    """All records on disk, in the order of writing."""
+    records: list[AnyRecord]
+    """All records on disk, of collectives and of training, in the order of writing."""
     resumed: bool
     """Whether the directory held this run before."""
 
@@ -279,7 +315,12 @@ class Store:
                 os.close(lock)
                 raise
 
-    def append(self, record: Record) -> None:
+    @property
+    def training_records(self) -> tuple[TrainingRecord, ...]:
+        """Those of training among the records."""
+        return training_records(self.records)
+
+    def append(self, record: AnyRecord) -> None:
         """Write a record as one line and wait until it is on disk.
 
         Raises:
@@ -307,18 +348,34 @@ class Store:
             _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
 
     def write_summary(self) -> list[Row]:
-        """Write ``collectives.csv`` (and ``overlap.csv`` for non-blocking cases), each in one step; return the rows.
+        """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
+
+        These are ``collectives.csv``, unless all records are of training, ``overlap.csv`` for non-blocking
+        collectives, ``ddp.csv`` and ``buckets.csv`` for training.
+
+        Raises:
+            LaunchError: one could not be written; the old file is unharmed.
+        """
+        collectives, trainings = collective_records(self.records), training_records(self.records)
+        rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
+        with _refusing(self.path / SUMMARY, LaunchError):
+            if collectives or not trainings:
+                _replace(self.path / SUMMARY, csv_text(rows, COLUMNS))
+            if overlaps:
+                _replace(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
+            if trainings:
+                _replace(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
+                _replace(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))
+        return rows
+
+    def write_recommendation(self, conclusion: Mapping[str, Any]) -> None:
+        """Write ``recommendation.json`` in one step.
 
         Raises:
             LaunchError: it could not be written; the old file is unharmed.
         """
-        rows = summarise_run(self.records, self.info)
-        overlaps = overlap_rows(self.records, self.info)
-        with _refusing(self.path / SUMMARY, LaunchError):
-            _replace(self.path / SUMMARY, csv_text(rows, COLUMNS))
-            if overlaps:
-                _replace(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
-        return rows
+        with _refusing(self.path / RECOMMENDATION, LaunchError):
+            _replace(self.path / RECOMMENDATION, _encode(conclusion, indent=1) + "\n")
 
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
@@ -366,31 +423,3 @@ def _sync_directory(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# --------------------------------------------------------------------------------------------------- the table
-
-
-def csv_text(rows: Iterable[Row] | Iterable[OverlapRow], columns: Sequence[str] = COLUMNS) -> str:
-    """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
-    return stream.getvalue()
-
-
-def _cell(name: str, value: object) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(float(f"{value:.6g}"))
-    text = str(value)
-    if name != "reason":
-        return text
-    sentence = " ".join(text.split())
-    return (
-        f"'{sentence}" if sentence[:1] in {"=", "+", "-", "@"} else sentence
-    )  # spreadsheets run such text as a formula

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,18 +21,49 @@ HARNESS_SHARE = 0.05
 TICKS = 2
 DEFAULT_TICK_US = 0.01
 
-#: Flags that are judged anew for the row; the others are kept from the records.
 #: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
 _SHARED_COLUMNS = (
     *("schema", "run_id", "backend", "operation", "dtype", "redop", "in_place"),
     *("message_bytes", "osu_bytes"),
 )
+#: Flags that are judged anew for the row; the others are kept from the records.
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
 
 
-def latest(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
+class _Keyed(Protocol):
+    """A case of any kind."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it within a run."""
+
+
+class Launched(Protocol):
+    """The record of a case of any kind in one launch."""
+
+    @property
+    def case(self) -> _Keyed:
+        """What was measured."""
+
+    @property
+    def launch(self) -> int:
+        """In which launch."""
+
+    @property
+    def status(self) -> str:
+        """How it ended, ``ok`` or otherwise."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence where it is not ok."""
+
+
+AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
+
+
+def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
     """The last record of each (case key, launch), in the order of writing: a repeated case replaces its failure."""
-    found: dict[tuple[str, int], Record] = {}
+    found: dict[tuple[str, int], AnyLaunched] = {}
     for record in records:
         pair = (record.case.key, record.launch)
         found.pop(pair, None)
@@ -40,9 +71,9 @@ def latest(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
     return found
 
 
-def records_by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
+def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
     """The latest record of each launch of each case, by case key, in the order of writing."""
-    by_case: dict[str, list[Record]] = {}
+    by_case: dict[str, list[AnyLaunched]] = {}
     for record in latest(records).values():
         by_case.setdefault(record.case.key, []).append(record)
     return by_case
@@ -121,6 +152,11 @@ def _outcome(records: Sequence[Record]) -> tuple[str, str]:
             f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of {len(records)} launches."
         )
         return "wrong", next((record.reason for record in wrong if record.reason), counted)
+    return last_outcome(records)
+
+
+def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
+    """Status and reason of a case without wrong data: ok if any launch is and the latest did not fail."""
     last = records[-1]
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return last.status, last.reason
@@ -213,27 +249,41 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
     if not timed:
         return []
     seen = Counter(flag for record in timed for flag in set(record.flags))
+    ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
-        "one_launch": len(timed) == 1,
-        "few_launches": 1 < len(timed) < MANY_LAUNCHES,
-        "ci_wide": _is_wide(row, info),
+        "ci_wide": is_wide(row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks),
         "bimodal": 2 * seen["bimodal"] >= len(timed),
         "unsteady": 2 * seen["unsteady"] >= len(timed),
-        "bimodal_launches": stats.is_bimodal(launch_medians(timed, ("ok", "wrong"))),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
     flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
-    return [flag for flag in FLAGS if flag in flags] + sorted(flags - FLAGS.keys())
+    return ordered(flags | launch_flags(launch_medians(timed, ("ok", "wrong"))), FLAGS)
 
 
-def _is_wide(row: Row, info: Mapping[str, Any]) -> bool:
-    """Whether the interval misses the budget's target although the clock could resolve it."""
+def launch_flags(medians: Sequence[float]) -> set[str]:
+    """The doubts that follow from the launches alone: how many there are, and how their medians lie."""
+    judged = {
+        "one_launch": len(medians) == 1,
+        "few_launches": 1 < len(medians) < MANY_LAUNCHES,
+        "bimodal_launches": stats.is_bimodal(medians),
+    }
+    return {flag for flag, raised in judged.items() if raised}
+
+
+def is_wide(
+    value: float | None, low: float | None, high: float | None, info: Mapping[str, Any], *, at_least: float = 0.0
+) -> bool:
+    """Whether an interval misses the budget's target and its half width is beyond what the clock could resolve."""
     target = info.get("relative_half_width")
-    if target is None or row.time_us is None or row.time_us_ci_low is None or row.time_us_ci_high is None:
+    if target is None or value is None or low is None or high is None:
         return False
-    half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2
-    ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
-    return half_width > max(float(target) * row.time_us, ticks)
+    return (high - low) / 2 > max(float(target) * value, at_least)
+
+
+def ordered(flags: set[str], known: Iterable[str]) -> list[str]:
+    """The flags in the order in which they are known, unknown ones last."""
+    names = list(known)
+    return [flag for flag in names if flag in flags] + sorted(flags.difference(names))
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from commbench.kinds import AnyRecord
 from commbench.launch.display import Display
-from commbench.records import Record
 from commbench.units import format_duration
 
 #: Columns when nobody says how wide the output may be (a log file).
@@ -43,15 +43,15 @@ class LineDisplay:
         self._eta_s = 0.0
         self._place = (0, 0)
 
-    def launch_started(self, launch: int, launches: int) -> None:
+    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
         """Say which launch begins."""
-        self._launch = f"launch {launch + 1} of {launches}"
+        self._launch = f"{stage + ' ' if stage else ''}launch {launch + 1} of {launches}"
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch
         """Remember how far the run is."""
         self._place, self._eta_s = (done + 1, total), eta_s
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """Say what cannot be shown later: a case that failed."""
         if record.status in {"failed", "hung", "wrong"}:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
@@ -81,9 +81,9 @@ class BarDisplay(LineDisplay):
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
-    def launch_started(self, launch: int, launches: int) -> None:
+    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
         """Show that ranks are being started."""
-        super().launch_started(launch, launches)
+        super().launch_started(launch, launches, stage)
         self._update(f"{self._launch}: starting ranks")
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:

@@ -11,10 +11,9 @@ import psutil
 import pytest
 
 from commbench.budgets import Budget
-from commbench.cases import Case
+from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.conductor import RunRequest, SilentDisplay
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
-from commbench.records import Record
 from commbench.store import Store
 
 MARK = "COMMBENCH_TEST_MARK"
@@ -22,7 +21,7 @@ MARK = "COMMBENCH_TEST_MARK"
 NO_OFI = {"OMPI_MCA_btl": "^ofi"}
 
 
-def make_request(cases: Sequence[Case], *, ranks: int = 2, launches: int = 2, **options: float) -> RunRequest:
+def make_request(cases: Sequence[AnyCase], *, ranks: int = 2, launches: int = 2, **options: float) -> RunRequest:
     """Return a request that measures each case for a moment only."""
     budget = Budget(name="quick", launches=launches, relative_half_width=0.5, slice_s=0.05)
     return RunRequest(cases=cases, ranks=ranks, seed=1, budget=budget, **options)
@@ -41,7 +40,7 @@ class Recorder(SilentDisplay):
         self.warnings: list[str] = []
         self.lines: list[str] = []
         self.progress: list[tuple[int, int]] = []
-        self.records: list[Record] = []
+        self.records: list[AnyRecord] = []
         self._at_case = at_case
         self._when = when
 
@@ -51,7 +50,7 @@ class Recorder(SilentDisplay):
         if len(self.progress) == self._when:
             self._at_case()
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """Note the record."""
         self.records.append(record)
 
@@ -103,6 +102,7 @@ import json, os, sys, time
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.wire import FrameSink, Heartbeat, LastWords, say
 from commbench.records import Record
+from commbench.training.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
 sink = FrameSink(sys.stdout)
 def session(**changes):
@@ -114,6 +114,11 @@ def measured(index, **changes):
     case = plan.cases[index].case
     sink.case(index, case)
     sink.record(Record(case=case, launch=plan.launch, **{"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}))
+def trained(index, **changes):
+    case = plan.cases[index].case
+    sink.case(index, case)
+    made = {"step_ms": [5.0, 6.0, 7.0], "block_lengths": [3], "discarded": 2, "measuring_s": 0.1, **changes}
+    sink.record(TrainingRecord(case=case, launch=plan.launch, **made))
 def beat(rank, entered=1):
     say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))
 """

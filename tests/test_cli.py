@@ -3,13 +3,21 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from builders import make_info, make_record
+from builders import make_case, make_info, make_record
+from launching import make_request
 
 from commbench import cli
+from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.launch.conductor import RunRequest, Stage, single_stage
+from commbench.records import COLUMNS
 from commbench.store import Store
+from commbench.training.cases import TrainingCase
+from commbench.training.records import DDP_COLUMNS, TrainingRecord
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
@@ -108,6 +116,8 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("report foreign", "foreign"),
         ("report absent", "There is no absent"),
         ("compare absent foreign", "There is no absent"),
+        ("lab run --hosts 0 -- true", "0 emulated hosts were asked for"),
+        ("lab run --rate fast -- true", "rate"),
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
@@ -158,7 +168,7 @@ def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
     assert "1 case on 5 ranks in 6 launches" in outcome.out
 
 
-@pytest.mark.parametrize("command", ["", "bench ", "run ", "compare ", "report ", "env "])
+@pytest.mark.parametrize("command", ["", "bench ", "run ", "compare ", "report ", "env ", "lab ", "lab run "])
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_helps(commbench: Command, command: str, option: str) -> None:
     """Describe every command on stdout."""
@@ -212,5 +222,126 @@ def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: di
 
 def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Print what to install as it is to be typed."""
-    monkeypatch.setattr("commbench.cli._probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
+    monkeypatch.setattr("commbench.cli.reading.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
     assert "pip install 'commbench[mpi]'" in commbench("env").out
+
+
+@pytest.mark.parametrize("option", ["", " --fail-fast"])
+@pytest.mark.parametrize("command", ["bench", "run"])
+def test_failing_fast_is_for_who_asks(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    """Go on after failures unless asked to stop; give the conductor the whole suite as its only stage."""
+    told: list[tuple[int, bool]] = []
+
+    def note(stages: Sequence[Stage], *_: object, fail_fast: bool) -> int:
+        (stage,) = stages
+        request = stage([])
+        assert isinstance(request, RunRequest)
+        told.append((request.ranks, fail_fast))
+        return 3
+
+    monkeypatch.setattr("commbench.cli.conducting.conduct", note)
+    assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
+    assert [(2, bool(option))] == told
+
+
+def make_settings(**changes: Any) -> Settings:
+    """Return the settings of a command without options."""
+    fields = {
+        **dict.fromkeys(("ranks", "time_limit", "out", "hostfile", "launcher", "seed", "role")),
+        **dict.fromkeys(("oversubscribe", "fail_fast", "dry_run"), False),
+        "case_timeout": 60.0,
+        "style": "table",
+    }
+    return Settings(**{**fields, **changes})
+
+
+def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the task for the place, and let it conclude while the run is still open."""
+    out = commbench.home / "mine"
+    monkeypatch.setattr("commbench.cli.conducting.conduct", lambda *_, **__: 0)
+
+    def plan(place: Place) -> Task:
+        assert Place(ranks=2, ranks_here=2, launcher="mpirun") == place
+        request = make_request([make_case()], ranks=place.ranks)
+        return Task(
+            name="mine",
+            requests=[request],
+            stages=single_stage(request),
+            left_out=["No GPU."],
+            conclude=lambda store: store.write_recommendation({"verdict": "keep"}),
+        )
+
+    assert 0 == carry_out(make_settings(out=out), plan)
+    assert (out / "recommendation.json").exists()
+
+
+def test_a_dry_run_lists_every_stage_that_is_known(commbench: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """List the cases of all, state the extent of each, and write nothing."""
+
+    def plan(place: Place) -> Task:
+        requests = [
+            make_request([make_case(message_bytes=8 * size)], ranks=place.ranks, launches=size) for size in (1, 2)
+        ]
+        return Task(name="mine", requests=requests, stages=[], seconds=90.0)
+
+    assert 0 == carry_out(make_settings(dry_run=True, out=commbench.home / "mine"), plan)
+    *cases, closing = capsys.readouterr().out.splitlines()
+    assert ["mpi all_reduce 8 B float32 sum", "mpi all_reduce 16 B float32 sum"] == cases
+    assert closing.startswith("1 case on 2 ranks in 1 launch, then 1 case on 2 ranks in 2 launches, at most about 1")
+    assert not (commbench.home / "mine").exists()
+
+
+def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
+    """Take the seed that was given, else that of the run that is resumed, else none."""
+    with Store.open(commbench.home / "mine", make_info(seed=7)):
+        pass
+    kept = {"out": commbench.home / "mine"}
+    seeds = [make_settings(**changes).known_seed() for changes in ({}, {"seed": 5}, kept, {**kept, "seed": 5})]
+    assert [None, 5, 7, 5] == seeds
+
+
+def make_mixed(path: Path, *, collectives: bool) -> None:
+    """Write a run that has trained, and maybe measured too."""
+    cases = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook) for hook in ("none", "fp16")]
+    with Store.open(path, make_info(status="complete")) as store:
+        for record in [make_record()] if collectives else []:
+            store.append(record)
+        for case in cases:
+            store.append(TrainingRecord(case=case, launch=0, step_ms=[5.0, 6.0, 7.0], block_lengths=[3]))
+        store.write_summary()
+
+
+@pytest.mark.parametrize(("collectives", "file"), [(False, "ddp.csv"), (True, "collectives.csv")])
+def test_a_report_shows_training(commbench: Command, *, collectives: bool, file: str) -> None:
+    """Print what was trained, beside what was measured where there is any."""
+    make_mixed(commbench.home / "mine", collectives=collectives)
+    outcome = commbench("report mine")
+    assert (0, "") == (outcome.code, outcome.err)
+    assert ("fp16" in outcome.out, "all_reduce" in outcome.out) == (True, collectives)
+    assert f"Results: mine/{file}" in outcome.out
+    assert "Not finished" not in outcome.out
+
+
+def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command) -> None:
+    """Print ddp.csv, behind collectives.csv where there is one; say what has no place in a format."""
+    make_mixed(commbench.home / "trained", collectives=False)
+    make_mixed(commbench.home / "both", collectives=True)
+    assert (commbench.home / "trained" / "ddp.csv").read_text() == commbench("report trained --format csv").out
+    lines = commbench("report both --format csv").out.splitlines()
+    assert {0: ",".join(COLUMNS), 3: ",".join(DDP_COLUMNS)} == {number: lines[number] for number in (0, 3)}
+    assert "have no place in this format" in commbench("report trained --format osu").out
+
+
+def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand the command over as it is, and end with its exit code."""
+    told: list[Any] = []
+
+    def note(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host: int) -> int:
+        told.append((hosts, rate, list(command), ranks_per_host))
+        return 7
+
+    monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
+    assert 7 == commbench("lab run --hosts 3 --rate 200mbit --ranks-per-host 2 -- commbench bench -n 6 --seed 1").code
+    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], 2)] == told

@@ -21,9 +21,9 @@ from launching import (
     wait_until,
 )
 
-from commbench.cases import Sweep
+from commbench.cases import Case, Sweep
 from commbench.errors import InputError
-from commbench.launch.conductor import RunRequest, conduct
+from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, MpirunLauncher
 from commbench.store import Store, load_run
 
@@ -39,19 +39,38 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(
-    path: Path, launcher: Launcher | str, request: RunRequest = REQUEST, display: Recorder | None = None
+    path: Path,
+    launcher: Launcher | str,
+    request: RunRequest = REQUEST,
+    display: Recorder | None = None,
+    *,
+    fail_fast: bool = False,
 ) -> tuple[int, dict[str, Any], Recorder]:
     """Conduct a run; return exit code, run.json and what was shown."""
     launcher = ScriptLauncher(launcher) if isinstance(launcher, str) else launcher
     display = display or Recorder()
     with open_store(path, request) as store:
-        code = conduct(request, store, launcher, display)
+        code = conduct(single_stage(request), store, launcher, display, fail_fast=fail_fast)
     return code, json.loads((path / "run.json").read_text()), display
 
 
 def measured(path: Path) -> list[tuple[str, int, str]]:
     """(case key, launch, status) of all records."""
     return [(record.case.key, record.launch, record.status) for record in load_run(path).records]
+
+
+def crash_in(*bad: Case) -> str:
+    """Return what played ranks do that measure everything but raise in some cases."""
+    return f"""
+session()
+for i, planned in enumerate(plan.cases):
+    if planned.case.key in {[case.key for case in bad]!r}:
+        sink.case(i, planned.case)
+        say(LastWords(rank=1, host="n1", case=i, text="ValueError: boom"))
+        sys.exit(1)
+    measured(i)
+sink.end(finished=True)
+"""
 
 
 EVERYTHING = sorted((case.key, launch, "ok") for case in CASES for launch in range(2))
@@ -101,7 +120,7 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     """Keep what was measured, blame the rank and the case, and measure the rest the next time."""
     words = "say(LastWords(rank=1, host='n1', case=1, text='ValueError: boom'))\nprint('last', file=sys.stderr)\n"
     crash = f"session(); measured(0)\nsink.case(1, plan.cases[1].case)\n{words}sys.exit(1)"
-    code, info, display = run(tmp_path, crash)
+    code, info, display = run(tmp_path, crash, fail_fast=True)
     reason = "rank 1 on host n1 raised ValueError: boom"
     assert (3, "partial") == (code, info["status"])
     assert [(0, "ok", ""), (0, "failed", reason)] == [
@@ -115,6 +134,82 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
 
 
+def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
+    """Go on with new ranks, leave the case out of later launches too, and say at the end how many failed."""
+    launcher = ScriptLauncher(crash_in(CASES[1], CASES[2]))
+    display = Recorder()
+    code, info, _ = run(tmp_path, launcher, display=display)
+    assert (3, "partial") == (code, info["status"])
+    bad = [case for case, _, status in measured(tmp_path) if status == "failed"]
+    assert {CASES[1].key, CASES[2].key} == set(bad)
+    assert 2 == len(bad)
+    good = sorted((case.key, launch, "ok") for case in (CASES[0], CASES[3]) for launch in range(2))
+    assert good == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+    first = next(case for case in CASES if case.key == bad[0])
+    reason = f"rank 1 on host n1 raised ValueError: boom, in case {first}"
+    assert f"2 cases failed, the first: {reason}" == info["reason"]
+    assert f"Launch 1 goes on without {first}." == display.warnings[0]
+    assert 4 == launcher.started
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+
+
+def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
+    """Go on after a hang as after a crash."""
+    hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
+    hang += "        sink.case(i, p.case); time.sleep(600)\n    measured(i)\nsink.end(finished=True)"
+    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
+    assert 3 == code
+    assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
+    assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
+
+
+def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
+    """Leave a case out although it failed in the last launch of a call, and try it again in the next call."""
+    launcher = ScriptLauncher(crash_in(CASES[1]))
+    request = make_request(CASES, launches=1)
+    assert [3, 3] == [run(tmp_path, launcher, request)[0] for _ in range(2)]
+    assert ["failed", "failed", "ok", "ok", "ok"] == sorted(status for _, _, status in measured(tmp_path))
+
+
+def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
+    """Start new ranks as long as each start measures something; nothing is missing in the end."""
+    launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nsink.end(finished=True)")
+    code, info, display = run(tmp_path, launcher)
+    assert (0, "complete", 8) == (code, info["status"], launcher.started)
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert display.warnings[0].startswith("Launch 1 goes on after a failure between cases: the launcher ended")
+
+
+def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
+    """Stop where one case after the other fails; a result in between begins the count anew."""
+    launcher = ScriptLauncher("session(); sink.case(0, plan.cases[0].case); sys.exit(1)")
+    code, info, _ = run(tmp_path / "row", launcher)
+    assert (3, "partial", 3) == (code, info["status"], launcher.started)
+    assert info["reason"].startswith("3 cases failed, the first: the launcher ended with exit status 1")
+    assert info["reason"].endswith("; stopped after 3 failed launches in a row")
+    cases = Sweep(backends=["mpi"], sizes="8:1K").cases(2)
+    launcher = ScriptLauncher(
+        "session()\nif len(plan.cases) % 3 == 0: measured(1)\nsink.case(0, plan.cases[0].case); sys.exit(1)"
+    )
+    code, info, _ = run(tmp_path / "between", launcher, make_request(cases, launches=1))
+    assert (3, "ok" in {status for _, _, status in measured(tmp_path / "between")}) == (code, True)
+    assert info["reason"].startswith("6 cases failed")
+    assert "in a row" not in info["reason"]
+
+
+def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
+    """Stop at once, also after a case that failed by itself, and name both."""
+    (tmp_path / "ready").touch()
+    script = f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more slots')\n"
+    script += "os.remove(flag); session(); sink.case(0, plan.cases[0].case); sys.exit(1)"
+    launcher = ScriptLauncher(script)
+    code, info, _ = run(tmp_path / "run", launcher)
+    assert (3, 2) == (code, launcher.started)
+    assert info["reason"].startswith("1 case failed: ")
+    assert info["reason"].endswith("; the launcher ended with exit status 1: no more slots")
+
+
 def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
     """Quote what it said; no case is to blame."""
     code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
@@ -126,7 +221,7 @@ def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
     """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
     hang = "session(); measured(0); sink.case(1, plan.cases[1].case)\n"
     hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
-    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0))
+    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
     assert (3, "partial") == (code, info["status"])
     assert "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case" in info["reason"]
     assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
@@ -138,7 +233,7 @@ def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: py
     stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
     stubborn += "session(); sink.case(0, plan.cases[0].case)\ntime.sleep(600)"
-    assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5))[0]
+    assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
 
 def test_ranks_that_stay_after_a_complete_launch_are_a_doubt_only(tmp_path: Path) -> None:
@@ -160,7 +255,7 @@ def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
 
 def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
     """Refuse to mix, and leave the run as it was."""
-    assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)")[0]
+    assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)", fail_fast=True)[0]
     before = (measured(tmp_path), json.loads((tmp_path / "run.json").read_text())["launches"])
     with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
         run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"))
@@ -216,9 +311,11 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, m
 
 # --------------------------------------------------------------------------------------------------- real ranks
 
-MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast", "all_gather"]).cases(2)
+OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
+#: Without agreed instants, which ranks on a busy machine may all miss.
+MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=OPERATIONS, sync="dissemination").cases(2)
 
-#: Runs a rank in which the case number 2 of the first launch goes wrong on one rank.
+#: Runs a rank in which a case goes wrong, by default the third after every start.
 SABOTAGE = """
 import os, sys, time
 from commbench.launch import rank
@@ -227,7 +324,7 @@ seen = 0
 def sabotaged(case, communicator, session, **options):
     global seen
     seen += 1
-    if seen == 3 and session.control.rank == {rank}:
+    if {when} and session.control.rank == {rank}:
         {harm}
     return measure(case, communicator, session, **options)
 rank.measure = sabotaged
@@ -243,10 +340,10 @@ class SabotagedMpirun(MpirunLauncher):
         return super().command(ranks, [self.name])
 
 
-def sabotage(tmp_path: Path, harm: str, rank: int = 1) -> Launcher:
-    """Return a launcher whose rank ``rank`` does ``harm``."""
+def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") -> Launcher:
+    """Return a launcher whose rank ``rank`` does ``harm`` where ``when`` holds."""
     script = tmp_path / "sabotage.py"
-    script.write_text(SABOTAGE.format(harm=harm, rank=rank))
+    script.write_text(SABOTAGE.format(harm=harm, rank=rank, when=when))
     return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
 
 
@@ -268,6 +365,17 @@ def assert_resumes(path: Path, request: RunRequest) -> None:
     assert sorted((case.key, launch) for case in request.cases for launch in range(2)) == ok
 
 
+def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
+    """Check that one case ended as ``status`` in the first launch and that both launches measured all others."""
+    entries = measured(path)
+    ((bad, launch, _),) = [entry for entry in entries if entry[2] != "ok"]
+    assert (0, status) == (launch, next(entry[2] for entry in entries if entry[0] == bad))
+    expected = sorted((case.key, launch, "ok") for case in request.cases for launch in range(2) if case.key != bad)
+    assert expected == sorted(entry for entry in entries if entry[2] == "ok")
+    ends = [(entry["launch"], entry["status"]) for entry in json.loads((path / "run.json").read_text())["launches"]]
+    assert [(0, status), (0, "ok"), (1, "ok")] == ends
+
+
 @pytest.mark.mpi
 def test_real_ranks_measure(tmp_path: Path) -> None:
     """Measure both launches by mpirun, with the conditions of real hosts."""
@@ -285,23 +393,38 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     """End all ranks, quote the error and show the traceback."""
     request = make_request(MANY)
-    code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request)
+    code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request, fail_fast=True)
     assert 3 == code
     assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
-    # Rank 1 raises in its third case; rank 0 may by then have written the second, or be ended on the way to it.
-    assert [status for _, _, status in measured(tmp_path / "run")] in (["ok", "ok", "failed"], ["ok", "failed"])
+    assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
     assert "ValueError: boom" in [line.strip() for line in display.lines]
     assert_resumes(tmp_path / "run", request)
 
 
 @pytest.mark.mpi
+def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
+    """Measure on the fake backend all that raises on no rank, in as many starts as there are failures and launches."""
+    cases = Sweep(backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]).cases(2)
+    launcher = sabotage(tmp_path, "raise ValueError('boom')", when="case.message_bytes == 64")
+    code, info, _ = run(tmp_path / "run", launcher, make_request(cases))
+    assert (3, "partial") == (code, info["status"])
+    assert info["reason"].startswith(f"2 cases failed, the first: rank 1 on host {os.uname().nodename} raised")
+    bad = [case.key for case in cases if case.message_bytes == 64]
+    assert sorted((key, 0, "failed") for key in bad) == sorted(e for e in measured(tmp_path / "run") if e[2] != "ok")
+    good = sorted((case.key, launch, "ok") for case in cases for launch in range(2) if case.key not in bad)
+    assert good == sorted(entry for entry in measured(tmp_path / "run") if entry[2] == "ok")
+    assert [0, 0, 0, 1] == [entry["launch"] for entry in info["launches"]]
+
+
+@pytest.mark.mpi
 def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    """Blame the rank that SIGKILL ended."""
+    """Blame the rank that SIGKILL ended, and measure all other cases of both launches with new ranks."""
     request = make_request(MANY)
     display = Recorder(on_rank(tmp_path, 1, signal.SIGKILL), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
-    assert 3 == code
-    assert f"rank 1 on host {os.uname().nodename} was killed by signal 9" in info["reason"]
+    assert (3, "partial") == (code, info["status"])
+    assert info["reason"].startswith(f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9")
+    assert_went_on(tmp_path, request, "failed")
     assert_resumes(tmp_path, request)
 
 
@@ -313,7 +436,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     code, info, _ = run(tmp_path, mpirun(), request, display)
     assert 3 == code
     assert f"no progress for 2 s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
-    assert "hung" == measured(tmp_path)[-1][2]
+    assert_went_on(tmp_path, request, "hung")
     assert any("most recent call first" in line for line in display.lines)
     assert_resumes(tmp_path, request)
 
@@ -323,7 +446,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
-    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=2.0))
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=2.0), fail_fast=True)
     assert 3 == code
     assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
 

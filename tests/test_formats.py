@@ -11,8 +11,8 @@ from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.records import Record, Row
 from commbench.report.formats import NCCL_TYPES, render
-from commbench.store import csv_text
 from commbench.summary import summarise_run
+from commbench.tables import csv_text
 
 SIZES = (8, KIB, MIB, 512 * MIB)
 TIMES = (1.234, 5.5, 345.678, 123456.0)

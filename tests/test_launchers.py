@@ -177,6 +177,27 @@ def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         choose(monkeypatch, mpirun=None, installed={"torch"}, environ=environ)
 
 
+def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take COMMBENCH_HOSTFILE before PBS's node file, and what was given before both."""
+    for name, slots in (("given", 2), ("ours", 3), ("pbs", 5)):
+        (tmp_path / name).write_text(f"a slots={slots}\n")
+    environ = {"COMMBENCH_HOSTFILE": str(tmp_path / "ours"), "PBS_NODEFILE": str(tmp_path / "pbs")}
+    assert 3 == choose(monkeypatch, mpirun="open", installed={"mpi4py"}, environ=environ).slots()
+    options = {"environ": environ, "hostfile": tmp_path / "given"}
+    assert 2 == choose(monkeypatch, mpirun="open", installed={"mpi4py"}, **options).slots()
+
+
+@pytest.mark.parametrize(("ranks", "crowded"), [(2, []), (3, ["--oversubscribe"])])
+def test_ranks_on_emulated_hosts_float_and_yield(tmp_path: Path, ranks: int, crowded: list[str]) -> None:
+    """Leave the cores that all emulated hosts share to the scheduler, also where every rank has a slot."""
+    (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=1\n")
+    environ = {"COMMBENCH_EMULATED": '{"hosts": 2}'}
+    command = MpirunLauncher(mpirun="mpirun", hostfile=tmp_path / "hosts", environ=environ).command(ranks, PROGRAM)
+    expected = ["--bind-to", "none", *crowded, "--mca", "mpi_yield_when_idle", "1"]
+    assert expected == command[5 : 5 + len(expected)]
+    assert "core" not in command
+
+
 def test_mpirun_beside_python_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Take the MPI of this virtual environment before the PATH's."""
     for folder in ("bin", "elsewhere"):

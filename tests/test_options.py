@@ -16,6 +16,7 @@ from commbench.options import (
     find_budget,
     make_request,
     plan_identity,
+    run_header,
     split_names,
     usable_suite,
 )
@@ -125,10 +126,26 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
 
 def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
     """Change with what is measured and not with the seed or the limits."""
-    same = [plan_identity(request(**changes)) for changes in ({}, {"seed": 6}, {"time_limit_s": 5.0})]
+    same = [plan_identity([request(**changes)]) for changes in ({}, {"seed": 6}, {"time_limit_s": 5.0})]
     assert same[0] == same[1] == same[2]
-    assert same[0] != plan_identity(request(ranks=3))
-    assert same[0] != plan_identity(request(budget=BUDGETS["standard"]))
+    assert same[0] != plan_identity([request(ranks=3)])
+    assert same[0] != plan_identity([request(budget=BUDGETS["standard"])])
+
+
+def test_the_identity_of_a_plan_counts_all_stages_that_are_known() -> None:
+    """Tell a run with a further stage from one without."""
+    one, other = request(), request(ranks=3)
+    assert (1, 2) == (plan_identity([one])["cases"], plan_identity([one, other])["cases"])
+    assert plan_identity([one, other])["cases_sha256"] != plan_identity([one])["cases_sha256"]
+
+
+def test_the_header_says_what_is_to_be_measured() -> None:
+    """State name, seed and plan, and whatever else there is to say."""
+    header = run_header("mine", [request()], {"same_layout": {}})
+    assert ("mine", 5, plan_identity([request()]), "running", {}) == tuple(
+        header[name] for name in ("suite", "seed", "plan", "status", "same_layout")
+    )
+    assert "same_layout" not in run_header("mine", [request()])
 
 
 def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,8 @@
 """Tests of what a launch is to do and what a run still lacks."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import pytest
 from builders import make_case, make_record
 from launching import make_request
@@ -11,15 +14,32 @@ from commbench.launch.plan import (
     LaunchPlan,
     PlannedCase,
     RunRequest,
+    exceeds_aim,
     frozen_values,
     launch_entry,
     missing_cases,
     next_launch,
     plan_launch,
+    single_stage,
+    steps_of_blocks,
 )
 from commbench.records import Frozen
+from commbench.training.cases import Terms, TrainingCase, TrainingSweep
+from commbench.training.records import TrainingRecord
 
+TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)
+TERMS = Terms(seed=1, block_s=0.5, blocks=2)
 CASES = [make_case(message_bytes=1024 * size) for size in range(1, 9)]
+
+
+def make_training_request() -> RunRequest:
+    """Return a request to train."""
+    return dataclasses.replace(make_request(TRAINED), training=TERMS, name="sweep")
+
+
+def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[int] = (5, 5)) -> TrainingRecord:
+    """Return a record of blocks with two discarded steps."""
+    return TrainingRecord(case=case, launch=launch, discarded=2, block_lengths=block_lengths)
 
 
 def test_a_plan_comes_back_as_it_went() -> None:
@@ -28,6 +48,53 @@ def test_a_plan_comes_back_as_it_went() -> None:
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
     assert plan == LaunchPlan.from_json(plan.to_json())
     assert "\n" not in plan.to_json()
+
+
+def test_a_plan_of_training_comes_back_as_it_went() -> None:
+    """Carry training cases and their terms; the kind shows in the case."""
+    planned = [PlannedCase(case=case) for case in TRAINED]
+    plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, training=TERMS)
+    assert plan == LaunchPlan.from_json(plan.to_json())
+    assert all(isinstance(planned.case, TrainingCase) for planned in LaunchPlan.from_json(plan.to_json()).cases)
+
+
+def test_training_keeps_the_order_of_the_request() -> None:
+    """Leave shuffling to the ranks, and leave out what is done and what has failed."""
+    request = make_training_request()
+    assert [missing_cases(request, [], launch) for launch in range(3)] == [TRAINED] * 3
+    assert TRAINED[1:] == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
+    assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
+    assert not any(planned.frozen for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
+
+
+def test_all_launches_make_as_many_steps_as_the_first() -> None:
+    """Take the steps from the first record that is ok, of whatever phase, unless the request fixes them."""
+    request = make_training_request()
+    failed = dataclasses.replace(make_trained(TRAINED[0], block_lengths=[9]), status="failed")
+    records = [make_record(), failed, make_trained(TRAINED[1]), make_trained(TRAINED[0], block_lengths=[8])]
+    assert [None, None, 7] == [steps_of_blocks(records[:count]) for count in range(1, 4)]
+    assert [TERMS, dataclasses.replace(TERMS, steps=7)] == [
+        plan_launch(request, known, 1).training for known in ([], records)
+    ]
+    fixed = dataclasses.replace(request, training=dataclasses.replace(TERMS, steps=3))
+    assert fixed.training == plan_launch(fixed, records, 1).training
+    assert plan_launch(make_request(CASES), records, 1).training is None
+
+
+def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
+    """Shorten blocks with the slice until their steps are fixed; from then on they take their time."""
+    request = make_training_request()
+    slice_s = request.budget.slice_s
+    first = plan_launch(request, [], 0, slice_s=slice_s / 4)
+    later = plan_launch(request, [make_trained(TRAINED[0])], 1, slice_s=slice_s / 4)
+    assert (TERMS.block_s / 4, slice_s / 4) == (first.training and first.training.block_s, first.budget.slice_s)
+    assert (TERMS.block_s, slice_s) == (later.training and later.training.block_s, later.budget.slice_s)
+
+
+def test_a_stage_counts_its_own_launches() -> None:
+    """Begin with the first launch whatever another stage has measured."""
+    records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
+    assert (0, 3) == (next_launch(make_training_request(), records), next_launch(make_request(CASES), records))
 
 
 def test_missing_cases_keep_the_order_of_their_launch() -> None:
@@ -94,8 +161,35 @@ def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sent
 
 def test_a_launch_entry_adds_up() -> None:
     """Share a launch's time between starting, measuring and the rest."""
-    entry = launch_entry(launch=3, started="t", seconds=5.0, startup_s=1.5, measuring_s=3.0, status="ok")
-    assert 0.5 == entry["other_s"]
+    entry = launch_entry(stage="s", launch=3, started="t", seconds=5.0, startup_s=1.5, measuring_s=3.0, status="ok")
+    assert (0.5, "s") == (entry["other_s"], entry["stage"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "launch", "left_out"),
+    [
+        ([], 2, False),
+        ([(0, 30.0)], 1, False),
+        ([(0, 30.0), (1, 20.0)], 2, False),
+        ([(0, 30.0), (1, 20.1)], 2, True),
+        ([(0, 30.0), (1, 10.0), (1, 10.1)], 2, True),
+        ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
+    ],
+)
+def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], launch: int, left_out: bool) -> None:
+    """Expect a launch to take as long as the last; make the fewest in any case, and complete what has begun."""
+    request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
+    entries = [{"stage": "sweep", "launch": number, "seconds": took} for number, took in seconds]
+    others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
+    assert left_out == exceeds_aim(request, [*entries, *others], launch)
+    assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
+
+
+def test_a_run_that_is_planned_as_a_whole_has_one_stage() -> None:
+    """Ask for the same whatever has been measured."""
+    request = make_request(CASES)
+    (stage,) = single_stage(request)
+    assert request == stage([]) == stage([make_record()])
 
 
 def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:

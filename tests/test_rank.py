@@ -5,21 +5,25 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from commbench.budgets import BUDGETS
-from commbench.cases import Case, Sweep
+from commbench.cases import Sweep
+from commbench.communicators.fake import FakeCommunicator
 from commbench.control import ThreadControl, run_threads
 from commbench.errors import InputError
+from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.heartbeat import Heart
 from commbench.launch.plan import LaunchPlan, PlannedCase
 from commbench.launch.rank import run_rank
 from commbench.launch.wire import Heartbeat
-from commbench.records import Record
 from commbench.timing.progress import Progress
+from commbench.training.cases import Terms, TrainingCase
+from commbench.training.records import TrainingRecord
 
 CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 PLAN = LaunchPlan(launch=3, budget=BUDGETS["quick"], cases=[PlannedCase(case=case) for case in CASES])
@@ -35,11 +39,11 @@ class ListSink:
         """Keep the number of ranks."""
         self.told.append(("session", len(facts["ranks"])))  # type: ignore[arg-type]
 
-    def case(self, index: int, case: Case) -> None:
+    def case(self, index: int, case: AnyCase) -> None:
         """Keep the case."""
         self.told.append(("case", index, case))
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """Keep what is known beforehand."""
         self.told.append(("record", record.case, record.launch, record.status))
 
@@ -79,6 +83,81 @@ def test_no_case_begins_after_the_deadline() -> None:
     assert [-1, -1] == [heart.case for heart in hearts]
 
 
+TERMS = Terms(seed=7, block_s=0.1, steps=5)
+TRAINED = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="fake", hook=h) for h in ("none", "x")]
+TRAINING = dataclasses.replace(PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS)
+
+
+def train_in_turns(
+    cases: Sequence[TrainingCase],
+    terms: Terms,
+    *,
+    launch: int,
+    control: ThreadControl,
+    progress: Progress,
+    begin: Callable[[int], None],
+    finish: Callable[[TrainingRecord], None],
+    out_of_time: Callable[[], bool],
+) -> bool:
+    """Play what trains: two blocks of every case, then the records."""
+    assert (TRAINED, TERMS) == (cases, terms)
+    for index in (1, 0, 1, 0):
+        if out_of_time():
+            return False
+        begin(index)
+        progress.counters += 1
+    for case in cases if control.rank == 0 else ():
+        finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
+    return True
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train without torch."""
+    session = types.ModuleType("commbench.ddp.session")
+    session.train_launch = train_in_turns  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
+    monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
+
+
+@pytest.mark.usefixtures("training")
+def test_a_rank_trains_what_is_to_be_trained() -> None:
+    """Tell every block that begins and every record; count blocks up on every rank, to tell who is behind."""
+    told, hearts = launch(TRAINING)
+    expected: list[Any] = [("session", 2)]
+    expected += [("case", index, TRAINED[index]) for index in (1, 0, 1, 0)]
+    expected += [("record", case, 3, "ok") for case in TRAINED]
+    assert [*expected, ("end", True)] == told
+    assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
+
+
+@pytest.mark.usefixtures("training")
+def test_no_block_begins_after_the_deadline() -> None:
+    """Stop training likewise."""
+    told, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == told
+
+
+def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open for a second plan of the same ranks only what the first had not, and give back all."""
+    opened: list[str] = []
+
+    def note(name: str, control: ThreadControl, launch: int) -> Any:
+        opened.append(name)
+        return FakeCommunicator(control, launch=launch)
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
+
+    def work(control: ThreadControl) -> None:
+        heart = Heart(control.rank, Progress())
+        first = run_rank(PLAN, control, None, heart, {})
+        assert first == run_rank(PLAN, control, None, heart, {}, opened=first)
+        assert ["fake"] == list(first)
+
+    run_threads(2, work)
+    assert ["fake", "fake"] == opened
+
+
 def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sentence through."""
 
@@ -113,9 +192,21 @@ def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once when nothing has moved for the timeout."""
     stalled = threading.Event()
     heart = Heart(0, Progress(), timeout_s=0.6, on_stall=stalled.set)
+    heart.enter(0, "a case")
     heart.start()
     assert stalled.wait(30)
     heart.stop()
+
+
+def test_a_rank_has_more_time_to_start() -> None:
+    """Wait for the first case as long as libraries may take to load, for others as long as was asked."""
+    heart = Heart(0, Progress(), timeout_s=2.0, startup_timeout_s=60.0)
+    limits = [heart.limit_s]
+    heart.enter(0, "a case")
+    limits.append(heart.limit_s)
+    assert [60.0, 2.0] == limits
+    heart.timeout_s = None
+    assert heart.limit_s is None
 
 
 RANK = """

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from commbench.launch.launchers import MpirunLauncher
 from commbench.records import COLUMNS
 
 pytestmark = pytest.mark.mpi
@@ -135,3 +136,25 @@ def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
         for row in rows_of(tmp_path / sync):
             assert (sync, cadence) == (row["sync"], row["cadence"])
             assert float(row["skew_us"]) >= 0
+
+
+def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
+    """Add a launch with each mpirun, and let rank 0 alone print the table."""
+    arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "mpi", "--sync", "dissemination", "--out", "r")
+    environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
+    for _ in range(2):
+        done = subprocess.run(
+            mpirun.command(2, ["-m", "commbench", *arguments]),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert 1 == done.stdout.count("Results: r/collectives.csv")
+    (row,) = rows_of(tmp_path / "r")
+    assert ("2", "ok") == (row["launches"], row["status"])
+    launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]
+    assert [("collectives", 0), ("collectives", 1)] == [(entry["stage"], entry["launch"]) for entry in launches]

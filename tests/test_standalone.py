@@ -21,12 +21,13 @@ SCRIPT = """
 import os, sys, time
 from commbench.budgets import Budget
 from commbench.cases import Sweep
+from commbench.errors import InputError
 from commbench.launch import rank
 from commbench.launch.plan import RunRequest
 from commbench.launch.standalone import run_standalone
 from commbench.launch.whoami import identify
 from commbench.store import Store
-out, backend, seed, harm = sys.argv[1:]
+out, backend, seed, harm, more = sys.argv[1:]
 identity = identify(os.environ)
 measure, seen = rank.measure, []
 def sabotaged(case, *arguments, **options):
@@ -35,11 +36,22 @@ def sabotaged(case, *arguments, **options):
         exec(harm)
     return measure(case, *arguments, **options)
 rank.measure = sabotaged
-cases = Sweep(backends=[backend], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(identity.world_size)
-budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
-request = RunRequest(cases=cases, ranks=identity.world_size, seed=1, budget=budget, case_timeout_s=2)
-plan = {"cases": [case.key for case in cases], "seed": int(seed)}
-run_standalone(request, identity, lambda: Store.open(out, {"plan": plan}))
+def ask(name, operations, limit=None):
+    sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
+    budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
+    return RunRequest(
+        cases=sweep.cases(identity.world_size), ranks=identity.world_size, seed=1, budget=budget, case_timeout_s=2,
+        name=name, time_limit_s=limit,
+    )
+first = ask("first", ["all_reduce", "broadcast"], 0.001 if more == "late" else None)
+def second(records):
+    if more == "refuse": raise InputError("Nothing to go on with.")
+    assert identity.rank == 0 and {record.case.operation for record in records} >= {"all_reduce", "broadcast"}
+    return ask("second", ["all_gather"]) if more == "more" else None
+plan = {"cases": [case.key for case in first.cases], "seed": int(seed)}
+stages = [lambda _: first] + ([second] if more else [])
+def finish(store): open(out + ".finished", "a").write(store.info["status"])
+run_standalone(stages, identity, lambda: Store.open(out, {"plan": plan}), finish=finish)
 """
 
 
@@ -49,11 +61,11 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "") -> list[str]:
-    """Return what a person would type; ``harm`` is run by every rank at its third case."""
+def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = "") -> list[str]:
+    """Return what a person would type; ``harm`` is run by every rank at its third case, ``more`` asks for stages."""
     script = path.with_suffix(".py")
     script.write_text(SCRIPT)
-    words = [str(script), str(path), backend, str(seed), harm]
+    words = [str(script), str(path), backend, str(seed), harm, more]
     if backend == "mpi":
         return mpirun().command(2, words)
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
@@ -83,6 +95,39 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     info = json.loads((path / "run.json").read_text())
     assert (2, "quick", "openmpi") == (info["world_size"], info["budget"], info["launcher"])
     assert 5 == len((path / "collectives.csv").read_text().splitlines())
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: str) -> None:
+    """Make a launch of each stage with the same ranks, one stage on the records of the other."""
+    path = tmp_path / "run"
+    assert [0, 0] == [start(path, backend=backend, more="more").returncode for _ in range(2)]
+    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(path)
+    info = json.loads((path / "run.json").read_text())
+    assert ["first", "second", "first", "second"] == [entry["stage"] for entry in info["launches"]]
+    assert all(entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
+    assert "completecomplete" == path.with_suffix(".finished").read_text()
+
+
+def test_a_stage_with_nothing_to_do_ends_the_invocation(tmp_path: Path) -> None:
+    """Be complete without it."""
+    assert 0 == start(tmp_path / "run", more="none").returncode
+    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+
+
+def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
+    """Keep what the stage before it has measured."""
+    refused = start(tmp_path / "run", more="refuse")
+    assert 0 != refused.returncode
+    assert 1 == refused.stderr.count("commbench: Nothing to go on with.")
+    assert ("partial", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+    assert not (tmp_path / "run.finished").exists()
+
+
+def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
+    """Leave the run unfinished without a failure."""
+    assert 0 == start(tmp_path / "run", more="late").returncode
+    assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
 
 
 def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Tests of a run's directory: create, append, resume, refuse, read."""
 
-import csv
 import errno
-import io
 import json
 import os
 from pathlib import Path
@@ -11,21 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from commbench.errors import InputError, LaunchError
-from commbench.records import Record, Row
-from commbench.store import Store, check_out, csv_text, load_run
-
-# DESIGN's order; a change of it is a change of the schema.
-COLUMNS = (  # noqa: SIM905 - reads like the contract
-    "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size, group_size, "
-    "nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place, message_bytes, osu_bytes, cadence, batch, "
-    "window, buffers, sync, loop, launches, repetitions, late_discarded, time_us, time_us_ci_low, time_us_ci_high, "
-    "time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean, skew_us, algbw_GBps, busbw_GBps, wrong, "
-    "harness_us, algorithm_requested, algorithm, energy_J, status, reason, flags"
-).split(", ")
+from commbench.kinds import AnyRecord
+from commbench.records import Record
+from commbench.store import Store, check_out, load_run
+from commbench.tables import csv_text
+from commbench.training.cases import TrainingCase
+from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, Bucket, TrainingRecord
 
 
 def make_run(path: Path, records: list[Record], **info: Any) -> Path:
@@ -132,6 +123,100 @@ def test_failed_rewrite_keeps_the_old_header(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(LaunchError, match=r"run\.json"):
             store.update(status="complete")
     assert make_info() == load_run(tmp_path / "mine").info
+
+
+# ----------------------------------------------------------------------------------------------------- training
+
+
+def make_trained(**changes: Any) -> TrainingRecord:
+    """Return the record of a configuration in one launch."""
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, **changes)
+    bucket = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
+    return TrainingRecord(
+        case=case, launch=0, step_ms=[5.0, 6.0], block_lengths=[2], metrics=[(2, 0.5)], buckets=[bucket]
+    )
+
+
+def plain(record: AnyRecord) -> Any:
+    """Return a record as it is read back, where tuples are lists."""
+    return json.loads(json.dumps(record.to_json()))
+
+
+def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
+    """Keep them in one file in the order of writing, and tell them apart by the case."""
+    records = [make_record(), make_trained(), make_record(launch=1), make_trained(hook="fp16")]
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        for record in records:
+            store.append(record)
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        assert [plain(record) for record in records] == [plain(record) for record in store.records]
+    run = load_run(tmp_path / "mine")
+    assert [plain(record) for record in records[::2]] == [plain(record) for record in run.records]
+    assert [plain(record) for record in records[1::2]] == [plain(record) for record in run.training_records]
+    assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
+
+
+@pytest.mark.parametrize(
+    ("records", "tables"),
+    [
+        ([], {"collectives.csv"}),
+        ([make_record()], {"collectives.csv"}),
+        ([make_trained()], {"ddp.csv", "buckets.csv"}),
+        ([make_record(), make_trained()], {"collectives.csv", "ddp.csv", "buckets.csv"}),
+    ],
+)
+def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyRecord], tables: set[str]) -> None:
+    """Write the tables of a kind only where there are records of it, those of collectives also for an empty run."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        for record in records:
+            store.append(record)
+        store.write_summary()
+    assert tables == {file.name for file in (tmp_path / "mine").glob("*.csv")}
+    run = load_run(tmp_path / "mine")
+    for name, text in {
+        "ddp.csv": csv_text(run.training_rows, DDP_COLUMNS),
+        "buckets.csv": csv_text(run.bucket_rows, BUCKET_COLUMNS),
+    }.items():
+        assert name not in tables or text == (tmp_path / "mine" / name).read_text()
+
+
+def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
+    """Refuse a line that is of training but holds no record."""
+    path = make_run(tmp_path / "mine", [])
+    (path / "samples.jsonl").write_text('{"case": {"workload": "tiny"}, "launch": 0}\n')
+    assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
+
+
+def test_a_recommendation_comes_back(tmp_path: Path) -> None:
+    """Write it in one step beside the run, replace it, and read it back; without one there is none."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        assert load_run(tmp_path / "mine").recommendation is None
+        store.write_recommendation({"verdict": "keep", "speedup": np.float64(1.5)})
+        store.write_recommendation({"verdict": "change"})
+    assert {"verdict": "change"} == load_run(tmp_path / "mine").recommendation
+
+
+def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
+    """Say which file cannot be used."""
+    path = make_run(tmp_path / "mine", [])
+    for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is no recommendation of commbench")):
+        (path / "recommendation.json").write_text(content)
+        with pytest.raises(InputError, match=words):
+            load_run(path)
+
+
+def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never leave half a file."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.write_recommendation({"verdict": "keep"})
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(LaunchError, match=r"recommendation\.json"):
+            store.write_recommendation({"verdict": "change"})
+    assert {"verdict": "keep"} == load_run(tmp_path / "mine").recommendation
 
 
 # ------------------------------------------------------------------------------------------------------- resume
@@ -349,12 +434,7 @@ def test_load_run_needs_no_lock(tmp_path: Path) -> None:
     assert (1, 1) == (len(run.records), len(run.rows))
 
 
-# ---------------------------------------------------------------------------------------------------- the table
-
-
-def test_header_is_the_contract() -> None:
-    """Write DESIGN's columns in DESIGN's order."""
-    assert [COLUMNS] == list(csv.reader(io.StringIO(csv_text([]))))
+# ---------------------------------------------------------------------------------------------------- the tables
 
 
 def test_summary_is_written_and_returned(tmp_path: Path) -> None:
@@ -366,43 +446,7 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
         rows = store.write_summary()
     assert csv_text(rows) == (tmp_path / "mine" / "collectives.csv").read_text()
     assert rows == load_run(tmp_path / "mine").rows
-    assert ["8", "1024"] == [line["message_bytes"] for line in read_csv(rows)]
-
-
-def read_csv(rows: list[Row]) -> list[dict[str, str]]:
-    """Return the lines of the rows' CSV text by column."""
-    return list(csv.DictReader(io.StringIO(csv_text(rows))))
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "expected"),
-    [
-        ("in_place", True, "true"),
-        ("in_place", False, "false"),
-        ("in_place", None, ""),
-        ("time_us", 12.0, "12.0"),
-        ("time_us", 0.1234567, "0.123457"),
-        ("time_us", 1234567.8, "1234570.0"),
-        ("time_us", float("nan"), ""),
-        ("message_bytes", 2**40, "1099511627776"),
-        ("reason", "=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
-        ("reason", "-1 came back", "'-1 came back"),
-        ("reason", ' one\nline, "quoted"', 'one line, "quoted"'),
-        ("transport", "-", "-"),
-    ],
-)
-def test_cells_are_plain(column: str, value: object, expected: str) -> None:
-    """Write booleans, numbers and texts so that every reader takes them alike."""
-    (line,) = read_csv([Row(**{column: value})])
-    assert expected == line[column]
-
-
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(1e-9, 1e12))
-def test_numbers_keep_six_digits(value: float) -> None:
-    """Lose at most half a unit in the sixth digit."""
-    (line,) = read_csv([Row(time_us=value)])
-    assert pytest.approx(value, rel=5e-6) == float(line["time_us"])
+    assert [8, KIB] == [row.message_bytes for row in rows]
 
 
 def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:

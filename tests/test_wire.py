@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.cases import Sweep
+from commbench.kinds import read_record
 from commbench.launch.wire import (
     FrameSink,
     Heartbeat,
@@ -20,9 +21,12 @@ from commbench.launch.wire import (
     split_line,
 )
 from commbench.records import Record
+from commbench.training.cases import TrainingCase
+from commbench.training.records import Bucket, TrainingRecord
 
 BEAT = Heartbeat(rank=1, host="n1", pid=4711, entered=10, left=9, cpu_ms=512, case=3)
 WORDS = LastWords(rank=0, host="n0", case=2, text="ValueError: two\nlines @commbench", bad_input=True)
+BUCKET = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
 CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
 
 
@@ -90,9 +94,26 @@ def test_frames_come_back_as_they_went() -> None:
     frames = [frame for line in stream.getvalue().split("\n") if (frame := parse_frame(line))]
     assert ["session", "case", "record", "end"] == [frame["frame"] for frame in frames]
     assert {"frame": "case", "index": 4, "text": str(CASE)} == frames[1]
-    received = Record.from_json(frames[2]["record"])
+    received = read_record(frames[2]["record"])
+    assert isinstance(received, Record)
     assert (CASE, 1, [1.5, 2.5], 0) == (received.case, received.launch, received.times_us, received.wrong)
     assert frames[3]["finished"] is True
+
+
+def test_training_travels_in_the_same_frames() -> None:
+    """Hand training over, and know it again."""
+    stream = io.StringIO()
+    sink = FrameSink(stream)
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
+    record = TrainingRecord(case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET])
+    sink.case(0, case)
+    sink.record(record)
+    begun, finished = [frame for line in stream.getvalue().split("\n") if (frame := parse_frame(line))]
+    received = read_record(finished["record"])
+    assert isinstance(received, TrainingRecord)
+    assert (str(case), record.case, [1.5], [(3, 0.5)], [BUCKET]) == (
+        *(begun["text"], received.case, received.step_ms, received.metrics, received.buckets),
+    )
 
 
 def test_a_frame_survives_half_a_line_before_it() -> None:

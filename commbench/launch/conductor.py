@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from commbench.errors import InputError
+from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions
 from commbench.launch.launchers import Launcher
-from commbench.launch.plan import DONE, RunRequest, launch_entry, missing_cases, plan_launch
+from commbench.launch.plan import (
+    DONE,
+    RunRequest,
+    Stage,
+    exceeds_aim,
+    launch_entry,
+    missing_cases,
+    plan_launch,
+    single_stage,
+)
 from commbench.launch.supervisor import Ending, Interrupts, Supervisor
 from commbench.launch.timeplan import TimePlan, dry_run_estimate
-from commbench.records import Record, Status
+from commbench.records import Status
 from commbench.store import Store
 from commbench.summary import latest
+from commbench.training.records import TrainingRecord
+from commbench.units import counted
 
-__all__ = ["Display", "RunRequest", "SilentDisplay", "conduct", "dry_run_estimate"]
+__all__ = ["Display", "RunRequest", "SilentDisplay", "Stage", "conduct", "dry_run_estimate", "single_stage"]
 
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
+#: So many launches that fail one after the other without a result show that the next would too.
+MOST_FRUITLESS = 3
+_BROKEN = frozenset({"failed", "hung"})
 
 
-def conduct(request: RunRequest, store: Store, launcher: Launcher, display: Display) -> int:
-    """Measure what ``store`` still lacks of ``request``; return the exit code.
+def conduct(
+    stages: Sequence[Stage], store: Store, launcher: Launcher, display: Display, *, fail_fast: bool = False
+) -> int:
+    """Measure what ``store`` still lacks of each stage in turn; return the exit code.
 
-    Each launch that is not complete measures its missing cases. The run ends at the first launch that fails or hangs,
-    and at a signal; what was measured is kept, and the same call goes on from there.
+    Each launch that is not complete measures its missing cases. Where it fails or hangs, the case is kept as such and
+    left out until the end of this call, and the launch goes on without it with newly started ranks; the same call
+    tries the case again. The run ends at a launch that fails before its first case, at the third failure in a row
+    without a result, with ``fail_fast`` at the first failure, and at a signal.
 
     Returns:
         0 done, 3 a rank failed or hung, 4 wrong data was found, 128 + number of the signal that interrupted the run.
@@ -37,113 +56,220 @@ def conduct(request: RunRequest, store: Store, launcher: Launcher, display: Disp
         InputError: the ranks find that what was asked for cannot be done, or that the run was begun elsewhere.
         LaunchError: the results cannot be written.
     """
-    return _Run(request, store, launcher, display).conduct()
+    return _Run(stages, store, launcher, display, fail_fast=fail_fast).conduct()
 
 
 class _Run:
-    """All launches of one run."""
+    """All stages of one run."""
 
-    def __init__(self, request: RunRequest, store: Store, launcher: Launcher, display: Display) -> None:
-        self.request = request
+    def __init__(
+        self, stages: Sequence[Stage], store: Store, launcher: Launcher, display: Display, *, fail_fast: bool
+    ) -> None:
+        self.stages = stages
         self.store = store
         self.launcher = launcher
         self.display = display
+        self.fail_fast = fail_fast
         self.interrupts = Interrupts()
-        self.times = TimePlan(budget=request.budget, begun=time.monotonic(), limit_s=request.time_limit_s)
+        self.begun = time.monotonic()
         self.known = dict(store.info)
+        self.known_records = len(store.records)
         self.warned = False
+        self.failed: dict[str, str] = {}
+        """By case key, why a case has failed: it is left out from then on."""
+        self.fruitless = 0
+        """Launches that have failed since the last result."""
 
     def conduct(self) -> int:
         """See `conduct` above."""
-        self.store.update(status="running", launcher=self.launcher.name, **_budget_fields(self.request))
+        self.store.update(status="running", launcher=self.launcher.name)
         try:
             with self.interrupts:
-                ending = self._launches()
+                ending, complete = self._stages()
                 if ending.status != "refused":  # still within: a second Ctrl-C must not keep the end from run.json
-                    return self._finish(ending)
+                    return self._finish(ending, complete=complete)
         except BaseException as error:
             self.store.update(status="partial", reason=str(error))
             raise
-        self.store.update(status=self.known.get("status", "partial"))
+        self._restore(ending.reason)
         raise InputError(ending.reason)
 
-    def _finish(self, ending: Ending) -> int:
+    def _stages(self) -> tuple[Ending, bool]:
+        """How the last launch ended, and whether every stage has been measured."""
+        ending, startup_s = Ending(status="ok"), None
+        for number, plan in enumerate(self.stages, start=1):
+            request = plan(tuple(self.store.records))
+            if request is None:
+                continue
+            self.store.update(**_budget_fields(request))
+            stage = _StageRun(self, request, startup_s)
+            ending = stage.run()
+            if ending.status == "cut":
+                return ending, number == len(self.stages) and stage.is_begun
+            if ending.status != "ok":
+                return ending, False
+            startup_s = stage.times.startup_s
+        return ending, True
+
+    def _finish(self, ending: Ending, *, complete: bool) -> int:
         """Write how the run ended and return the exit code for it."""
-        code, status = DONE_CODE, "complete"
+        code, status, reason = DONE_CODE, "complete" if complete else "partial", ending.reason
         if ending.status == "interrupted":
             code, status = SIGNAL_CODE + (self.interrupts.number or 0), "interrupted"
-        elif ending.status in {"failed", "hung"}:
-            code, status = PARTIAL_CODE, "partial"
+        elif ending.status in _BROKEN or self.failed:
+            code, status, reason = PARTIAL_CODE, "partial", self._why(ending)
         elif any(record.status == "wrong" for record in latest(self.store.records).values()):
             code = WRONG_CODE
         self.store.write_summary()
-        self.store.update(status=status, reason=ending.reason)
+        self.store.update(status=status, reason=reason)
         return code
 
-    def _launches(self) -> Ending:
-        launches = self.request.budget.launches
-        for launch in range(launches):
-            missing = missing_cases(self.request, self.store.records, launch)
-            if not missing:
-                continue
-            if self.interrupts.number is not None:
-                return Ending(status="interrupted", reason="interrupted between launches")
-            if self.store.records and not self.times.fits(time.monotonic(), cases=len(missing)):
-                return self._out_of_time(launch)
-            ending = _LaunchRun(self, launch).run()
-            if ending.status == "cut":
-                return self._out_of_time(launch + 1)
+    def _why(self, ending: Ending) -> str:
+        """How many cases failed and how the first did; without any, or where the run was to end there, how it ended."""
+        if self.fail_fast or not self.failed:
+            return ending.reason
+        first = next(iter(self.failed.values()))
+        said = f"{counted(len(self.failed), 'case')} failed{', the first' if len(self.failed) > 1 else ''}: {first}"
+        return f"{said}; {ending.reason}" if ending.reason else said
+
+    def _restore(self, reason: str) -> None:
+        """Leave a run that was refused before anything was measured as it was."""
+        status = self.known.get("status", "running")
+        if status == "running" or len(self.store.records) > self.known_records:
+            self.store.update(status="partial", reason=reason)
+        else:
+            self.store.update(status=status)
+
+    def leave_out(self, case: AnyCase, reason: str) -> None:
+        """Measure a case no more in this run."""
+        self.failed[case.key] = f"{reason}, in case {case}"
+
+
+class _StageRun:
+    """All launches of one stage."""
+
+    def __init__(self, run: _Run, request: RunRequest, startup_s: float | None) -> None:
+        self.run_ = run
+        self.request = request
+        self.label = request.name if len(run.stages) > 1 else ""
+        self.times = TimePlan(budget=request.budget, begun=run.begun, limit_s=request.time_limit_s)
+        if startup_s is not None:
+            self.times.startup_s = startup_s
+
+    def run(self) -> Ending:
+        """See the launches through; ``cut`` where the time limit does not let all of them be made."""
+        for launch in range(self.request.budget.launches):
+            if exceeds_aim(self.request, self.run_.store.info.get("launches", []), launch):
+                break
+            ending = self._launch(launch)
             if ending.status != "ok":
                 return ending
-            if ending.reason:
-                self.display.warning(f"Launch {launch + 1}: {ending.reason}.")
         return Ending(status="ok")
 
+    def _launch(self, launch: int) -> Ending:
+        """Measure what a launch lacks, after a failure in a new start of the ranks."""
+        ending: Ending | None = None
+        while ending is None and (missing := self.missing(launch)):
+            ending = self._obstacle(launch, cases=len(missing))
+            if ending is None:
+                attempt = _LaunchRun(self, launch)
+                ending = self._judge(attempt.run(), attempt)
+        return ending or Ending(status="ok")
+
+    def _obstacle(self, launch: int, *, cases: int) -> Ending | None:
+        """What keeps a launch from being started."""
+        run = self.run_
+        if run.interrupts.number is not None:
+            return Ending(status="interrupted", reason="interrupted between launches")
+        if run.store.records and not self.times.fits(time.monotonic(), cases=cases):
+            return self._out_of_time(launch)
+        return None
+
+    def _judge(self, ending: Ending, attempt: _LaunchRun) -> Ending | None:
+        """What the end of a start means for the launch; None where it goes on with new ranks."""
+        if ending.status in _BROKEN:
+            return self._after_failure(ending, attempt)
+        if ending.status == "cut":
+            return self._out_of_time(attempt.launch + 1)
+        if self.run_.fail_fast and self.run_.failed:
+            return Ending(status="failed", reason=next(iter(self.run_.failed.values())))
+        if ending.status == "ok" and ending.reason:
+            self.run_.display.warning(f"Launch {attempt.launch + 1}: {ending.reason}.")
+        return ending
+
+    def _after_failure(self, ending: Ending, attempt: _LaunchRun) -> Ending | None:
+        """How the run ends, or None where it goes on."""
+        run = self.run_
+        run.fruitless += 1
+        if run.fail_fast or not attempt.cases_begun:
+            return ending
+        if run.fruitless >= MOST_FRUITLESS:
+            said = f"stopped after {run.fruitless} failed launches in a row"
+            return replace(ending, reason=said if run.failed else f"{said}: {ending.reason}")
+        how = f"without {attempt.blamed}" if attempt.blamed else f"after a failure between cases: {ending.reason}"
+        if self.missing(attempt.launch):
+            run.display.warning(f"Launch {attempt.launch + 1} goes on {how}.")
+        return None
+
     def _out_of_time(self, launch: int) -> Ending:
-        """End a run whose time limit is reached: it is complete, with fewer launches."""
+        """End a run whose time limit is reached."""
         text = (
             f"The time limit of {self.request.time_limit_s:g} s was reached after {launch} of "
-            f"{self.request.budget.launches} launches; the same command with a longer limit adds the rest."
+            f"{self.request.budget.launches} {self.label + ' ' if self.label else ''}launches; the same command with a "
+            "longer limit adds the rest."
         )
-        self.display.warning(text)
-        return Ending(status="ok", reason=text)
+        self.run_.display.warning(text)
+        return Ending(status="cut", reason=text)
+
+    def missing(self, launch: int) -> list[AnyCase]:
+        """The cases that a launch has yet to measure, without those that have failed."""
+        return missing_cases(self.request, self.run_.store.records, launch, self.run_.failed)
 
     @property
     def left(self) -> list[int]:
         """How many cases each launch has still to measure, launches that have none left out."""
-        counts = [
-            len(missing_cases(self.request, self.store.records, launch))
-            for launch in range(self.request.budget.launches)
-        ]
+        counts = [len(self.missing(launch)) for launch in range(self.request.budget.launches)]
         return [count for count in counts if count]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything of the stage has been measured."""
+        asked = {case.key for case in self.request.cases}
+        return any(record.case.key in asked for record in self.run_.store.records)
 
 
 class _LaunchRun:
-    """One launch of a run: hears what its ranks report, keeps it, and enters how it went into run.json."""
+    """One start of a launch: hears what its ranks report, keeps it, and enters how it went into run.json."""
 
-    def __init__(self, run: _Run, launch: int) -> None:
+    def __init__(self, stage: _StageRun, launch: int) -> None:
+        run = stage.run_
         self.run_ = run
+        self.stage = stage
         self.launch = launch
         self.begun = time.monotonic()
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.startup_s: float | None = None
         self.measuring_s = 0.0
-        counts = run.left
+        self.cases_begun = False
+        self.blamed: AnyCase | None = None
+        """The case in which the launch failed or hung."""
+        counts = stage.left
         self.left = sum(counts)
         self.later = len(counts) - 1
         self.plan = plan_launch(
-            run.request,
+            stage.request,
             run.store.records,
             launch,
-            slice_s=run.times.slice_s(self.begun, cases=self.left, launches=len(counts)),
-            deadline_s=run.times.deadline_s(self.begun),
+            slice_s=stage.times.slice_s(self.begun, cases=self.left, launches=len(counts)),
+            deadline_s=stage.times.deadline_s(self.begun),
+            left_out=run.failed,
         )
 
     def run(self) -> Ending:
         """See the launch through."""
-        run = self.run_
-        run.display.launch_started(self.launch, run.request.budget.launches)
-        supervisor = Supervisor(self.plan, run.request.ranks, run.launcher, self, run.interrupts)
+        run, request = self.run_, self.stage.request
+        run.display.launch_started(self.launch, request.budget.launches, self.stage.label)
+        supervisor = Supervisor(self.plan, request.ranks, run.launcher, self, run.interrupts)
         ending = Ending(status="failed", reason="the conductor itself failed")
         try:
             ending = self._blame_case(supervisor.run(), supervisor.current)
@@ -152,25 +278,27 @@ class _LaunchRun:
         finally:
             if ending.status != "refused":
                 self._enter(ending)
-        if ending.status in {"failed", "hung"}:
+        if ending.status in _BROKEN:
             run.display.output(list(supervisor.stderr))
         return ending
 
     def _blame_case(self, ending: Ending, current: int | None) -> Ending:
         """Make the case in which a launch failed or hung a record, and name it in the reason."""
-        if ending.status not in {"failed", "hung"} or current is None:
+        if ending.status not in _BROKEN or current is None:
             return ending
-        case = self.plan.cases[current].case
+        self.blamed = self.plan.cases[current].case
         status: Status = "hung" if ending.status == "hung" else "failed"
-        self._keep(Record(case=case, launch=self.launch, status=status, reason=ending.reason))
-        return replace(ending, reason=f"{ending.reason}, in case {case}")
+        self._keep(blank_record(self.blamed, launch=self.launch, status=status, reason=ending.reason))
+        self.run_.leave_out(self.blamed, ending.reason)
+        return replace(ending, reason=f"{ending.reason}, in case {self.blamed}")
 
     def _enter(self, ending: Ending) -> None:
-        """Enter how the launch went into run.json, and bring the table up to date."""
+        """Enter how the launch went into run.json, and bring the tables up to date."""
         seconds = time.monotonic() - self.begun
         startup_s = seconds if self.startup_s is None else self.startup_s
         store = self.run_.store
         entry = launch_entry(
+            stage=self.stage.request.name,
             launch=self.launch,
             started=self.started,
             seconds=seconds,
@@ -183,7 +311,7 @@ class _LaunchRun:
         store.write_summary()
         if ending.status == "ok":
             cases = len(self.plan.cases)
-            self.run_.times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self.measuring_s, cases=cases)
+            self.stage.times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self.measuring_s, cases=cases)
         self.run_.display.launch_finished(seconds)
 
     def on_session(self, session: Mapping[str, Any]) -> None:
@@ -199,20 +327,26 @@ class _LaunchRun:
 
     def on_case(self, index: int) -> None:
         """See `Listener`."""
-        run = self.run_
-        total = len(run.request.cases) * run.request.budget.launches
-        eta_s = run.times.eta_s(time.monotonic(), cases=self.left, launches=self.later)
-        run.display.case(total - self.left, total, str(self.plan.cases[index].case), eta_s)
+        self.cases_begun = True
+        request = self.stage.request
+        total = len(request.cases) * request.budget.launches
+        eta_s = self.stage.times.eta_s(time.monotonic(), cases=self.left, launches=self.later)
+        self.run_.display.case(total - self.left, total, str(self.plan.cases[index].case), eta_s)
 
-    def on_record(self, record: Record) -> None:
-        """See `Listener`."""
+    def on_record(self, record: AnyRecord) -> None:
+        """See `Listener`; what fails to be trained on all ranks alike would do so again."""
         self.measuring_s += record.measuring_s
         self._keep(record)
+        if isinstance(record, TrainingRecord) and record.status == "failed":
+            self.run_.leave_out(record.case, record.reason)
 
-    def _keep(self, record: Record) -> None:
-        self.run_.store.append(record)
-        self.left -= record.status in DONE
-        self.run_.display.record(record)
+    def _keep(self, record: AnyRecord) -> None:
+        run = self.run_
+        run.store.append(record)
+        if record.status in DONE:
+            self.left -= 1
+            run.fruitless = 0
+        run.display.record(record)
 
 
 def _budget_fields(request: RunRequest) -> dict[str, Any]:

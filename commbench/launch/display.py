@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from commbench.records import Record
+from commbench.kinds import AnyRecord
 
 
 class Display(Protocol):
     """Told what happens, in order, from one thread."""
 
-    def launch_started(self, launch: int, launches: int) -> None:
-        """Launch number ``launch``, counted from 0, of ``launches`` is being started."""
+    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
+        """Launch number ``launch``, counted from 0, of ``launches`` is being started.
+
+        ``stage`` names the part of a run that has several.
+        """
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:
         """The case named ``text`` begins.
@@ -20,7 +23,7 @@ class Display(Protocol):
         ``done`` of ``total`` cases are finished over all launches; about ``eta_s`` seconds are left.
         """
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """A case is finished in this launch, or has failed."""
 
     def warning(self, text: str) -> None:
@@ -36,13 +39,13 @@ class Display(Protocol):
 class SilentDisplay:
     """Shows nothing."""
 
-    def launch_started(self, launch: int, launches: int) -> None:
+    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
         """Do nothing."""
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:
         """Do nothing."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """Do nothing."""
 
     def warning(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections import defaultdict
@@ -13,6 +14,7 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain, collect_host, collect_versions, unlike
 from commbench.errors import InputError
+from commbench.launch.launchers import EMULATED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def collect_session(
     Returns:
         ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``mpi_init_s`` (None without MPI),
-        ``shared_clock``, ``oversubscribed``.
+        ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
     init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
@@ -85,6 +87,7 @@ def collect_session(
             "versions": collect_versions(),
             "variables": dict(variables),
             **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
+            **({"emulated": json.loads(os.environ[EMULATED])} if os.environ.get(EMULATED) else {}),
         },
         "ranks": [
             {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)} for place in places

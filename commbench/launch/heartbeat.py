@@ -13,6 +13,8 @@ from commbench.launch.wire import Heartbeat
 from commbench.timing.progress import Progress
 
 INTERVAL_S = 0.5
+#: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
+STARTUP_TIMEOUT_S = 60.0
 
 
 class Heart:
@@ -24,6 +26,7 @@ class Heart:
         tell: is given each heartbeat; the default tells nobody.
         timeout_s: time without progress after which ``on_stall`` is called, once; also, after twice that time the
             interpreter prints its stacks and exits by itself, in case that nobody else is left to end it.
+        startup_timeout_s: at least so long is waited before the first case.
         on_stall: called from the heartbeat's thread.
     """
 
@@ -34,6 +37,7 @@ class Heart:
         *,
         tell: Callable[[Heartbeat], None] = lambda _: None,
         timeout_s: float | None = None,
+        startup_timeout_s: float = STARTUP_TIMEOUT_S,
         on_stall: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank = rank
@@ -41,6 +45,7 @@ class Heart:
         self.progress = progress
         self.case = -1
         self.timeout_s = timeout_s
+        self._startup_timeout_s = startup_timeout_s
         self._tell = tell
         self._on_stall = on_stall
         self._seen = (-1, -1)
@@ -57,9 +62,15 @@ class Heart:
         faulthandler.cancel_dump_traceback_later()
 
     def enter(self, index: int, text: str) -> None:
-        """Note that the case number ``index``, named ``text``, begins."""
+        """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank starts anew."""
         self.case = index
         self.progress.case = text
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long the rank may make no progress now."""
+        starting = self.timeout_s is not None and self.case < 0
+        return max(self.timeout_s or 0.0, self._startup_timeout_s) if starting else self.timeout_s
 
     def state(self) -> Heartbeat:
         """What the next heartbeat says."""
@@ -77,12 +88,12 @@ class Heart:
             self._stopped.wait(INTERVAL_S)
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
-        now = time.monotonic()
+        now, limit_s = time.monotonic(), self.limit_s
         seen = (beat.case, beat.entered + beat.left)
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
-            if self.timeout_s is not None and not self._stopped.is_set():
-                faulthandler.dump_traceback_later(2 * self.timeout_s, exit=True)
-        elif self.timeout_s is not None and now - self._seen_at > self.timeout_s:
+            if limit_s is not None and not self._stopped.is_set():
+                faulthandler.dump_traceback_later(2 * limit_s, exit=True)
+        elif limit_s is not None and now - self._seen_at > limit_s:
             self._seen_at = float("inf")  # once
             self._on_stall()

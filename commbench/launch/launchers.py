@@ -18,6 +18,10 @@ from commbench.environment import relevant_variables
 from commbench.errors import InputError
 from commbench.launch.whoami import tasks_per_node
 
+#: Names a hostfile to use where none is given, as PBS_NODEFILE does in a PBS job.
+HOSTFILE = "COMMBENCH_HOSTFILE"
+#: Says, as JSON, that the hosts are emulated on one machine, and with which links (see `commbench.lab`).
+EMULATED = "COMMBENCH_EMULATED"
 #: Variables that Open MPI carries to other hosts itself, or that belong to this host's scheduler.
 _NOT_FORWARDED = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "SLURM_", "PBS_")
 
@@ -73,6 +77,8 @@ class MpirunLauncher:
         """One core a rank where that is possible; ranks that share cores float, and yield while they wait."""
         if ranks > self.slots():
             return ["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+        if self.environ.get(EMULATED):  # the cores belong to all hosts: bound, every host's ranks would take the first
+            return ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         local = self.hostfile is None and "SLURM_JOB_ID" not in self.environ
         if local and ranks > _local_cores():  # room for all only with two ranks on the threads of one core
             return ["--use-hwthread-cpus", "--bind-to", "hwthread"]
@@ -155,7 +161,8 @@ def choose_launcher(
 
     Args:
         requested: ``mpirun`` or ``torchrun``, to choose by hand.
-        hostfile: hosts and slots in the launcher's own form; in a PBS job its node file is taken by itself.
+        hostfile: hosts and slots in the launcher's own form; else the one that COMMBENCH_HOSTFILE names, or in a PBS
+            job its node file.
         oversubscribe: allow more ranks than slots.
         extra: options to hand to the MPI launcher.
         environ: the environment of the conductor.
@@ -165,8 +172,9 @@ def choose_launcher(
     """
     if requested not in {None, "mpirun", "torchrun"}:
         raise InputError(f"Unknown launcher {requested!r}; choose from mpirun, torchrun.")
-    if hostfile is None and environ.get("PBS_NODEFILE"):
-        hostfile = Path(environ["PBS_NODEFILE"])
+    named = environ.get(HOSTFILE) or environ.get("PBS_NODEFILE")
+    if hostfile is None and named:
+        hostfile = Path(named)
     program = None if requested == "torchrun" else find_mpirun()
     if program and importlib.util.find_spec("mpi4py"):
         if _is_hydra(program):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.budgets import Budget
-from commbench.cases import Case, shuffled
+from commbench.cases import shuffled
 from commbench.errors import InputError
+from commbench.kinds import AnyCase, AnyRecord, collective_records, read_case, training_records
 from commbench.measure import frozen_from
-from commbench.records import Frozen, Record
+from commbench.records import Frozen
+from commbench.training.cases import Terms
 
 #: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
@@ -20,9 +22,9 @@ DONE = frozenset({"ok", "unsupported", "wrong"})
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a person asked for: the cases and how they are measured, the same in every launch."""
+    """What a run, or a stage of it, is to measure: the cases, of one kind, and how, the same in every launch."""
 
-    cases: Sequence[Case]
+    cases: Sequence[AnyCase]
     ranks: int
     seed: int
     budget: Budget
@@ -32,6 +34,14 @@ class RunRequest:
     """Wall time that the whole run may take, in seconds; None: as long as it needs."""
     frozen: Mapping[str, Frozen] = field(default_factory=dict)
     """By case key, what another run has fixed that this one is to be compared with; the first launch finds the rest."""
+    training: Terms | None = None
+    """How training cases are trained; None for collectives."""
+    name: str = "collectives"
+    """What ``launches`` in run.json calls the stage, in a word."""
+    aim_s: float | None = None
+    """What all launches together should take, in seconds: a launch is left out rather than exceed it."""
+    fewest_launches: int = 1
+    """So many launches are made whatever ``aim_s`` says."""
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -43,11 +53,21 @@ class RunRequest:
                 raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
 
+#: Part of a run: given all records so far when the stages before it are finished, it says what to measure.
+#: None: nothing.
+Stage = Callable[[Sequence[AnyRecord]], RunRequest | None]
+
+
+def single_stage(request: RunRequest) -> list[Stage]:
+    """The stages of a run that is planned as a whole."""
+    return [lambda _: request]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedCase:
-    """A case and what an earlier launch has fixed about it; None in a case's first launch."""
+    """A case and what an earlier launch has fixed about it; None in a case's first launch, and of training."""
 
-    case: Case
+    case: AnyCase
     frozen: Frozen | None = None
 
 
@@ -58,10 +78,12 @@ class LaunchPlan:
     launch: int
     budget: Budget
     cases: Sequence[PlannedCase]
-    """In the order in which they are measured."""
+    """In the order in which collectives are measured; of training in the order of the request, its baseline first."""
     case_timeout_s: float = 60.0
     deadline_s: float | None = None
     """No case is begun later than so many seconds after the ranks came together."""
+    training: Terms | None = None
+    """How the cases are trained; None for collectives."""
 
     def to_json(self) -> str:
         """The plan as one line of JSON."""
@@ -72,61 +94,125 @@ class LaunchPlan:
         """Rebuild a plan; it comes from this very version of commbench, so anything amiss is a bug."""
         data: dict[str, Any] = json.loads(text)
         cases = [
-            PlannedCase(case=Case(**planned["case"]), frozen=Frozen(**planned["frozen"]) if planned["frozen"] else None)
-            for planned in data.pop("cases")
+            PlannedCase(
+                case=read_case(planned["case"]), frozen=Frozen(**planned["frozen"]) if planned["frozen"] else None
+            )
+            for planned in data["cases"]
         ]
-        return cls(**{**data, "budget": Budget(**data["budget"]), "cases": cases})
+        training = Terms(**data["training"]) if data["training"] else None
+        return cls(**{**data, "budget": Budget(**data["budget"]), "cases": cases, "training": training})
 
 
-def missing_cases(request: RunRequest, records: Iterable[Record], launch: int) -> list[Case]:
-    """The cases that ``launch`` has yet to measure, in the launch's own shuffled order."""
+def missing_cases(
+    request: RunRequest, records: Iterable[AnyRecord], launch: int, left_out: Collection[str] = ()
+) -> list[AnyCase]:
+    """The cases that ``launch`` has yet to measure, but for those whose keys are ``left_out``.
+
+    Collectives come in the launch's own shuffled order; training in the order of the request, as the ranks shuffle it.
+    """
     done = {record.case.key for record in records if record.launch == launch and record.status in DONE}
-    return [case for case in shuffled(request.cases, request.seed, launch) if case.key not in done]
+    order = request.cases if request.training else shuffled(request.cases, request.seed, launch)
+    return [case for case in order if case.key not in done and case.key not in left_out]
 
 
-def frozen_values(records: Iterable[Record]) -> dict[str, Frozen]:
-    """By case key, what the lowest launch that measured the case has fixed for all others."""
-    ordered = sorted(records, key=lambda record: record.launch, reverse=True)
+def frozen_values(records: Iterable[AnyRecord]) -> dict[str, Frozen]:
+    """By case key, what the lowest launch that measured a collective has fixed for all others."""
+    ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
     found = {record.case.key: frozen_from(record) for record in ordered if record.status == "ok"}
     return {key: frozen for key, frozen in found.items() if frozen}
 
 
+def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
+    """Steps of a block, discarded ones included, which whatever was trained first has fixed; None before that."""
+    trained = (record for record in training_records(records) if record.status == "ok" and record.block_lengths)
+    first = next(trained, None)
+    return None if first is None else first.discarded + first.block_lengths[0]
+
+
 def plan_launch(
     request: RunRequest,
-    records: Sequence[Record],
+    records: Sequence[AnyRecord],
     launch: int,
     *,
     slice_s: float | None = None,
     deadline_s: float | None = None,
+    left_out: Collection[str] = (),
 ) -> LaunchPlan:
-    """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case."""
+    """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case.
+
+    All launches that train, of all stages, make as many steps as the first: only that one's blocks can be shortened.
+    """
     frozen = {**frozen_values(records), **request.frozen}
-    budget = request.budget if slice_s is None else dataclasses.replace(request.budget, slice_s=slice_s)
+    terms = _terms(request, records)
+    if slice_s is None or (terms and terms.steps):
+        slice_s = request.budget.slice_s
+    if terms:
+        terms = dataclasses.replace(terms, block_s=terms.block_s * slice_s / request.budget.slice_s)
+    missing = missing_cases(request, records, launch, left_out)
     return LaunchPlan(
         launch=launch,
-        budget=budget,
-        cases=[PlannedCase(case=case, frozen=frozen.get(case.key)) for case in missing_cases(request, records, launch)],
+        budget=dataclasses.replace(request.budget, slice_s=slice_s),
+        cases=[PlannedCase(case=case, frozen=frozen.get(case.key)) for case in missing],
         case_timeout_s=request.case_timeout_s,
         deadline_s=deadline_s,
+        training=terms,
     )
 
 
-def next_launch(request: RunRequest, records: Sequence[Record]) -> int:
+def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
+    terms = request.training
+    if terms is None or terms.steps is not None:
+        return terms
+    return dataclasses.replace(terms, steps=steps_of_blocks(records))
+
+
+def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     """Which launch an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one."""
-    begun = sorted({record.launch for record in records})
+    asked = {case.key for case in request.cases}
+    begun = sorted({record.launch for record in records if record.case.key in asked})
     unfinished = [launch for launch in begun if missing_cases(request, records, launch)]
     return unfinished[0] if unfinished else max(begun, default=-1) + 1
 
 
+def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:
+    """Whether ``launch`` is better left out: with it, all of the request would take longer than it should.
+
+    Args:
+        request: the stage.
+        entries: how the launches of the run went, as `launch_entry` states it; the last of the stage is the measure.
+        launch: one that has begun is completed.
+    """
+    if request.aim_s is None or launch < request.fewest_launches:
+        return False
+    seconds: dict[int, float] = {}
+    for entry in entries:
+        if entry["stage"] == request.name:
+            seconds[entry["launch"]] = seconds.get(entry["launch"], 0.0) + entry["seconds"]
+    if launch in seconds or not seconds:
+        return False
+    return sum(seconds.values()) + seconds[max(seconds)] > request.aim_s
+
+
 def launch_entry(
-    *, launch: int, started: str, seconds: float, startup_s: float, measuring_s: float, status: str, reason: str = ""
+    *,
+    stage: str,
+    launch: int,
+    started: str,
+    seconds: float,
+    startup_s: float,
+    measuring_s: float,
+    status: str,
+    reason: str = "",
 ) -> Mapping[str, object]:
     """How one launch went, as ``launches`` in run.json lists it; ``started`` is UTC in ISO 8601, times are seconds.
+
+    Launches are counted anew in every ``stage``; one that was continued after a failure stands there several times.
 
     ``startup_s`` is from starting the launcher until all ranks had come together, ``measuring_s`` what the records
     state as measured, ``other_s`` the rest.
     """
     return {
+        "stage": stage,
         "launch": launch,
         "started": started,
         "seconds": round(seconds, 3),

@@ -1,4 +1,4 @@
-"""Trying out MPI in a process of its own, for `commbench env`."""
+"""Trying things out in a process of their own: MPI for `commbench env`, a workload before it is trained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 
 from commbench.errors import InputError
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.training.workload import WorkloadFacts
 
 PROBE_RANKS = 2
 TIMEOUT_S = 60
+#: A person's own workload may read its data first.
+WORKLOAD_TIMEOUT_S = 600
 
 
 def probe_mpi() -> dict[str, Any]:
@@ -38,6 +41,40 @@ def probe_mpi() -> dict[str, Any]:
         last = getattr(error, "stderr", "") or str(error)
         return {"problem": f"MPI does not start: {str(last).strip().splitlines()[-1]}"}
     return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **found}
+
+
+def probe_workload(workload: str, batch: int | None = None) -> WorkloadFacts:
+    """Make a workload, train it for a few steps without DDP, and tell what was seen; torch stays out of this process.
+
+    Args:
+        workload: as ``--workload`` names it.
+        batch: samples per rank; None: the workload's own number.
+
+    Raises:
+        InputError: it cannot be made, or not be trained with DDP.
+    """
+    command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *(["--batch", str(batch)] if batch else [])]
+    one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **one_thread},
+            capture_output=True,
+            text=True,
+            timeout=WORKLOAD_TIMEOUT_S,
+            check=False,
+        )
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"Workload {workload} has made no local step in {WORKLOAD_TIMEOUT_S} s; choose a smaller batch."
+        ) from None
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        raise InputError(f"Workload {workload} cannot be tried out: {last}") from None
+    if "error" in answer:
+        raise InputError(str(answer["error"]))
+    return WorkloadFacts.from_json(answer["ok"])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One rank of a launch: opens the backends, measures the planned cases in order, and leaves cleanly.
+"""One rank of a launch: opens the backends, measures or trains the planned cases, and leaves cleanly.
 
 ``python -m mpi4py -m commbench.launch.rank`` is what the conductor starts: rank 0 reads the plan as one line on stdin
 and answers with frames on stdout. The heavy parts of the command line are never loaded here.
@@ -7,13 +7,14 @@ and answers with frames on stdout. The heavy parts of the command line are never
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from commbench.cases import Case
@@ -22,14 +23,15 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.environment import relevant_variables
 from commbench.errors import InputError
-from commbench.launch.facts import are_crowded, collect_session, gather_places, share_clock
+from commbench.kinds import AnyCase, AnyRecord
+from commbench.launch.facts import Place, are_crowded, collect_session, gather_places, share_clock
 from commbench.launch.heartbeat import Heart
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
 from commbench.measure import Session, measure
-from commbench.records import Record
 from commbench.timing.progress import Progress
+from commbench.training.cases import Terms, TrainingCase
 
 
 class Sink(Protocol):
@@ -38,10 +40,10 @@ class Sink(Protocol):
     def session(self, facts: Mapping[str, object]) -> None:
         """The conditions, once: see `commbench.launch.facts.collect_session`."""
 
-    def case(self, index: int, case: Case) -> None:
-        """A case begins."""
+    def case(self, index: int, case: AnyCase) -> None:
+        """The planned case number ``index`` begins; one that is trained begins with each of its blocks."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """A case is finished."""
 
     def end(self, *, finished: bool) -> None:
@@ -49,9 +51,15 @@ class Sink(Protocol):
 
 
 def run_rank(
-    plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart, variables: Mapping[str, str]
-) -> list[Communicator]:
-    """Measure all cases of ``plan``, all ranks together; return the open backends, for the caller to close.
+    plan: LaunchPlan,
+    control: Control,
+    sink: Sink | None,
+    heart: Heart,
+    variables: Mapping[str, str],
+    *,
+    opened: Mapping[str, Communicator] | None = None,
+) -> dict[str, Communicator]:
+    """Measure or train all cases of ``plan``, all ranks together; return the open backends, for the caller to close.
 
     Args:
         plan: the same on every rank.
@@ -59,46 +67,88 @@ def run_rank(
         sink: on rank 0; None elsewhere.
         heart: tells how far this rank has come.
         variables: see `commbench.launch.facts.collect_session`.
+        opened: backends by name that are open already, and stay so.
 
     Raises:
         InputError: a backend cannot be opened.
     """
-    begun = time.monotonic()
+    duty = _Duty(plan, control, sink, heart)
     places = gather_places(control)  # before any library moves this rank to other CPUs
     names = sorted({planned.case.backend for planned in plan.cases})
-    communicators = {name: open_backend(name, control, plan.launch) for name in names}
-    facts = collect_session(control, places, communicators, variables)
+    communicators = dict(opened or {})
+    communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
+    facts = collect_session(control, places, {name: communicators[name] for name in names}, variables)
     if sink and facts:
         sink.session(facts)
-    session = Session(
-        control=control,
-        budget=plan.budget,
-        progress=heart.progress,
-        shared_clock=share_clock(places),
-        oversubscribed=are_crowded(places),
-    )
-    finished = True
-    for index, planned in enumerate(plan.cases):
-        if _out_of_time(plan, control, time.monotonic() - begun):
-            finished = False
-            break
-        heart.enter(index, str(planned.case))
-        if sink:
-            sink.case(index, planned.case)
-        communicator = communicators[planned.case.backend]
-        record = measure(planned.case, communicator, session, launch=plan.launch, frozen=planned.frozen)
-        if sink and record:
-            sink.record(record)
+    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places)
     if sink:
         sink.end(finished=finished)
-    return list(communicators.values())
+    return communicators
 
 
-def _out_of_time(plan: LaunchPlan, control: Control, seconds: float) -> bool:
-    """Whether rank 0 finds that the next case would begin too late; the same on every rank."""
-    if plan.deadline_s is None:
-        return False
-    return bool(control.broadcast_int(int(seconds + plan.budget.slice_s > plan.deadline_s)))
+class _Duty:
+    """What a rank does once its backends are open."""
+
+    def __init__(self, plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart) -> None:
+        self.plan = plan
+        self.control = control
+        self.sink = sink
+        self.heart = heart
+        self.begun = time.monotonic()
+
+    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place]) -> bool:
+        """Measure collectives in the order planned; False where time ran out before the last."""
+        session = Session(
+            control=self.control,
+            budget=self.plan.budget,
+            progress=self.heart.progress,
+            shared_clock=share_clock(places),
+            oversubscribed=are_crowded(places),
+        )
+        for index, planned in enumerate(self.plan.cases):
+            case = planned.case
+            assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
+            if self.out_of_time():
+                return False
+            self._begin(index, case, number=index)
+            communicator = communicators[case.backend]
+            self._finish(measure(case, communicator, session, launch=self.plan.launch, frozen=planned.frozen))
+        return True
+
+    def train(self, terms: Terms) -> bool:
+        """Train configurations in turns, in the order that ``terms`` fix; False where time ran out before the last."""
+        from commbench.ddp.session import train_launch
+
+        cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
+        blocks = itertools.count()  # to tell which rank is behind, as the index of a case that comes in turns cannot
+        return train_launch(
+            cases,
+            terms,
+            launch=self.plan.launch,
+            control=self.control,
+            progress=self.heart.progress,
+            begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
+            finish=self._finish,
+            out_of_time=self.out_of_time,
+        )
+
+    def out_of_time(self) -> bool:
+        """Whether rank 0 finds that the next case would begin too late; the same on every rank."""
+        if self.plan.deadline_s is None:
+            return False
+        seconds = time.monotonic() - self.begun
+        return bool(self.control.broadcast_int(int(seconds + self.plan.budget.slice_s > self.plan.deadline_s)))
+
+    def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
+        """Begin a case once rank 0 has said so: a rank that dies at once would else take this knowledge along."""
+        self.heart.enter(number, str(case))
+        if self.sink:
+            self.sink.case(index, case)
+        self.control.broadcast_int(index)
+
+    def _finish(self, record: AnyRecord | None) -> None:
+        if self.sink and record:
+            self.sink.record(record)
 
 
 # --------------------------------------------------------------------------------------------------- as a process
@@ -117,7 +167,7 @@ def main() -> NoReturn:
         plan = LaunchPlan.from_json(control.broadcast(text))
         heart.timeout_s = plan.case_timeout_s
         sink = FrameSink(stdout) if control.rank == 0 else None
-        return run_rank(plan, control, sink, heart, variables)
+        return list(run_rank(plan, control, sink, heart, variables).values())
 
     run_process(identity, heart, work, on_error=say)
 

@@ -7,24 +7,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import NoReturn
 
-from commbench.cases import Case
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.environment import relevant_variables
 from commbench.errors import CommbenchError, InputError
+from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
-from commbench.launch.heartbeat import Heart
-from commbench.launch.plan import LaunchPlan, RunRequest, launch_entry, next_launch, plan_launch
+from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart
+from commbench.launch.plan import LaunchPlan, RunRequest, Stage, launch_entry, next_launch, plan_launch
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.timeplan import TimePlan
 from commbench.launch.whoami import Identity
 from commbench.launch.wire import LastWords
-from commbench.records import Record, Status
+from commbench.records import Status
 from commbench.store import Store
 from commbench.timing.progress import Progress
 
@@ -34,18 +34,33 @@ _AFTER_RANK_0_S = 2.0
 
 
 class StoreSink:
-    """Rank 0's results go straight into the run's directory. May be told from any thread that the launch fails."""
+    """Rank 0's results go straight into the run's directory. May be told from any thread that the launch fails.
 
-    def __init__(self, store: Store, plan: LaunchPlan, display: Display, begun: float) -> None:
+    Args:
+        store: the run.
+        plan: of the launch.
+        stage: what the launch belongs to.
+        display: is shown what happens.
+        begun: when the launch began, by the monotonic clock.
+        is_last: whether the run is complete when the launch has ended well, rather than to go on with another stage.
+    """
+
+    def __init__(
+        self, store: Store, plan: LaunchPlan, stage: str, display: Display, begun: float, *, is_last: bool = True
+    ) -> None:
         self.store = store
         self.wrong = False
+        self.cut = False
         self._plan = plan
+        self._stage = stage
+        self._is_last = is_last
         self._display = display
         self._begun = begun
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._startup_s: float | None = None
         self._measuring_s = 0.0
-        self._current: Case | None = None
+        self._done = 0
+        self._current: AnyCase | None = None
         self._lock = threading.RLock()
         self._over = False
 
@@ -62,17 +77,18 @@ class StoreSink:
             unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
             self.store.update(status="partial", reason=unfinished, **header_fields(facts, self.store.info))
 
-    def case(self, index: int, case: Case) -> None:
+    def case(self, index: int, case: AnyCase) -> None:  # noqa: ARG002 - what is trained comes in an order of its own
         """See `commbench.launch.rank.Sink`."""
         self._current = case
-        left = len(self._plan.cases) - index
+        left = len(self._plan.cases) - self._done
         eta_s = left * self._plan.budget.slice_s
-        self._display.case(index, len(self._plan.cases), str(case), eta_s)
+        self._display.case(self._done, len(self._plan.cases), str(case), eta_s)
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """See `commbench.launch.rank.Sink`."""
         with self._lock:
             self._current = None
+            self._done += 1
             self._measuring_s += record.measuring_s
             self.wrong = self.wrong or record.status == "wrong"
             self.store.append(record)
@@ -80,7 +96,10 @@ class StoreSink:
 
     def end(self, *, finished: bool) -> None:
         """See `commbench.launch.rank.Sink`."""
-        self._close("complete", "ok" if finished else "cut", "" if finished else "the time limit ended the launch")
+        self.cut = not finished
+        reason = "the time limit ended the launch" if self.cut else ""
+        others = "" if self._is_last else f"stage {self._stage} has got its launch and the next stage has not begun"
+        self._close("complete" if self._is_last else "partial", "cut" if self.cut else "ok", reason, reason or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
         """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``."""
@@ -88,23 +107,24 @@ class StoreSink:
             if self._over:
                 return
             what: Status = "hung" if hung else "failed"
-            self._close(status, what, reason)
+            self._close(status, what, reason, reason)
             if self._current is not None and status == "partial":
-                self.store.append(Record(case=self._current, launch=self._plan.launch, status=what, reason=reason))
+                self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
                 self.store.write_summary()
 
-    def _close(self, status: str, launch_status: str, reason: str) -> None:
+    def _close(self, status: str, launch_status: str, launch_reason: str, reason: str) -> None:
         with self._lock:
             self._over = True
             seconds = time.monotonic() - self._begun
             entry = launch_entry(
+                stage=self._stage,
                 launch=self._plan.launch,
                 started=self._started,
                 seconds=seconds,
                 startup_s=seconds if self._startup_s is None else self._startup_s,
                 measuring_s=self._measuring_s,
                 status=launch_status,
-                reason=reason,
+                reason=launch_reason,
             )
             self.store.update(launches=[*self.store.info.get("launches", []), entry], status=status, reason=reason)
             self.store.write_summary()
@@ -112,45 +132,47 @@ class StoreSink:
 
 
 def run_standalone(
-    request: RunRequest,
+    stages: Sequence[Stage],
     identity: Identity,
     open_store: Callable[[], Store],
     display: Display | None = None,
-    finish: Callable[[], None] = lambda: None,
+    finish: Callable[[Store], None] = lambda _: None,
 ) -> NoReturn:
     """Be a rank of the launch that a person has started; never returns.
 
-    The launch completes an unfinished one of the store, else adds one.
+    Of each stage in turn, the launch completes an unfinished one of the store, else adds one.
 
     Args:
-        request: the same on every rank, with as many ranks as were started.
+        stages: called on rank 0 only; their requests are for as many ranks as were started.
         identity: this rank.
         open_store: called on rank 0 only.
         display: of rank 0; silent by default.
-        finish: called on rank 0 when everything has been written.
+        finish: called on rank 0 when everything has been measured.
     """
-    _Standalone(request, identity, open_store, display or SilentDisplay(), finish).run()
+    _Standalone(stages, identity, open_store, display or SilentDisplay(), finish).run()
 
 
 class _Standalone:
     def __init__(
         self,
-        request: RunRequest,
+        stages: Sequence[Stage],
         identity: Identity,
         open_store: Callable[[], Store],
         display: Display,
-        finish: Callable[[], None],
+        finish: Callable[[Store], None],
     ) -> None:
+        self.stages = list(stages)
         self.finish = finish
-        self.request = request
         self.identity = identity
         self.open_store = open_store
         self.display = display
+        self.several = len(self.stages) > 1
         self.variables = relevant_variables(os.environ)
         self.begun = time.monotonic()
+        self.store: Store | None = None
         self.sink: StoreSink | None = None
         self.code = _DONE_CODE
-        self.heart = Heart(identity.rank, Progress(), timeout_s=request.case_timeout_s, on_stall=self._end_hung_launch)
+        self.heart = Heart(identity.rank, Progress(), timeout_s=STARTUP_TIMEOUT_S, on_stall=self._end_hung_launch)
 
     def run(self) -> NoReturn:
         if self.identity.rank == 0:
@@ -159,43 +181,68 @@ class _Standalone:
         run_process(self.identity, self.heart, self._work, on_error=self._report, status=lambda: self.code)
 
     def _work(self, control: Control) -> list[Communicator]:
-        sentence, text = control.broadcast(self._plan() if control.rank == 0 else ("", ""))
+        opened: dict[str, Communicator] = {}
+        while True:
+            sentence, text = control.broadcast(self._next() if control.rank == 0 else ("", ""))
+            if not text:
+                break
+            plan = LaunchPlan.from_json(text)
+            self.heart.timeout_s = plan.case_timeout_s
+            self.heart.enter(-1, "")
+            opened = run_rank(plan, control, self.sink, self.heart, self.variables, opened=opened)
+            if self.sink and self.sink.wrong:
+                self.code = _WRONG_CODE
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
             if control.rank == 0:
                 self._say(sentence)
-            return []
-        communicators = run_rank(LaunchPlan.from_json(text), control, self.sink, self.heart, self.variables)
-        if self.sink and self.sink.wrong:
-            self.code = _WRONG_CODE
-        if self.sink:
-            self.finish()
-        return communicators
+        elif self.store:
+            self.finish(self.store)
+        return list(opened.values())
 
-    def _plan(self) -> tuple[str, str]:
-        """On rank 0: (why nothing can be done or "", the plan)."""
+    def _next(self) -> tuple[str, str]:
+        """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" where none is left)."""
         try:
-            store = self.open_store()
+            if self.store is None:
+                self.store = self.open_store()
+            request = self._next_request(self.store)
         except CommbenchError as error:
+            if self.store is not None:
+                self.store.update(status="partial", reason=str(error))
             return str(error), ""
-        times = TimePlan(budget=self.request.budget, begun=self.begun, limit_s=self.request.time_limit_s)
+        return "", self._plan(self.store, request).to_json() if request else ""
+
+    def _next_request(self, store: Store) -> RunRequest | None:
+        """What the next stage that has anything to do asks for; None at the end of the run, or of its time."""
+        if self.sink and self.sink.cut:
+            return None
+        while self.stages:
+            request = self.stages.pop(0)(tuple(store.records))
+            if request:
+                return request
+        store.update(status="complete", reason="")
+        return None
+
+    def _plan(self, store: Store, request: RunRequest) -> LaunchPlan:
+        """Plan the stage's next launch, and make ready to hear of it."""
+        now = self.begun if self.sink is None else time.monotonic()
+        budget = request.budget
+        times = TimePlan(budget=budget, begun=self.begun, limit_s=request.time_limit_s)
         times.startup_s = 0.0  # the ranks are here already
-        launch = next_launch(self.request, store.records)
-        cases = len(self.request.cases)
+        launch = next_launch(request, store.records)
         plan = plan_launch(
-            self.request,
+            request,
             store.records,
             launch,
-            slice_s=times.slice_s(self.begun, cases=cases, launches=1),
-            deadline_s=times.deadline_s(self.begun),
+            slice_s=times.slice_s(now, cases=len(request.cases), launches=1),
+            deadline_s=times.deadline_s(now),
         )
-        self.sink = StoreSink(store, plan, self.display, self.begun)
-        self.display.launch_started(launch, launch + 1)
-        budget = self.request.budget
+        self.sink = StoreSink(store, plan, request.name, self.display, now, is_last=not self.stages)
+        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
         store.update(
             launcher=self.identity.launcher, budget=budget.name, relative_half_width=budget.relative_half_width
         )
-        return "", plan.to_json()
+        return plan
 
     def _report(self, words: LastWords) -> None:
         """This rank ends all others: say why, and on rank 0 note it."""
@@ -205,7 +252,7 @@ class _Standalone:
 
     def _end_hung_launch(self) -> None:
         """From the heartbeat's thread: this rank has made no progress for the case timeout."""
-        what = f"no progress for {self.request.case_timeout_s:g} s in {self.heart.progress.case or 'starting'}"
+        what = f"no progress for {self.heart.limit_s:g} s in {self.heart.progress.case or 'starting'}"
         if self.sink:
             self.sink.fail(
                 "partial", f"{what}; start commbench without mpirun or torchrun to learn which rank", hung=True

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
+from commbench.kinds import AnyRecord, read_record
+from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launchers import Launcher
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.process import STACKS_S, Event, Launched
 from commbench.launch.watchdog import Watchdog, blame_exit
 from commbench.launch.wire import Heartbeat, LastWords, parse_frame, split_line
-from commbench.records import Record
 
 #: What the launcher is to start: a rank, without the command line around it.
 PROGRAM = ("-m", "commbench.launch.rank")
-#: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
-STARTUP_TIMEOUT_S = 60.0
 #: How often the watchdog looks.
 LOOK_S = 0.25
 #: How long a launch may go on in which a rank has said why it ends.
@@ -64,9 +63,9 @@ class Listener(Protocol):
         """All ranks have come together, under these conditions."""
 
     def on_case(self, index: int) -> None:
-        """The planned case number ``index`` begins."""
+        """The planned case number ``index`` begins; one that is trained begins with each of its blocks."""
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, record: AnyRecord) -> None:
         """A case is finished."""
 
 
@@ -187,8 +186,9 @@ class Supervisor:
         elif kind == "case":
             self._case(int(frame["index"]))
         elif kind == "record":
-            record = Record.from_json(frame["record"])
-            self.current = None
+            record = read_record(frame["record"])
+            if self.current is not None and self._plan.cases[self.current].case.key == record.case.key:
+                self.current = None
             self._recorded.add(record.case.key)
             self._listener.on_record(record)
         elif kind == "end":

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TextIO
 
-from commbench.cases import Case
-from commbench.records import Record
+from commbench.kinds import AnyCase, AnyRecord
 
 MARK = "@commbench "
 #: Longest text of last words: a line below 4096 bytes is written in one piece.
@@ -40,7 +39,7 @@ class Heartbeat:
     cpu_ms: int
     """CPU time of the process."""
     case: int
-    """Index of the case within the launch; -1 before the first."""
+    """Number of the case within the launch, of training that of the block; -1 before the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +117,11 @@ class FrameSink:
         """State the conditions of the launch, once, when all ranks have come together."""
         self._send("session", session=facts)
 
-    def case(self, index: int, case: Case) -> None:
+    def case(self, index: int, case: AnyCase) -> None:
         """State which case begins."""
         self._send("case", index=index, text=str(case))
 
-    def record(self, record: Record) -> None:
+    def record(self, record: AnyRecord) -> None:
         """Hand over a finished case."""
         self._send("record", record=record.to_json())
 

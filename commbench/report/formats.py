@@ -8,7 +8,7 @@ from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.records import Row
 from commbench.report.table import columns_of
-from commbench.store import csv_text
+from commbench.tables import csv_text
 
 #: nccl-tests' names of element types and of the programs.
 NCCL_TYPES = {

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -39,6 +39,23 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
 
 Columns = dict[str, list[Row]]
 
+
+class Flagged(Protocol):
+    """A row of any table, with what is doubtful about it."""
+
+    @property
+    def flags(self) -> str:
+        """Its doubts, separated by ``;``."""
+
+    @property
+    def status(self) -> str:
+        """How it ended, ``ok`` or otherwise."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence where it is not ok."""
+
+
 #: An interval that reaches so many times the time itself says "wide" instead of its ends.
 UNBOUNDED = 20
 
@@ -55,7 +72,7 @@ def render_table(rows: Sequence[Row], *, width: int) -> RenderableType:
     if not rows:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
-    return Group(*(part for group in groups for part in _render_group(group, width)), *_legend(rows))
+    return Group(*(part for group in groups for part in _render_group(group, width)), *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
@@ -148,8 +165,7 @@ def _cells(row: Row | None, *, rated: bool) -> list[RenderableType]:
     rates = [_format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps)] if rated else []
     if row.status != "ok":
         rates = [""] * len(rates)
-    marks = "".join(MARKS.get(flag, f" {flag} ") for flag in _flags_of(row)).strip()
-    return [_time_cell(row), *rates, marks]
+    return [_time_cell(row), *rates, marks_of(row)]
 
 
 def _time_cell(row: Row) -> Text:
@@ -226,33 +242,39 @@ def _reasons(columns: Columns) -> list[RenderableType]:
     return [Padding(Text(reason, style="dim"), (0, 0, 0, 2)) for reason in reasons]
 
 
-def _flags_of(row: Row) -> list[str]:
+def _flags_of(row: Flagged) -> list[str]:
     return [flag for flag in row.flags.split(";") if flag]
 
 
-def _legend(rows: Sequence[Row]) -> list[RenderableType]:
+def marks_of(row: Flagged, marks: Mapping[str, str] = MARKS) -> str:
+    """The row's flags, a letter each where there is one."""
+    return "".join(marks.get(flag, f" {flag} ") for flag in _flags_of(row)).strip()
+
+
+def legend(rows: Sequence[Flagged], marks: Mapping[str, str] = MARKS) -> list[RenderableType]:
     """The marks in use, in one line."""
     used = {flag for row in rows for flag in _flags_of(row)}
-    marks = [f"{mark} {flag}" for flag, mark in MARKS.items() if flag in used]
-    return [Text("\nmarks: " + ", ".join(marks), style="yellow")] if marks else []
+    explained = [f"{mark} {flag}" for flag, mark in marks.items() if flag in used]
+    return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
 # ----------------------------------------------------------------------------------------------------- warnings
 
 
-def warnings_for(rows: Sequence[Row], info: Mapping[str, Any]) -> list[str]:
+def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS) -> list[str]:
     """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
 
     Args:
         rows: the rows of a run.
         info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
             ``name``), so that no option is proposed that is in use already.
+        meanings: what each flag means, in the order of the warnings.
     """
     counts = Counter(flag for row in rows for flag in set(_flags_of(row)))
-    known = [flag for flag in FLAGS if counts[flag]]
-    unknown = sorted(counts.keys() - FLAGS.keys())
-    flags = [f"{_count(counts[flag], rows)} {_SEEN.get(flag, _seen)(flag, info)}" for flag in known + unknown]
-    return [*_failures(rows), *flags]
+    known = [flag for flag in meanings if counts[flag]]
+    unknown = sorted(counts.keys() - meanings.keys())
+    seen = {flag: _SEEN[flag](flag, info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
+    return [*_failures(rows), *(f"{_count(counts[flag], rows)} {text}" for flag, text in seen.items())]
 
 
 def budget_of(info: Mapping[str, Any]) -> str | None:
@@ -263,12 +285,12 @@ def budget_of(info: Mapping[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _count(count: int, rows: Sequence[Row]) -> str:
+def _count(count: int, rows: Sequence[Flagged]) -> str:
     return f"{count} of {len(rows)} {_plural(len(rows), 'row')}"
 
 
-def _failures(rows: Sequence[Row]) -> list[str]:
-    by_status: dict[str, list[Row]] = {}
+def _failures(rows: Sequence[Flagged]) -> list[str]:
+    by_status: dict[str, list[Flagged]] = {}
     for row in rows:
         by_status.setdefault(row.status, []).append(row)
     return [
@@ -286,15 +308,15 @@ _STATUS = {
 }
 
 
-def _example(rows: Sequence[Row]) -> str:
+def _example(rows: Sequence[Flagged]) -> str:
     reasons = list(dict.fromkeys(row.reason.rstrip(".") for row in rows if row.reason))
     if not reasons:
         return ""
     return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"
 
 
-def _seen(flag: str, _: Mapping[str, Any]) -> str:
-    return f"are flagged {flag}: {FLAGS.get(flag, 'this version does not know the flag')}"
+def _seen(flag: str, meanings: Mapping[str, str]) -> str:
+    return f"are flagged {flag}: {meanings.get(flag, 'this version does not know the flag')}"
 
 
 def _seen_wide(_: str, info: Mapping[str, Any]) -> str:

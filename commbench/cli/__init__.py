@@ -1,0 +1,45 @@
+"""The command line: every command is a function of a module here, and this one puts them together."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from commbench import __version__
+from commbench.cli import lab, measuring, reading, training
+from commbench.cli.conducting import complain
+from commbench.errors import CommbenchError
+
+app = typer.Typer(
+    name="commbench",
+    help="Time collectives over MPI and Gloo and real DDP training; say what to use, and how sure the numbers are.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    result_callback=lambda code, **_: sys.exit(code),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for command in (measuring.bench, measuring.run, training.train, reading.compare, reading.report, reading.env):
+    app.command()(command)
+app.add_typer(lab.app, name="lab")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"commbench {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code (see `commbench.errors`)."""
+    try:
+        app()
+    except CommbenchError as error:
+        complain(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,190 @@
+"""What all commands that measure share: who this process is, what starts ranks, seeing the run through, printing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from commbench.errors import CommbenchError
+from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
+from commbench.launch.launchers import Launcher, check_slots, choose_launcher
+from commbench.launch.standalone import run_standalone
+from commbench.launch.whoami import Identity, identify
+from commbench.options import default_out, plan_identity, run_header
+from commbench.presentation import check_style, print_run, print_unfinished
+from commbench.store import Store, check_out, load_run
+from commbench.terminal import make_console, make_display
+from commbench.units import counted, format_duration
+
+#: Ranks that are started where nobody says how many and the host has more cores.
+DEFAULT_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything about a run but what is measured, and how often."""
+
+    ranks: int | None
+    time_limit: float | None
+    case_timeout: float
+    out: Path | None
+    hostfile: Path | None
+    oversubscribe: bool
+    launcher: str | None
+    seed: int | None
+    role: str | None
+    fail_fast: bool
+    dry_run: bool
+    style: str
+
+    def known_seed(self) -> int | None:
+        """The seed that was given, else that of the run that is to be resumed: its order of cases goes on."""
+        if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
+            return self.seed
+        seed = load_run(self.out).info.get("seed")
+        return seed if isinstance(seed, int) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run is measured: its number of ranks, how many of them share a host, and what starts them."""
+
+    ranks: int
+    ranks_here: int
+    launcher: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a command has to measure."""
+
+    name: str
+    """Of the suite or the workload; it names the directory of results."""
+    requests: Sequence[RunRequest]
+    """Of the stages that are known beforehand: they identify the run, and a dry run lists them."""
+    stages: Sequence[Stage]
+    left_out: Sequence[str] = ()
+    """A sentence for each thing that is not measured, and why."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What run.json is to state besides."""
+    conclude: Callable[[Store], None] = lambda _: None
+    """Called when the stages have ended, however, and before the run is printed."""
+    seconds: float | None = None
+    """What the run may take at most; None: what its requests say."""
+
+    @property
+    def extent(self) -> str:
+        """``60 cases on 2 ranks in 6 launches``."""
+        return ", then ".join(
+            f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
+            f"in {counted(request.budget.launches, 'launch')}"
+            for request in self.requests
+        )
+
+    def header(self) -> Mapping[str, Any]:
+        """What run.json says from the first moment on."""
+        return run_header(self.name, self.requests, self.info)
+
+    def estimate_s(self) -> float:
+        """What the run takes at most, in seconds."""
+        if self.seconds is not None:
+            return self.seconds
+        return sum(dry_run_estimate(len(r.cases), r.budget, r.budget.launches) for r in self.requests)
+
+
+def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:
+    """Measure a task as conductor, or as a rank of a launch that somebody else has started; return the exit code.
+
+    Args:
+        settings: how.
+        plan: makes the task for a place; called once, on every rank where this process is one.
+
+    Raises:
+        CommbenchError: the task cannot be carried out.
+    """
+    check_style(settings.style)
+    identity = identify(os.environ, settings.role)
+    if identity.role == "rank":
+        _be_rank(settings, identity, plan)
+    launcher = choose_launcher(
+        requested=settings.launcher, hostfile=settings.hostfile, oversubscribe=settings.oversubscribe
+    )
+    ranks = settings.ranks
+    if ranks is None:
+        slots = launcher.slots()
+        ranks = slots if settings.hostfile else min(slots, DEFAULT_RANKS)
+    task = plan(Place(ranks=ranks, ranks_here=min(ranks, os.cpu_count() or ranks), launcher=launcher.name))
+    check_slots(ranks, launcher)
+    messages = make_console(sys.stderr) if settings.style != "table" else make_console()
+    _say_left_out(task, messages)
+    if settings.dry_run:
+        return _show(task, messages)
+    return _conduct(task, settings, launcher, messages)
+
+
+def complain(error: BaseException) -> None:
+    """Say on stderr why nothing came of it."""
+    sys.stderr.write(f"commbench: {error}\n")
+
+
+def _say_left_out(task: Task, messages: Console) -> None:
+    for sentence in task.left_out:
+        messages.print(f"Left out: {sentence}", markup=False)
+
+
+def _show(task: Task, messages: Console) -> int:
+    for request in task.requests:
+        for case in request.cases:
+            messages.print(str(case), markup=False)
+    closing = f"{task.extent}, at most about {format_duration(task.estimate_s())}. Nothing was measured."
+    messages.print(closing, soft_wrap=True)
+    return 0
+
+
+def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:
+    out = settings.out or default_out(task.name)
+    check_out(out, plan_identity(task.requests))
+    with Store.open(out, task.header()) as store:
+        kind = "Resuming" if store.resumed else "Measuring"
+        messages.print(
+            f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}", markup=False, soft_wrap=True
+        )
+        code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        task.conclude(store)
+    finished = load_run(out)
+    print_run(finished, settings.style, make_console())
+    print_unfinished(finished, messages)
+    return code
+
+
+def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
+    """Be one rank of a launch that somebody else has started; does not return."""
+    place = Place(ranks=identity.world_size, ranks_here=identity.local_size, launcher=identity.launcher)
+    try:
+        task = plan(place)
+        out = settings.out or default_out(task.name)
+    except CommbenchError as error:
+        if identity.rank == 0:
+            complain(error)
+        sys.exit(error.exit_code)
+    messages = make_console(sys.stderr, plain=True)
+    if identity.rank == 0:
+        _say_left_out(task, messages)
+
+    def finish(store: Store) -> None:
+        task.conclude(store)
+        print_run(load_run(out), settings.style, make_console(plain=True))
+
+    run_standalone(
+        task.stages,
+        identity,
+        lambda: Store.open(out, task.header()),
+        make_display(messages),
+        finish,
+    )

@@ -1,0 +1,88 @@
+"""The commands that read: runs that have been measured, and this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from commbench.advice import advise
+from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.launch.probe import probe_mpi
+from commbench.parameters import Format
+from commbench.presentation import check_style, facts_table, print_run, print_unfinished
+from commbench.report.comparison import compare as compare_runs
+from commbench.report.comparison import render_comparison
+from commbench.store import load_run
+from commbench.terminal import make_console
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The run to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The run that may be faster or slower.")],
+) -> int:
+    """Say which cases of run B are faster or slower than in run A, with confidence intervals.
+
+    Exit code 5 if any became slower or broke.
+    """
+    table = compare_runs(load_run(a), load_run(b))
+    make_console().print(render_comparison(table))
+    return 5 if table.regressions else 0
+
+
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output_format: Format = "table",
+) -> int:
+    """Print a run's rows again, from its files; needs neither torch nor MPI."""
+    check_style(output_format)
+    run = load_run(path)
+    print_run(run, output_format, make_console())
+    print_unfinished(run, make_console(sys.stderr) if output_format != "table" else make_console())
+    return 0
+
+
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    with_mpi: Annotated[
+        bool, typer.Option("--mpi/--no-mpi", help="Start one MPI rank to see the library, its transport and MPI_Init.")
+    ] = True,
+) -> int:
+    """Print what a record would state about this machine, and what to do about it."""
+    host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
+    mpi = probe_mpi() if with_mpi else {}  # in processes of its own: a broken MPI must not take this one along
+    facts: dict[str, Any] = {
+        "host": host,
+        "versions": versions,
+        "variables": variables,
+        "git_commit": git_commit(Path(__file__).parent),
+        "mpi": mpi,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(facts, indent=1, default=str) + "\n")
+        return 0
+    console = make_console()
+    for title, part in (
+        ("This host", host),
+        ("MPI", mpi),
+        ("Versions", versions),
+        ("Variables that matter", variables),
+    ):
+        console.print(facts_table(title, part))
+    advice = advise(
+        host,
+        ranks=None,
+        transport=mpi.get("on_host"),
+        mpi_init_s=mpi.get("init_s"),
+        mpi_library=mpi.get("library"),
+        versions=versions,
+        variables=variables,
+    )
+    console.print("Advice" if advice else "No advice: nothing here is known to spoil measurements.", style="bold")
+    for item in advice:
+        console.print(f"- {item}", markup=False)
+    return 0

@@ -1,0 +1,266 @@
+"""The command that trains: which bucket size and which hook DDP should use."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from commbench.budgets import TRAINING_BUDGETS, TrainingBudget
+from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.errors import InputError
+from commbench.launch.probe import probe_workload
+from commbench.launch.sweep import TrainingPlan
+from commbench.options import draw_seed, split_names
+from commbench.parameters import (
+    CaseTimeout,
+    DryRun,
+    FailFast,
+    Hostfile,
+    LauncherName,
+    Out,
+    Oversubscribe,
+    Ranks,
+    RoleName,
+    Seed,
+    TimeLimit,
+    listed,
+)
+from commbench.store import Store
+from commbench.training.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
+from commbench.training.recommendation import recommend
+
+#: What is swept where nothing is named: enough to see a trend in a minute.
+DEFAULT_CAPS = "default,5,25,100"
+DEFAULT_HOOKS = "none,fp16,topk:0.01"
+_SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        help="What to train: resnet18, gpt, mlp, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
+        "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own as "
+        "FILE.py:CALLABLE, see benchmarks/own_model.py.",
+    ),
+]
+BucketCaps = Annotated[
+    str,
+    typer.Option(
+        "--bucket-cap-mb",
+        metavar="SIZES",
+        help="DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists such as 1+5+25.",
+    ),
+]
+Hooks = Annotated[
+    str,
+    typer.Option(
+        "--hook",
+        metavar="HOOKS",
+        help=f"Communication hooks, comma-separated: {listed(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
+        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16.",
+    ),
+]
+Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {listed(PRECISIONS)}.")]
+Accumulations = Annotated[
+    str, typer.Option("--accumulation", metavar="NUMBERS", help="Backward passes per optimiser step, comma-separated.")
+]
+BucketView = Annotated[
+    str, typer.Option("--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both.")
+]
+StaticGraph = Annotated[str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")]
+Batches = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="NUMBERS", help="Samples per rank, comma-separated; by default the workload's."),
+]
+WorldSizes = Annotated[
+    str | None,
+    typer.Option("--world-size", metavar="NUMBERS", help="Train on so many of the ranks, comma-separated."),
+]
+TrainingBackend = Annotated[str, typer.Option("--backend", metavar="NAME", help=f"One of {listed(BACKENDS)}.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        help="Optimiser steps of a configuration in a launch; by default what the budget's time allows, and for "
+        "digits and text as many as their metric needs.",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Compute threads of a rank; by default a fair share.")
+]
+TrainingBudgetName = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="NAME",
+        help="quick (3 launches, then 6 fresh ones of the winners), standard (6 and 10) or rigorous (10 and 20).",
+    ),
+]
+SweepLaunches = Annotated[
+    int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
+]
+ConfirmLaunches = Annotated[
+    int | None,
+    typer.Option("--confirm-launches", metavar="R", help="Fresh launches of the winners in place of the budget's."),
+]
+
+
+def train(
+    workload: Workload = "resnet18",
+    bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
+    hook: Hooks = DEFAULT_HOOKS,
+    precision: Precisions = "fp32",
+    accumulation: Accumulations = "1",
+    bucket_view: BucketView = "off",
+    static_graph: StaticGraph = "off",
+    batch: Batches = None,
+    world_size: WorldSizes = None,
+    backend: TrainingBackend = "gloo",
+    steps: Steps = None,
+    threads: Threads = None,
+    ranks: Ranks = None,
+    budget: TrainingBudgetName = "quick",
+    launches: SweepLaunches = None,
+    confirm_launches: ConfirmLaunches = None,
+    time_limit: TimeLimit = None,
+    case_timeout: CaseTimeout = 60.0,
+    fail_fast: FailFast = False,
+    out: Out = None,
+    hostfile: Hostfile = None,
+    oversubscribe: Oversubscribe = False,
+    launcher: LauncherName = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    role: RoleName = None,
+) -> int:
+    """Train a model with DDP under every combination of settings, and say which to use and how sure that is.
+
+    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured beside them. The
+    winners are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one
+    rank of one launch; repeat the command with the same --out to add launches.
+    """
+    sweep = TrainingSweep(
+        workload=workload,
+        backend=backend,
+        bucket_caps=split_names(bucket_cap_mb) or (),
+        hooks=split_names(hook) or (),
+        precisions=split_names(precision) or (),
+        accumulations=_numbers("--accumulation", accumulation),
+        bucket_views=_switch("--bucket-view", bucket_view),
+        static_graphs=_switch("--static-graph", static_graph),
+        batches=_numbers("--batch", batch),
+        world_sizes=_numbers("--world-size", world_size),
+    )
+    settings = Settings(
+        ranks=ranks,
+        time_limit=time_limit,
+        case_timeout=case_timeout,
+        out=out,
+        hostfile=hostfile,
+        oversubscribe=oversubscribe,
+        launcher=launcher,
+        seed=seed,
+        role=role,
+        fail_fast=fail_fast,
+        dry_run=dry_run,
+        style="table",
+    )
+    chosen = find_training_budget(budget, launches, confirm_launches)
+
+    def plan(place: Place) -> Task:
+        training = plan_training(sweep, settings, chosen, ranks=place.ranks, steps=steps, threads=threads)
+        request = training.sweep_request()
+        return Task(
+            name=_short_name(workload),
+            requests=(request,),
+            stages=training.stages(),
+            left_out=training.left_out,
+            info=training.info,
+            conclude=write_recommendation,
+        )
+
+    return carry_out(settings, plan)
+
+
+def plan_training(
+    sweep: TrainingSweep,
+    settings: Settings,
+    budget: TrainingBudget,
+    *,
+    ranks: int,
+    steps: int | None = None,
+    threads: int | None = None,
+) -> TrainingPlan:
+    """Try the workload out and plan its sweep.
+
+    Raises:
+        InputError: the workload cannot be trained with DDP, or a number is out of range.
+    """
+    for name, number in (("--steps", steps), ("--threads", threads)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} {number} was asked for; give at least 1.")
+    facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None)
+    return TrainingPlan(
+        sweep=sweep,
+        facts=facts,
+        ranks=ranks,
+        seed=draw_seed(settings.known_seed()),
+        budget=budget,
+        steps=steps,
+        threads=threads,
+        case_timeout_s=settings.case_timeout,
+        time_limit_s=settings.time_limit,
+    )
+
+
+def write_recommendation(store: Store) -> None:
+    """Conclude from what the store holds, as far as it goes."""
+    recommendation = recommend(store.training_records, store.info)
+    if recommendation is not None:
+        store.write_recommendation(recommendation.to_json())
+
+
+def find_training_budget(name: str, launches: int | None = None, confirm_launches: int | None = None) -> TrainingBudget:
+    """The budget of that name, with other numbers of launches where given.
+
+    Raises:
+        InputError: there is none, or a number is not above 0.
+    """
+    if name not in TRAINING_BUDGETS:
+        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
+    budget = TRAINING_BUDGETS[name]
+    for option, number in (("--launches", launches), ("--confirm-launches", confirm_launches)):
+        if number is not None and number < 1:
+            raise InputError(f"{option} {number} was asked for; give at least 1.")
+    if launches is None and confirm_launches is None:
+        return budget
+    return dataclasses.replace(
+        budget,
+        launches=launches or budget.launches,
+        confirm_launches=confirm_launches or budget.confirm_launches,
+        aim_s=None,  # who names numbers wants them
+    )
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(name) for name in split_names(text) or ())
+    except ValueError:
+        raise InputError(f"{option} {text} is not a list of whole numbers; write e.g. 1,4.") from None
+
+
+def _switch(option: str, text: str) -> tuple[bool, ...]:
+    if text not in _SWITCHES:
+        raise InputError(f"{option} {text} is not understood; choose from {', '.join(_SWITCHES)}.")
+    return _SWITCHES[text]
+
+
+def _short_name(workload: str) -> str:
+    """A name for the directory of results: ``train-resnet18``, ``train-own_model`` for a file."""
+    stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
+    return f"train-{stem}"

@@ -1,0 +1,433 @@
+"""The compiled loops of top-k selection: exact, in two passes over the gradient, without sorting or sampling.
+
+The elements are dealt into blocks of up to 32, and the k-th largest of the blocks' maxima is the bar. At least k
+elements reach it, one in each of k blocks, and fewer than k blocks hold anything above it. So what is above the bar
+(1.2 k elements at 1 % where the large ones lie scattered, and never 32 k) either contains the k largest, or all that is
+missing are elements equal to the bar. Everything else happens among these few.
+
+Elements are compared by the bits of their magnitude, which order floats as absolute values do: denormals and ties come
+out exact, and what is not finite is above everything finite.
+
+All is in one file because numba's cache does not notice a change in another file.
+"""
+
+# numba's decorators are untyped, and so is what it compiles
+# mypy: allow-untyped-decorators, no-warn-return-any
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+Words: TypeAlias = NDArray[np.int32]
+Halves: TypeAlias = NDArray[np.uint16]
+"""The bits of float16 numbers, which compiled code has no type for."""
+
+#: What `select` returns where an element is not finite.
+NOT_FINITE = -1
+#: A block is a column of a matrix of so many columns, so that whole vectors are compared.
+COLUMNS = 16
+#: More rows leave fewer maxima to look through, more blocks for each of the k keep the bar close to the k-th element.
+MOST_ROWS, BLOCKS_PER_SLOT = 32, 2
+#: Elements compared with the bar at once: one bit each.
+LANES = 64
+ALL_LANES = np.uint64(2**LANES - 1)
+#: Elements that are added and then compared while they are in the nearest cache.
+CHUNK = 4096
+#: Radix selection looks at 11, 10 and 10 bits: (shift, width).
+DIGITS = ((20, 11), (10, 10), (0, 10))
+#: Of each counter, so that counting equal elements does not wait for the count before.
+COPIES = 4
+
+#: Words of float32: all but the sign, and infinity.
+MAGNITUDE, INFINITY = 0x7FFFFFFF, 0x7F800000
+#: Words of float32: 2**-14, the least normal float16, and 65520, which would round to infinity in float16.
+LEAST_NORMAL_HALF, TOO_LARGE_HALF = 0x38800000, 0x477FF000
+#: The word of 1/2, whose last place is worth as much as that of float16's denormals.
+ONE_HALF = 0x3F000000
+#: What the exponents of float32 and float16 differ by, where float32 keeps its exponent.
+REBIAS = 112 << 23
+#: Bits of float16: 65504, infinity, the sign.
+LARGEST_HALF, HALF_INFINITY, HALF_SIGN = 0x7BFF, 0x7C00, 0x8000
+
+
+class Scratch(NamedTuple):
+    """What one selection needs, made once."""
+
+    rows: int
+    """Elements in a block."""
+    maxima: Words
+    """The largest magnitude of each block."""
+    positions: Words
+    """Where the elements above the bar are."""
+    magnitudes: Words
+    """Their magnitudes."""
+    histogram: Words
+
+
+def make_scratch(n: int, k: int) -> Scratch:
+    """Memory for choosing ``k`` of ``n`` elements; the system provides only the pages that are used."""
+    rows = MOST_ROWS
+    while rows > 1 and rows * BLOCKS_PER_SLOT * k > n:
+        rows //= 2
+    matrices, left = divmod(n, rows * COLUMNS)
+    above = min(n, k * rows)
+    return Scratch(
+        rows=rows,
+        maxima=np.empty(matrices * COLUMNS + left, dtype=np.int32),
+        positions=np.empty(above, dtype=np.int32),
+        magnitudes=np.empty(above, dtype=np.int32),
+        histogram=np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32),
+    )
+
+
+# -------------------------------------------------------------------------- what numba has no words for: vectors
+
+
+@intrinsic
+def _fold(_typing: Any, gradient: Any, residual: Any, _start: Any, _rows: Any, maxima: Any, _at: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Write the largest magnitude in each column of a matrix to COLUMNS elements of ``maxima`` from ``at``.
+
+    The matrix, ``rows`` x COLUMNS, is gradient + residual (which may be None) from element ``start``.
+    """
+    with_residual = not isinstance(residual, types.NoneType)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
+        floats, words = ir.VectorType(ir.FloatType(), COLUMNS), ir.VectorType(ir.IntType(32), COLUMNS)
+
+        def point(argument: int, element: Any, vector: Any) -> Any:  # noqa: ANN401 - as above
+            array = context.make_array(signature.args[argument])(context, builder, values[argument])
+            return builder.bitcast(builder.gep(array.data, [element]), vector.as_pointer())
+
+        largest = cgutils.alloca_once_value(builder, ir.Constant(words, [0] * COLUMNS))
+        with cgutils.for_range(builder, values[3]) as loop:
+            element = builder.add(values[2], builder.mul(loop.index, ir.IntType(64)(COLUMNS)))
+            row = builder.load(point(0, element, floats), align=4)
+            if with_residual:
+                row = builder.fadd(row, builder.load(point(1, element, floats), align=4))
+            row = builder.and_(builder.bitcast(row, words), ir.Constant(words, [MAGNITUDE] * COLUMNS))
+            before = builder.load(largest)
+            builder.store(builder.select(builder.icmp_signed(">", row, before), row, before), largest)
+        builder.store(builder.load(largest), point(4, values[5], words), align=4)
+        return context.get_dummy_value()
+
+    return types.void(gradient, residual, types.intp, types.intp, maxima, types.intp), generate
+
+
+@intrinsic
+def _lanes_above(_typing: Any, words: Any, _start: Any, _level: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Bit i of the result says whether the magnitude of ``words[start + i]`` exceeds ``level``; LANES elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
+        vector = ir.VectorType(ir.IntType(32), LANES)
+        undefined = ir.Constant(vector, ir.Undefined)
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        pointer = builder.bitcast(builder.gep(array.data, [values[1]]), vector.as_pointer())
+        magnitudes = builder.and_(builder.load(pointer, align=4), ir.Constant(vector, [MAGNITUDE] * LANES))
+        level = builder.insert_element(undefined, values[2], ir.IntType(32)(0))
+        level = builder.shuffle_vector(level, undefined, ir.Constant(vector, [0] * LANES))
+        return builder.bitcast(builder.icmp_signed(">", magnitudes, level), ir.IntType(LANES))
+
+    return types.uint64(words, types.intp, types.int32), generate
+
+
+@intrinsic
+def _lowest(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Which is the lowest bit of a mask that has one."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
+        return builder.cttz(values[0], ir.IntType(1)(1))
+
+    return types.intp(types.uint64), generate
+
+
+@intrinsic
+def _ones(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """How many bits of a mask are set."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
+        return builder.ctpop(values[0])
+
+    return types.intp(types.uint64), generate
+
+
+@njit(nogil=True, cache=True)
+def _word(value: float) -> np.int32:
+    """The bits of a float32."""
+    return np.float32(value).view(np.int32)
+
+
+@njit(nogil=True, cache=True)
+def _above(words: Words, start: int, level: int) -> np.uint64:
+    """``_lanes_above`` that ends where ``words`` ends."""
+    if start + LANES <= words.shape[0]:
+        return _lanes_above(words, start, np.int32(level))
+    mask = np.uint64(0)
+    for i in range(start, words.shape[0]):
+        if (words[i] & MAGNITUDE) > level:
+            mask |= np.uint64(1) << np.uint64(i - start)
+    return mask
+
+
+# -------------------------------------------------------------------------------------------------------- select
+
+
+@njit(nogil=True, cache=True)
+def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: Words) -> bool:
+    """Fill ``maxima`` with the largest magnitude of gradient + residual in each block; whether all are finite.
+
+    Elements that do not fill a matrix are blocks of their own.
+    """
+    size = rows * COLUMNS
+    matrices = gradient.shape[0] // size
+    for matrix in range(matrices):
+        _fold(gradient, residual, matrix * size, rows, maxima, matrix * COLUMNS)
+    for i in range(matrices * size, gradient.shape[0]):
+        word = _word(gradient[i]) if residual is None else _word(gradient[i] + residual[i])
+        maxima[matrices * (COLUMNS - size) + i] = word & MAGNITUDE
+    return bool(maxima.max() < INFINITY)
+
+
+@njit(nogil=True, cache=True)
+def _count_digits(magnitudes: Words, prefix: int, shift: int, width: int, histogram: Words) -> None:
+    """Count the digits at ``shift`` of those magnitudes that begin with ``prefix``."""
+    low, last = prefix << (shift + width), (1 << width) - 1
+    high = low + (1 << (shift + width)) - 1
+    histogram[:] = 0
+    for start in range(0, magnitudes.shape[0], LANES):
+        mask = _above(magnitudes, start, low - 1) & ~_above(magnitudes, start, high)
+        if mask == ALL_LANES:
+            for i in range(start, start + LANES):
+                histogram[(magnitudes[i] >> shift) & last, i % COPIES] += 1
+            continue
+        while mask != 0:
+            i = start + _lowest(mask)
+            histogram[(magnitudes[i] >> shift) & last, i % COPIES] += 1
+            mask &= mask - np.uint64(1)
+
+
+@njit(nogil=True, cache=True)
+def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
+    """The k-th largest magnitude and how many are equal to it, by radix selection."""
+    prefix, larger, equal = 0, 0, 0
+    for shift, width in DIGITS:
+        _count_digits(magnitudes, prefix, shift, width, histogram)
+        digit = (1 << width) - 1
+        equal = histogram[digit].sum()
+        while larger + equal < k:
+            larger += equal
+            digit -= 1
+            equal = histogram[digit].sum()
+        prefix = (prefix << width) | digit
+    return prefix, equal
+
+
+@njit(nogil=True, cache=True)
+def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
+    """Write gradient + residual; two loops, because one that may be in place does not become vector code."""
+    if residual.ctypes.data == into.ctypes.data:
+        for i in range(into.shape[0]):
+            into[i] += gradient[i]
+    else:
+        for i in range(into.shape[0]):
+            into[i] = gradient[i] + residual[i]
+
+
+@njit(nogil=True, cache=True)
+def _collect(
+    gradient: Floats | None, residual: Floats | None, source: Floats, bar: int, scratch: Scratch
+) -> tuple[int, int]:
+    """Make ``source`` what is selected from, and note in ``scratch``, in order, which elements are above the bar.
+
+    Returns how many are above the bar and how many equal it.
+    """
+    words, above, equal = source.view(np.int32), 0, 0
+    masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
+    for chunk in range(0, source.shape[0], CHUNK):
+        end, found = min(chunk + CHUNK, source.shape[0]), 0
+        if gradient is not None:
+            if residual is None:
+                source[chunk:end] = gradient[chunk:end]
+            else:
+                _sum(gradient[chunk:end], residual[chunk:end], source[chunk:end])
+        for start in range(chunk, end, LANES):  # without a branch, which the processor would often guess wrong
+            mask = _above(words, start, bar)
+            equal += _ones(_above(words, start, bar - 1) & ~mask)
+            masks[found], starts[found] = mask, start
+            found += mask != 0
+        for j in range(found):
+            mask = masks[j]
+            while mask != 0:
+                i = starts[j] + _lowest(mask)
+                scratch.positions[above], scratch.magnitudes[above] = i, words[i] & MAGNITUDE
+                above += 1
+                mask &= mask - np.uint64(1)
+    return above, equal
+
+
+@njit(nogil=True, cache=True)
+def _take_equal(words: Words, level: int, low: int, high: int, taken: Words) -> int:
+    """Write to ``taken`` where the elements equal to ``level`` number ``low`` to ``high`` - 1 are; how many."""
+    number, count = 0, 0
+    for start in range(0, words.shape[0], LANES):
+        mask = _above(words, start, level - 1) & ~_above(words, start, level)
+        if number + _ones(mask) <= low:
+            number += _ones(mask)
+            continue
+        while mask != 0 and number < high:
+            if number >= low:
+                taken[count] = start + _lowest(mask)
+                count += 1
+            number += 1
+            mask &= mask - np.uint64(1)
+        if number >= high:
+            break
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _choose_equal(words: Words, level: int, equal: int, step: int, chosen: Words) -> None:
+    """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, going round from step to step."""
+    first = (step % equal) * chosen.shape[0] % equal
+    last = first + chosen.shape[0]
+    count = _take_equal(words, level, first, min(last, equal), chosen)
+    if last > equal:
+        _take_equal(words, level, 0, last - equal, chosen[count:])
+
+
+@njit(nogil=True, cache=True)
+def _choose(  # noqa: PLR0917 - as `select`
+    gradient: Floats | None, residual: Floats | None, source: Floats, scratch: Scratch, step: int, chosen: Words
+) -> int:
+    """Make ``source`` as `_collect` does, fill ``chosen`` from it and return how many of these are not zero."""
+    k = chosen.shape[0]
+    level, _ = _find_kth(scratch.maxima, k, scratch.histogram)
+    above, equal = _collect(gradient, residual, source, level, scratch)
+    magnitudes = scratch.magnitudes[:above]
+    if above >= k:
+        level, equal = _find_kth(magnitudes, k, scratch.histogram)
+    taken = 0
+    for i in range(above):
+        chosen[taken] = scratch.positions[i]  # overwritten by the next, but where it is counted
+        taken += magnitudes[i] > level
+    if level == 0:
+        return taken
+    if above < k:
+        _choose_equal(source.view(np.int32), level, equal, step, chosen[taken:])
+        return k
+    _choose_equal(magnitudes, level, equal, step, chosen[taken:])
+    for slot in range(taken, k):
+        chosen[slot] = scratch.positions[chosen[slot]]
+    return k
+
+
+@njit(nogil=True, cache=True)
+def select(  # noqa: PLR0917 - numba compiles positional arguments only
+    gradient: Floats, residual: Floats | None, rest: Floats | None, scratch: Scratch, step: int, chosen: Words
+) -> int:
+    """Fill ``chosen`` with the positions of the largest elements of gradient + residual, ties last.
+
+    Args:
+        gradient: shape (n,).
+        residual: shape (n,); None stands for zeros.
+        rest: shape (n,), becomes gradient + residual, but is left alone where one is not finite; ``residual`` itself or
+            apart from it. None only without a residual.
+        scratch: from ``make_scratch``.
+        step: which of several equal elements are chosen moves on with it.
+        chosen: shape (k,).
+
+    Returns:
+        How many of ``chosen`` are valid: k, or fewer where no more elements are not zero; NOT_FINITE where one is not
+        finite.
+    """
+    if not _find_maxima(gradient, residual, scratch.rows, scratch.maxima):
+        return NOT_FINITE
+    if rest is None:
+        return _choose(None, None, gradient, scratch, step, chosen)
+    return _choose(gradient, residual, rest, scratch, step, chosen)
+
+
+# --------------------------------------------------------------------------------------------------------- slots
+
+
+@njit(nogil=True, cache=True)
+def _half(value: float) -> np.uint16:
+    """The bits of the float16 that is sent for a finite float32.
+
+    The nearest, ties to even; the largest where the nearest would be infinity. From 2**29 on, the last place of float32
+    is worth more than that of 65504: then so many places of it are dropped that float32 can hold what remains.
+    """
+    word = _word(value)
+    magnitude = word & MAGNITUDE
+    if magnitude < LEAST_NORMAL_HALF:
+        half = _word(np.float32(abs(value)) + np.float32(0.5)) - ONE_HALF
+    elif magnitude < TOO_LARGE_HALF:
+        half = (magnitude - REBIAS + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+    else:
+        places = max((magnitude >> 23) - (127 + 28), 0)
+        half = (LARGEST_HALF >> places) << places if places < 11 else 0  # noqa: PLR2004 - bits in a significand
+    return np.uint16(half | (HALF_SIGN if word < 0 else 0))
+
+
+@njit(nogil=True, cache=True)
+def _single(half: int) -> np.float32:
+    """The float32 equal to a float16, given by its bits."""
+    magnitude = np.int32(half) & np.int32(HALF_SIGN - 1)
+    if magnitude >= HALF_INFINITY:
+        value = np.int32((magnitude << 13) | INFINITY).view(np.float32)
+    elif magnitude >= 1 << 10:
+        value = np.int32((magnitude << 13) + REBIAS).view(np.float32)
+    else:
+        value = np.float32(magnitude) * np.float32(2.0**-24)
+    return -value if half & HALF_SIGN else value
+
+
+@njit(nogil=True, cache=True)
+def write_singles(source: Floats, rest: Floats | None, count: int, indices: Words, values: Floats) -> None:
+    """Write the values of the first ``count`` slots and take them out of ``rest``; the other slots add 0."""
+    for slot in range(count):
+        i = indices[slot]
+        values[slot] = source[i]
+        if rest is not None:
+            rest[i] = 0
+    for slot in range(count, indices.shape[0]):
+        indices[slot], values[slot] = slot - count, 0
+
+
+@njit(nogil=True, cache=True)
+def write_halves(source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves) -> None:
+    """``write_singles`` for float16 values; what a float16 cannot hold stays in ``rest``."""
+    for slot in range(count):
+        i = indices[slot]
+        values[slot] = _half(source[i])
+        if rest is not None:
+            rest[i] = source[i] - _single(values[slot])
+    for slot in range(count, indices.shape[0]):
+        indices[slot], values[slot] = slot - count, 0
+
+
+@njit(nogil=True, cache=True)
+def are_within(indices: Words, n: int) -> bool:
+    """Whether all indices, at least one, lie in [0, n)."""
+    return bool(indices.min() >= 0 and indices.max() < n)
+
+
+@njit(nogil=True, cache=True)
+def add_singles(indices: Words, values: Floats, into: Floats) -> None:
+    """Add every value to the element its index names."""
+    for slot in range(indices.shape[0]):
+        into[indices[slot]] += values[slot]
+
+
+@njit(nogil=True, cache=True)
+def add_halves(indices: Words, values: Halves, into: Floats) -> None:
+    """``add_singles`` for float16 values."""
+    for slot in range(indices.shape[0]):
+        into[indices[slot]] += _single(values[slot])

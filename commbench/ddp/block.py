@@ -1,0 +1,393 @@
+"""One block on one rank: a configuration trained for some steps from the launch's initial weights, and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import inspect
+import itertools
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.local_step import default_optimizer
+from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
+from commbench.ddp.traffic import settled_sent_bytes
+from commbench.errors import InputError, UnsupportedError
+from commbench.hooks import BucketTimes, Hook, PassThrough, make_hook
+from commbench.timing.progress import Progress
+from commbench.training.cases import TrainingCase
+from commbench.training.workload import Workload
+
+#: Steps that are never timed: DDP makes one bucket in the first, rebuilds the buckets before the second, and PowerSGD
+#: compresses from the third on.
+EARLY_STEPS = 3
+#: Steps after the timed ones in which a configuration without hook is watched through the pass-through hook.
+WATCHED_STEPS = 3
+#: How often a workload's metric is taken in a block.
+EVALUATIONS = 15
+MIB = 2**20
+
+_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+
+@dataclass(kw_only=True)
+class BlockSamples:
+    """What one rank saw in a block. Times are seconds, arrays run over all steps, early ones included."""
+
+    times: NDArray[np.float64]
+    """Shape (steps, 4): forward, backward, optimiser, whole step."""
+    losses: list[float]
+    """Of every step; empty where the workload has no loss that means anything."""
+    metrics: list[tuple[int, float]]
+    watched: list[list[BucketTimes]]
+    """Per step the buckets in the order in which they were finished; empty without DDP."""
+    backward_began_ns: list[int]
+    """When the last backward pass of each watched step began, on the clock of `BucketTimes`."""
+    sent_bytes: float | None
+    """Per step after the early ones."""
+    expected_bytes: float | None
+    """What the hook says that it sends per step, broadcast buffers included."""
+    bucket_bytes: list[int]
+    bucket_tensors: list[int]
+    """Number of parameters in each bucket."""
+    digest: int
+    """Of the parameters after the last step."""
+    skipped: int
+    grad_rel_error: float | None
+    peak_memory_bytes: int | None
+    parameters: int
+    seconds: float = 0.0
+    """Wall time of all steps."""
+
+
+@dataclass(kw_only=True)
+class Rig:
+    """Where a block runs: the ranks, the workload with its initial weights, and how many steps are made."""
+
+    progress: Progress
+    group: dist.ProcessGroup
+    """The ranks that train."""
+    workload: Workload
+    """Its model holds the initial weights and is never trained itself."""
+    seed: int
+    steps: int
+    first: bool
+    """Whether this is the configuration's first block in the launch: its losses and metrics are kept."""
+    deep: bool
+    """Whether to spend extra passes on the gradient's error and on watching a configuration without hook."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def barrier(self) -> None:
+        """Wait, without taking a core from anybody, until all ranks that train have come."""
+        dist.barrier(self.group)
+
+
+def run_block(case: TrainingCase, rig: Rig) -> BlockSamples:
+    """Train ``case`` for ``rig.steps`` steps, all ranks of the group together.
+
+    Raises:
+        UnsupportedError: this torch cannot do what the case asks for.
+        InputError: the hook returned something that DDP cannot use, on every rank alike.
+    """
+    _start_afresh(rig)
+    training = _Training(case, rig)
+    try:
+        with _no_collections():
+            return training.run()
+    except Exception as error:
+        failure = training.hook.failure if training.hook else None
+        if isinstance(failure, InputError) and failure is not error:
+            raise failure from error  # DDP only says that a callback failed
+        raise
+    finally:
+        training.close()
+
+
+def _start_afresh(rig: Rig) -> None:
+    """Blocks of one launch see the same random numbers, and none the memory of the one before."""
+    gc.collect()
+    reset_peak_memory()
+    torch.manual_seed(rig.seed * 1009 + rig.group.rank())
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector out of timed steps."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Training:
+    """A model under one configuration, with its optimiser, scaler and hook."""
+
+    def __init__(self, case: TrainingCase, rig: Rig) -> None:
+        self.case = case
+        self.rig = rig
+        self.inner = copy.deepcopy(rig.workload.model)
+        self.inner.train()
+        make = rig.workload.optimizer or default_optimizer
+        self.optimizer = make(self.inner.parameters())
+        self.scaler = torch.amp.GradScaler(rig.device.type, enabled=case.precision == "amp-fp16")
+        self.autocast = _AUTOCAST.get(case.precision)
+        self.model: Any = _wrap(self.inner, case, rig.group) if case.uses_ddp else self.inner
+        self.hook = self._hook()
+        self.batches = _cycle(rig.workload.batches)
+        self.events: list[BucketTimes] = []
+        self.backward_began_ns = 0
+        self.skipped = 0
+
+    def _hook(self) -> Hook | None:
+        if not self.case.uses_ddp:
+            return None
+        hook = make_hook(self.case.hook, density=self.case.density, options=self.case.options)
+        return self._register(hook) if hook else None
+
+    def _register(self, hook: Hook) -> Hook:
+        hook.register(self.model, scaler=self.scaler if self.scaler.is_enabled() else None)
+        hook.observer = self._note
+        return hook
+
+    def close(self) -> None:
+        """Let go of the model: DDP's C++ part holds the hook, and a cycle through it would never be collected."""
+        if self.hook is not None:
+            self.hook.observer = None
+            self.hook.close()
+
+    def run(self) -> BlockSamples:
+        """All steps of the block, timed and looked at; then what costs extra passes."""
+        rig, case = self.rig, self.case
+        times = np.zeros((rig.steps, 4))
+        losses: list[torch.Tensor] = []
+        metrics: list[tuple[int, float]] = []
+        watched: list[list[BucketTimes]] = []
+        began_ns: list[int] = []
+        every = max(1, rig.steps // EVALUATIONS)
+        begun, sent_before = time.monotonic(), None
+        rig.barrier()
+        for step in range(rig.steps):
+            if step == EARLY_STEPS:
+                sent_before = self._sent()
+            loss = self._step(times[step])
+            losses.append(loss)
+            watched.append(self._take_events())
+            began_ns.append(self.backward_began_ns)
+            if rig.first and (step + 1) % every == 0:
+                metrics += self._evaluate(step + 1)
+        seconds = time.monotonic() - begun
+        sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
+        digest = _digest(self.inner) if case.uses_ddp else 0
+        error = self._gradient_error() if rig.deep and case.uses_ddp else None
+        if rig.deep and case.uses_ddp and self.hook is None:
+            watched, began_ns = self._watch()
+        return BlockSamples(
+            times=times,
+            losses=[float(loss) for loss in losses] if case.uses_ddp and rig.workload.steps else [],
+            metrics=metrics,
+            watched=watched,
+            backward_began_ns=began_ns,
+            sent_bytes=sent,
+            expected_bytes=self._expected_bytes(),
+            bucket_bytes=_integers(self._logged("bucket_sizes")),
+            bucket_tensors=[len(indices) for indices in self._bucket_parameters()],
+            digest=digest,
+            skipped=self.skipped,
+            grad_rel_error=error,
+            peak_memory_bytes=peak_memory_bytes(),
+            parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
+            seconds=seconds,
+        )
+
+    # One step
+
+    def _step(self, times: NDArray[np.float64]) -> torch.Tensor:
+        """One optimiser step; ``times`` receives seconds of forward, backward, optimiser and all of it."""
+        progress = self.rig.progress
+        progress.counters[0] += 1
+        accumulation = self.case.accumulation
+        forward = backward = 0.0
+        total = torch.zeros(())
+        began = time.perf_counter()
+        for micro in range(accumulation):
+            with self._exchanging(last=micro == accumulation - 1):
+                start = time.perf_counter()
+                loss = self._loss(next(self.batches))
+                between = time.perf_counter()
+                self.backward_began_ns = time.perf_counter_ns()
+                self.scaler.scale(loss / accumulation).backward()
+                end = time.perf_counter()
+            forward += between - start
+            backward += end - between
+            total = total + loss.detach() / accumulation
+        start = time.perf_counter()
+        self._optimise()
+        end = time.perf_counter()
+        times[:] = forward, backward, end - start, end - began
+        progress.counters[1] += 1
+        return total
+
+    def _exchanging(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are exchanged in the last backward pass of a step; the forward pass must be inside, too."""
+        return contextlib.nullcontext() if last or not self.case.uses_ddp else self.model.no_sync()
+
+    def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
+        with torch.autocast(self.rig.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            return self.rig.workload.loss(self.model, batch)
+
+    def _optimise(self) -> None:
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.is_enabled() and self.scaler.get_scale() < scale:
+            self.skipped += 1
+
+    # What is looked at
+
+    def _note(self, times: BucketTimes) -> None:
+        self.events.append(times)
+
+    def _take_events(self) -> list[BucketTimes]:
+        events, self.events = self.events, []
+        return events
+
+    def _evaluate(self, steps: int) -> list[tuple[int, float]]:
+        """The workload's metric on every rank, so that none waits for another in the next step."""
+        evaluate = self.rig.workload.evaluate
+        if evaluate is None or not self.case.uses_ddp:
+            return []
+        value = float(evaluate(self.inner))
+        self.inner.train()
+        self.rig.barrier()
+        return [(steps, value)]
+
+    def _sent(self) -> int | None:
+        """Bytes sent by this process while no rank sends."""
+        if not self.case.uses_ddp:
+            return None
+        self.rig.barrier()
+        sent = settled_sent_bytes()
+        self.rig.barrier()
+        return sent
+
+    def _expected_bytes(self) -> float | None:
+        """What a rank sends in a step by theory: the hook's bytes, and its share of broadcasting the buffers."""
+        if not self.case.uses_ddp:
+            return None
+        ranks = self.rig.group.size()
+        hook = self.hook if self.case.hook != "none" else None
+        trained = [p for p in self.inner.parameters() if p.requires_grad]
+        sent = 0.0
+        for indices in self._bucket_parameters():
+            shapes = [tuple(trained[i].shape) for i in indices]
+            elements = sum(trained[i].numel() for i in indices)
+            sent += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense_bytes(elements, ranks)
+        buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers())
+        return float(sent + buffers * (ranks - 1) / ranks)
+
+    def _bucket_parameters(self) -> list[list[int]]:
+        """The parameters in each bucket, by their number among those that are trained."""
+        return [_integers(bucket.replace(" ", ",")) for bucket in self._logged("per_bucket_param_indices").split(", ")]
+
+    def _logged(self, name: str) -> str:
+        """What DDP states about its rebuilt buckets, in the order of sending; nothing without DDP."""
+        if not self.case.uses_ddp:
+            return ""
+        return str(self.model._get_ddp_logging_data().get(f"rebuilt_{name}", ""))  # noqa: SLF001 - the only way
+
+    def _watch(self) -> tuple[list[list[BucketTimes]], list[int]]:
+        """A few further steps with the pass-through hook, which DDP accepts also after a backward pass."""
+        self.hook = self._register(PassThrough())
+        watched, began_ns = [], []
+        for _ in range(EARLY_STEPS + WATCHED_STEPS):  # the early ones are left out later, as in a block
+            self._step(np.zeros(4))
+            watched.append(self._take_events())
+            began_ns.append(self.backward_began_ns)
+        return watched, began_ns
+
+    def _gradient_error(self) -> float | None:
+        """How far the exchanged gradient is from the mean over ranks, on one batch; None where either is not finite."""
+        batch, state = next(self.batches), torch.get_rng_state()
+        with self.model.no_sync():
+            self.scaler.scale(self._loss(batch)).backward()
+        mean = self._flat_gradient()
+        dist.all_reduce(mean, group=self.rig.group)
+        mean /= self.rig.group.size()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(state)
+        self.scaler.scale(self._loss(batch)).backward()
+        error = float((self._flat_gradient() - mean).norm() / mean.norm())
+        self.optimizer.zero_grad(set_to_none=True)
+        self.events.clear()
+        return error if np.isfinite(error) else None
+
+    def _flat_gradient(self) -> torch.Tensor:
+        gradients = [p.grad for p in self.inner.parameters() if p.grad is not None]
+        return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
+
+
+def dense_bytes(elements: int, ranks: int) -> float:
+    """Bytes that a rank sends in a ring all-reduce of so many float32 elements: 2 (p-1)/p 4n (Patarasuk, Yuan 2009)."""
+    return 2 * (ranks - 1) / ranks * 4 * elements
+
+
+def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """DDP as the case asks for it. Initial weights are equal already, so they are not broadcast again."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    options: dict[str, Any] = {"init_sync": False} if "init_sync" in known else {}
+    caps = case.caps_mb
+    if len(caps) == 1:
+        options["bucket_cap_mb"] = caps[0]
+    elif caps:
+        if "bucket_cap_mb_list" not in known:
+            raise UnsupportedError(
+                f"torch {torch.__version__} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
+            )
+        options["bucket_cap_mb_list"] = list(caps)
+    return DistributedDataParallel(
+        model,
+        process_group=group,
+        gradient_as_bucket_view=case.bucket_view,
+        static_graph=case.static_graph,
+        **options,
+    )
+
+
+def _cycle(batches: Any) -> Iterator[Any]:  # noqa: ANN401 - any iterable that starts over
+    return itertools.chain.from_iterable(itertools.repeat(batches))
+
+
+def _digest(model: torch.nn.Module) -> int:
+    """A checksum of all parameters: equal on two ranks only if they agree bit by bit (but for one case in 2^32)."""
+    value = 0
+    for parameter in model.parameters():
+        data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(data, value)
+    return value
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number.strip()]
+
+
+def _difference(before: int | None, after: int | None, steps: int) -> float | None:
+    return None if before is None or after is None or steps < 1 else (after - before) / steps
+
+
+def timed_events(watched: Sequence[Sequence[BucketTimes]]) -> list[list[BucketTimes]]:
+    """The buckets of every step after the early ones, in the order of sending."""
+    return [sorted(events, key=lambda event: event.index) for events in watched[EARLY_STEPS:]]

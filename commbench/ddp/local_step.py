@@ -1,0 +1,122 @@
+"""One training step of a model on its own, without DDP, and when each gradient was ready in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStep:
+    """Times of one or of the median step, in milliseconds."""
+
+    forward_ms: float
+    """Includes the loss."""
+    backward_ms: float
+    optimizer_ms: float
+    ready_ms: dict[str, float]
+    """When each parameter's gradient was ready, since the backward began, in that order; unused ones are absent."""
+
+
+def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimiser of a workload that names none: SGD with learning rate 0.01 and momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that DDP would reduce, in the order in which the model registers them."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # how torch itself marks them
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+
+
+def local_step(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    optimizer: torch.optim.Optimizer,
+) -> LocalStep:
+    """Do one forward pass, backward pass and optimiser step, with gradients set to None before.
+
+    Raises:
+        Exception: whatever the model, the loss or the optimiser raises.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    clock = _clock(model)
+    with _ready_marks(model, clock) as ready:
+        begun = clock()
+        value = loss(model, batch)
+        forward = clock()
+        value.backward()
+        backward = clock()
+    optimizer.step()
+    stepped = clock()
+    return LocalStep(
+        forward_ms=_elapsed_ms(begun, forward),
+        backward_ms=_elapsed_ms(forward, backward),
+        optimizer_ms=_elapsed_ms(backward, stepped),
+        ready_ms={name: _elapsed_ms(forward, mark) for name, mark in ready.items()},
+    )
+
+
+def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch is whatever the loss understands
+    """Return the first dimension of the first tensor in a batch, looking into tuples, lists and dicts; else 1."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((batch_length(part) for part in parts), 1)
+
+
+def median_step(steps: Sequence[LocalStep]) -> LocalStep:
+    """Return the median of every time; gradients are ordered by their median, ties as in the first step."""
+    medians = {name: _median(step.ready_ms[name] for step in steps) for name in steps[0].ready_ms}
+    return LocalStep(
+        forward_ms=_median(step.forward_ms for step in steps),
+        backward_ms=_median(step.backward_ms for step in steps),
+        optimizer_ms=_median(step.optimizer_ms for step in steps),
+        ready_ms=dict(sorted(medians.items(), key=lambda item: item[1])),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
+
+
+def _clock(model: nn.Module) -> Callable[[], Any]:
+    """Return what reads the time where the model computes: a CUDA event in its stream, else this process's clock."""
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        return lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+    return time.perf_counter_ns
+
+
+def _elapsed_ms(start: Any, end: Any) -> float:  # noqa: ANN401 - two readings of the same clock
+    if isinstance(start, int):
+        return float(end - start) / 1e6
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+@contextmanager
+def _ready_marks(model: nn.Module, clock: Callable[[], Any]) -> Iterator[dict[str, Any]]:
+    """Note in the mapping given when each gradient of the next backward pass is there."""
+    marks: dict[str, Any] = {}
+
+    def marker(name: str) -> Callable[[nn.Parameter], None]:
+        return lambda _: marks.__setitem__(name, clock())
+
+    hooks = [parameter.register_post_accumulate_grad_hook(marker(name)) for name, parameter in trainable(model).items()]
+    try:
+        yield marks
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,163 @@
+"""All ranks' samples of a configuration's blocks become one `TrainingRecord`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench import stats
+from commbench.ddp.block import EARLY_STEPS, BlockSamples, dense_bytes, timed_events
+from commbench.hooks import BucketTimes
+from commbench.training.cases import TrainingCase
+from commbench.training.records import Bucket, TrainingRecord
+from commbench.training.workload import Workload
+
+#: Blocks of so many steps are long enough to look for the end of their warm-up.
+LONG_BLOCK = 40
+_FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
+
+Floats = NDArray[np.float64]
+
+
+def merge(
+    case: TrainingCase,
+    blocks: Sequence[Sequence[BlockSamples]],
+    workload: Workload,
+    **known: Any,  # noqa: ANN401 - fields of the record
+) -> TrainingRecord:
+    """The record of a configuration in a launch.
+
+    Args:
+        case: the configuration.
+        blocks: of each block the samples of every rank that trained, by rank.
+        workload: what was trained.
+        known: further fields of the record.
+    """
+    slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
+    early = [_early(times[:, _STEP]) for times in slowest]
+    timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
+    together = np.concatenate(timed)
+    forward, backward, optimizer = (
+        1e3 * float(np.median(together[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
+    )
+    first = blocks[0]
+    everyone = [rank for ranks in blocks for rank in ranks]
+    buckets, totals = _bucket_times(blocks)
+    return TrainingRecord(
+        case=case,
+        step_ms=(1e3 * together[:, _STEP]).round(6).tolist(),
+        block_lengths=[len(times) for times in timed],
+        block_steps=len(slowest[0]),
+        discarded=max(early),
+        parameters=first[0].parameters,
+        forward_ms=forward,
+        backward_ms=backward,
+        optimizer_ms=optimizer,
+        bucket_bytes=first[0].bucket_bytes,
+        buckets=buckets,
+        **totals,
+        sent_bytes=_mean([rank.sent_bytes for rank in everyone]),
+        expected_bytes=_mean([rank.expected_bytes for rank in everyone]),
+        dense_bytes=dense_bytes(first[0].parameters, case.world_size) if case.uses_ddp else None,
+        losses=np.mean([rank.losses for rank in first], axis=0).tolist() if first[0].losses else [],
+        metric_name=workload.metric if first[0].metrics else "",
+        metrics=first[0].metrics,
+        target=workload.target if first[0].metrics else None,
+        grad_rel_error=next((rank.grad_rel_error for rank in everyone if rank.grad_rel_error is not None), None),
+        ranks_agree=all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None,
+        skipped_steps=sum(ranks[0].skipped for ranks in blocks),
+        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
+        measuring_s=sum(ranks[0].seconds for ranks in blocks),
+        **known,
+    )
+
+
+def _early(times: Floats) -> int:
+    """How many steps at the beginning of a block are not counted: at most half of it."""
+    if len(times) < LONG_BLOCK:
+        return min(EARLY_STEPS, len(times) - 1)
+    settled = stats.warmup_count(times.tolist())
+    return max(EARLY_STEPS, min(len(times) // 2, len(times) // 2 if settled is None else settled))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket], dict[str, Any]]:
+    """The buckets, medians over all timed steps, and what they make together in a step."""
+    steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
+    if not steps:
+        return [], {}
+    common = Counter(step.shape for step in steps).most_common(1)[0][0]
+    stamps = np.stack([step for step in steps if step.shape == common])  # (steps, ranks, buckets, stamps)
+    ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
+    lasted = done - start
+    least = lasted.min(axis=1)
+    waited = (lasted - least[:, None]).mean(axis=1)
+    compress = (encode + decode).mean(axis=1)
+    rank = blocks[-1][0]
+    sizes = list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True))
+    buckets = [
+        Bucket(
+            size_bytes=size,
+            parameters=count,
+            ready_ms=_median_ms(ready[:, :, i].max(axis=1)),
+            start_ms=_median_ms(start[:, :, i].max(axis=1)),
+            done_ms=_median_ms(done[:, :, i].max(axis=1)),
+            comm_ms=_median_ms(least[:, i]),
+            skew_wait_ms=_median_ms(waited[:, i]),
+            compress_ms=_median_ms(compress[:, i]),
+        )
+        for i, (size, count) in enumerate(sizes[: common[1]])
+    ]
+    busy = np.array([[_union(start[s, r], done[s, r]) for r in range(common[0])] for s in range(len(stamps))])
+    fastest = busy.min(axis=1)
+    return buckets, {
+        "comm_ms": _median_ms(fastest),
+        "skew_wait_ms": _median_ms((busy - fastest[:, None]).mean(axis=1)),
+        "compress_ms": _median_ms(compress.sum(axis=1)),
+        "encode_ms": _median_ms(encode.sum(axis=2).mean(axis=1)),
+    }
+
+
+def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
+    """Per timed step the stamps of all ranks, shape (ranks, buckets, 5), in ns since each rank's backward began."""
+    per_rank = [timed_events(rank.watched) for rank in ranks]
+    steps = []
+    for number, events in enumerate(zip(*per_rank, strict=False)):
+        if len({len(of_rank) for of_rank in events}) == 1 and events[0]:
+            began = [rank.backward_began_ns[EARLY_STEPS + number] for rank in ranks]
+            steps.append(np.array([_stamps(of_rank, t0) for of_rank, t0 in zip(events, began, strict=True)]))
+    return steps
+
+
+def _stamps(events: Sequence[BucketTimes], began_ns: int) -> list[tuple[float, ...]]:
+    return [
+        (
+            float(event.ready_ns - began_ns),
+            float(event.start_ns - began_ns),
+            float(event.done_ns - began_ns),
+            float(event.encode_ns),
+            float(event.decode_ns),
+        )
+        for event in events
+    ]
+
+
+def _union(starts: Floats, ends: Floats) -> float:
+    """How long at least one of the intervals lasts."""
+    total, reached = 0.0, -np.inf
+    for i in np.argsort(starts):
+        total += max(0.0, ends[i] - max(starts[i], reached))
+        reached = max(reached, ends[i])
+    return float(total)
+
+
+def _median_ms(nanoseconds: Floats) -> float:
+    return round(float(np.median(nanoseconds)) / 1e6, 6)

@@ -1,0 +1,199 @@
+"""Trains the configurations of one launch, in turns, all ranks together: what a rank does for ``commbench train``."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from commbench.communicators.torch_control import TIMEOUT, join_world, unpinned
+from commbench.control import Control, gather_everywhere
+from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
+from commbench.ddp.merging import merge
+from commbench.ddp.workloads import load_workload
+from commbench.environment import clock_domain
+from commbench.errors import InputError, UnsupportedError
+from commbench.records import Status
+from commbench.timing.progress import Progress
+from commbench.training.cases import SWEEP, Terms, TrainingCase, schedule
+from commbench.training.records import TrainingRecord
+from commbench.training.workload import Workload
+
+#: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
+TRIAL_STEPS = 2
+FEWEST_STEPS, MOST_STEPS = 3, 2000
+
+
+def train_launch(
+    cases: Sequence[TrainingCase],
+    terms: Terms,
+    *,
+    launch: int,
+    control: Control,
+    progress: Progress,
+    begin: Callable[[int], None],
+    finish: Callable[[TrainingRecord], None],
+    out_of_time: Callable[[], bool],
+) -> bool:
+    """Train every configuration in its blocks, as `commbench.training.cases.schedule` orders them.
+
+    Args:
+        cases: the baseline first; the same on every rank, like everything else here.
+        terms: how they are trained.
+        launch: its number, which with the seed fixes order, weights and data.
+        control: the ranks.
+        progress: counts steps.
+        begin: is told which case's block begins.
+        finish: is given a case's record after its last block, on rank 0 only.
+        out_of_time: whether no further block may begin.
+
+    Returns:
+        False where time ran out before the last block.
+    """
+    order = schedule(cases, terms.seed, launch, terms.blocks)
+    left = Counter(order)
+    session = _Session(terms, launch, control, progress)
+    for index in order:
+        if not left[index]:
+            continue  # it has failed, or this is a block of the baseline beyond those that are left
+        if out_of_time():
+            return False
+        begin(index)
+        left[index] -= 1
+        outcome = session.block(cases[index], last=not left[index])
+        if outcome.over:
+            left[index] = 0
+        if outcome.record is not None:
+            finish(outcome.record)
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """A workload with its initial weights, the same on all ranks that train, and the group of these."""
+
+    workload: Workload
+    group: dist.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What a block has led to; ``record`` on rank 0 only."""
+
+    over: bool
+    record: TrainingRecord | None = None
+
+
+class _Session:
+    """What the blocks of a launch share."""
+
+    def __init__(self, terms: Terms, launch: int, control: Control, progress: Progress) -> None:
+        self.terms = terms
+        self.launch = launch
+        self.seed = terms.seed + launch
+        self.control = control
+        self.progress = progress
+        self.threads = terms.threads or _fair_threads(control)
+        join_world(control)
+        torch.set_num_threads(self.threads)
+        self.steps = terms.steps
+        self._groups: dict[int, dist.ProcessGroup] = {}
+        self._built: dict[tuple[str, int, int], _Built] = {}
+        self._blocks: dict[str, list[list[BlockSamples]]] = {}
+
+    def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
+        """Train a block. An error that every rank meets alike costs only this case; any other ends the launch."""
+        built = self._build(case)
+        if self.steps is None:
+            own = built.workload.steps if built.workload.evaluate else None  # a metric needs them to mean something
+            self.steps = own or self._find_steps(case, built)
+        blocks = self._blocks.setdefault(case.key, [])
+        deep = self.launch == 0 and last and case.phase == SWEEP
+        samples, refusal = self._try(case, built, self.steps, first=not blocks, deep=deep)
+        refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
+        gathered = self.control.gather(samples)
+        if refused:
+            status, reason = refused
+            record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, status=status, reason=reason)
+            return _Outcome(over=True, record=record if gathered is not None else None)
+        if gathered is None:
+            blocks.append([])
+            return _Outcome(over=last)
+        blocks.append([rank_samples for rank_samples in gathered if rank_samples is not None])
+        return _Outcome(over=last, record=self._record(case, built, blocks) if last else None)
+
+    def _try(
+        self, case: TrainingCase, built: _Built, steps: int, *, first: bool, deep: bool
+    ) -> tuple[BlockSamples | None, tuple[Status, str] | None]:
+        """A block's samples on this rank, None on one that does not train; or status and reason of a refusal."""
+        samples: BlockSamples | None = None
+        refusal: tuple[Status, str] | None = None
+        if self.control.rank < case.world_size:
+            rig = Rig(
+                progress=self.progress,
+                group=built.group,
+                workload=built.workload,
+                seed=self.seed,
+                steps=steps,
+                first=first,
+                deep=deep,
+            )
+            try:
+                samples = run_block(case, rig)
+            except UnsupportedError as error:
+                refusal = ("unsupported", str(error))
+            except InputError as error:
+                refusal = ("failed", str(error))
+        self.control.barrier(patient=True)  # ranks that do not train must not take a core from those that do
+        return samples, refusal
+
+    def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
+        return merge(case, blocks, built.workload, launch=self.launch, seed=self.seed, threads_per_rank=self.threads)
+
+    def _build(self, case: TrainingCase) -> _Built:
+        """The case's workload, made once a launch; its weights are rank 0's everywhere, as DDP would have them."""
+        key = (case.workload, case.world_size, case.batch_per_rank)
+        if key not in self._built:
+            group = self._group(case.world_size)
+            rank = min(self.control.rank, case.world_size - 1)
+            torch.manual_seed(self.seed)
+            workload = load_workload(
+                case.workload,
+                seed=self.seed,
+                rank=rank,
+                world_size=case.world_size,
+                batch_size=case.batch_per_rank,
+            )
+            if self.control.rank < case.world_size:
+                for tensor in (*workload.model.parameters(), *workload.model.buffers()):
+                    dist.broadcast(tensor.detach(), 0, group=group)
+            self._built[key] = _Built(workload=workload, group=group)
+        return self._built[key]
+
+    def _group(self, ranks: int) -> dist.ProcessGroup:
+        """The first ``ranks`` ranks, in a process group that carries nothing but training."""
+        if ranks not in self._groups:
+            with unpinned():
+                self._groups[ranks] = dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend="gloo")
+        return self._groups[ranks]
+
+    def _find_steps(self, case: TrainingCase, built: _Built) -> int:
+        """How many steps fill a block: from a short one of the case that comes first, which is the baseline."""
+        samples, _ = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, first=False, deep=False)
+        own_s = statistics.median(samples.times[EARLY_STEPS:, -1].tolist()) if samples else 0.0
+        step_s = max(gather_everywhere(self.control, own_s))
+        fitting = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
+        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, fitting))
+
+
+def _fair_threads(control: Control) -> int:
+    """The CPUs that the ranks of this machine may use, shared out among them."""
+    machine = clock_domain().partition("/")[0]
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    here = [theirs for name, theirs in gather_everywhere(control, (machine, cpus)) if name == machine]
+    return max(1, len(set().union(*here)) // len(here))

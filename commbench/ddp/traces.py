@@ -1,0 +1,263 @@
+"""Traces: when each gradient of a real model is ready, recorded once so that it can be replayed without the model.
+
+A trace is one JSON file::
+
+    {"format": "commbench-trace", "version": 1, "name": "resnet50", "device": "cpu", "batch": 2,
+     "forward_ms": 93.1, "backward_ms": 180.2, "optimizer_ms": 31.5, "recorded": {"how": "...", "cpu": "...", ...},
+     "parameters": [{"name": "0.weight", "shape": [64, 3, 7, 7], "dtype": "float32", "ready_ms": 180.1}, ...]}
+
+Parameters stand in the order in which the model registers them; ``ready_ms`` counts since the backward pass began.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commbench.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+FORMAT, VERSION = "commbench-trace", 1
+#: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
+SHIPPED = ("bert-base", "gpt2-small", "many-tiny", "resnet50")
+DEVICES = ("cpu", "cuda")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+_TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
+#: 0.1 us: finer than any gradient is timed, and short in the file.
+_DECIMALS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedParameter:
+    """One parameter and when its gradient was ready."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ready_ms: float
+    """Since the backward pass began."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One training step of a model as recorded; times in milliseconds are medians over steps."""
+
+    name: str
+    device: str
+    """``cpu`` or ``cuda``: where the model computed."""
+    batch: int
+    """Samples in one batch."""
+    forward_ms: float
+    backward_ms: float
+    optimizer_ms: float
+    parameters: tuple[TracedParameter, ...]
+    """In the order in which the model registers them."""
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """How it was recorded, and on what."""
+
+    @property
+    def ready_order(self) -> tuple[int, ...]:
+        """Indices into ``parameters`` in the order of readiness; what is ready together, last registered first."""
+        ready = [(parameter.ready_ms, -index) for index, parameter in enumerate(self.parameters)]
+        return tuple(-negative for _, negative in sorted(ready))
+
+    def save(self, path: Path) -> None:
+        """Write the file, one parameter a line."""
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "device": self.device,
+            "batch": self.batch,
+            **{name: round(getattr(self, name), _DECIMALS) for name in _TIMES},
+            "recorded": dict(self.recorded),
+        }
+        lines = [
+            json.dumps(
+                {
+                    "name": parameter.name,
+                    "shape": parameter.shape,
+                    "dtype": parameter.dtype,
+                    "ready_ms": round(parameter.ready_ms, _DECIMALS),
+                }
+            )
+            for parameter in self.parameters
+        ]
+        body = ",\n".join(lines)
+        path.write_text(f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8")
+
+
+def load_trace(name_or_path: str) -> Trace:
+    """Return a trace that comes with commbench, by name, or one of a file, by its path.
+
+    Raises:
+        InputError: if there is neither, or the file is no sound trace.
+    """
+    if name_or_path in SHIPPED:
+        text = (resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json").read_text("utf-8")
+    else:
+        text = _read(Path(name_or_path))
+    try:
+        return _parse(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise InputError(f"The trace {name_or_path} is not JSON ({error}): record it again.") from error
+    except _BadTraceError as error:
+        raise InputError(f"The trace {name_or_path} {error}: record it again or correct the file.") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(
+            f"There is no trace named {path} and no such file: choose one of {', '.join(SHIPPED)}, or give a file."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The trace {path} cannot be read ({error}): give a file that is a trace.") from error
+
+
+class _BadTraceError(Exception):
+    """What is wrong with a trace, as the predicate of a sentence about it."""
+
+
+def _parse(data: Any) -> Trace:  # noqa: ANN401 - whatever a file holds
+    """Return the trace that decoded JSON describes."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise _BadTraceError(f'has no "format": "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise _BadTraceError(f"is of version {data.get('version')} and this commbench reads version {VERSION}")
+    trace = Trace(
+        name=_entry(data, "name", str),
+        device=_one_of(data, "device", DEVICES),
+        batch=_entry(data, "batch", int),
+        **{name: _milliseconds(data, name) for name in _TIMES},
+        parameters=tuple(_parse_parameter(entry) for entry in _entry(data, "parameters", list)),
+        recorded=_entry(data, "recorded", dict),
+    )
+    if trace.batch < 1:
+        raise _BadTraceError(f"has a batch of {trace.batch}, not 1 or more")
+    _check_parameters(trace)
+    return trace
+
+
+def _check_parameters(trace: Trace) -> None:
+    if not trace.parameters:
+        raise _BadTraceError("has no parameters")
+    names = [parameter.name for parameter in trace.parameters]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _BadTraceError(f"names the parameter {twice} twice")
+    for parameter in trace.parameters:
+        if parameter.ready_ms > trace.backward_ms:
+            raise _BadTraceError(
+                f"says that {parameter.name} is ready after {parameter.ready_ms:g} ms and the backward pass is over"
+                f" after {trace.backward_ms:g} ms"
+            )
+
+
+def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - whatever a file holds
+    if not isinstance(entry, dict):
+        raise _BadTraceError(f"has the parameter {entry!r:.40}, which is no object")
+    shape = _entry(entry, "shape", list)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
+        raise _BadTraceError(f"has a parameter with the shape {shape!r:.40}, not positive whole numbers")
+    return TracedParameter(
+        name=_entry(entry, "name", str),
+        shape=tuple(shape),
+        dtype=_one_of(entry, "dtype", DTYPES),
+        ready_ms=_milliseconds(entry, "ready_ms"),
+    )
+
+
+def _entry(data: Mapping[str, Any], key: str, kind: type) -> Any:  # noqa: ANN401 - of the kind asked for
+    value = data.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no {kind.__name__}')
+    return value
+
+
+def _one_of(data: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    value = data.get(key)
+    if value not in choices:
+        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, not one of {", ".join(choices)}')
+    return str(value)
+
+
+def _milliseconds(data: Mapping[str, Any], key: str) -> float:
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no time')
+    return float(value)
+
+
+def record(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any],
+    *,
+    steps: int = 9,
+    name: str = "",
+    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+) -> Trace:
+    """Train a model for ``2 + steps`` steps and return the medians of all but the first two.
+
+    The batches are cycled; the optimiser is as in `commbench.training.workload.Workload`. The model is changed.
+
+    Raises:
+        InputError: if the workload made of the arguments is not sound (see `commbench.ddp.inspect`).
+    """
+    from commbench.ddp.inspect import checked_step, endless, first_batch
+    from commbench.ddp.local_step import batch_length, default_optimizer, local_step, median_step, trainable
+
+    batch = batch_length(first_batch(batches))
+    used, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
+    checked_step(model, loss, next(source), used)
+    times = [local_step(model, loss, next(source), used) for _ in range(1 + steps)][1:]
+    step = median_step(times)
+    return Trace(
+        name=name or type(model).__name__.lower(),
+        device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",
+        batch=batch,
+        forward_ms=step.forward_ms,
+        backward_ms=step.backward_ms,
+        optimizer_ms=step.optimizer_ms,
+        parameters=tuple(
+            TracedParameter(
+                name=parameter_name,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                ready_ms=min(step.ready_ms[parameter_name], step.backward_ms),
+            )
+            for parameter_name, parameter in trainable(model).items()
+        ),
+        recorded=_conditions(model, steps),
+    )
+
+
+def _conditions(model: nn.Module, steps: int) -> dict[str, Any]:
+    """Return how and on what a trace is recorded."""
+    import torch
+
+    from commbench.environment import cpu_model
+
+    cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
+    return {
+        "how": f"median of {steps} training steps, each gradient timed when it was accumulated",
+        **processor,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

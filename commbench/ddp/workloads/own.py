@@ -1,0 +1,99 @@
+"""A person's own workload: a function in a Python file that returns a `Workload`, or (model, loss, batches)."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from commbench.ddp.inspect import check_workload, failure, first_batch
+from commbench.ddp.local_step import batch_length
+from commbench.ddp.workloads import understood
+from commbench.errors import InputError
+from commbench.training.workload import Workload
+
+ARGUMENTS = "seed, rank, world_size and batch_size"
+
+
+def workload(spec: str, given: dict[str, int | None]) -> Workload:
+    """Return the workload of ``file.py:callable``, called with those of the given arguments that it names.
+
+    Raises:
+        InputError: if the file or the function is missing or fails, or what it returns is no sound workload.
+    """
+    file, _, name = spec.rpartition(":")
+    if not name or name.endswith(".py"):
+        raise InputError(f"{spec} names no function: write {spec.rstrip(':')}:workload, say, for a function workload.")
+    function = getattr(_load(Path(file)), name, None)
+    if not callable(function):
+        raise InputError(f"{file} has no function {name}: define it, or name another as file.py:callable.")
+    arguments = _arguments(spec, function, given)
+    try:
+        returned = function(**arguments)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{spec} failed ({failure(error)}): correct it.") from error
+    made = _as_workload(spec, returned, given["batch_size"])
+    check_workload(made)
+    return made
+
+
+def _load(path: Path) -> ModuleType:
+    """Import a file by its path, with what lies beside it importable."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path}: give the path of your own file as file.py:callable.")
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    name = f"commbench_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported: give a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"{path} cannot be imported ({failure(error)}): correct it.") from error
+    return module
+
+
+def _arguments(spec: str, function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
+    """Return the arguments for a person's function; those that it needs must be among the given ones."""
+    chosen = understood(function, given)
+    if given["batch_size"] is not None and "batch_size" not in chosen:
+        raise InputError(
+            f"A batch of {given['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or leave"
+            " the batch to the workload."
+        )
+    for parameter in inspect.signature(function).parameters.values():
+        optional = parameter.default is not parameter.empty or parameter.kind in {
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        }
+        if not optional and parameter.name not in chosen:
+            hint = "give it a default value" if parameter.name in given else f"take only {ARGUMENTS}"
+            raise InputError(f"{spec} needs the argument {parameter.name}, which commbench does not give: {hint}.")
+    return chosen
+
+
+def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:  # noqa: ANN401 - a person's own value
+    if isinstance(returned, Workload):
+        return returned
+    if not isinstance(returned, tuple) or len(returned) != 3:  # noqa: PLR2004 - model, loss, batches
+        found = (
+            f"a tuple of {len(returned)}"
+            if isinstance(returned, tuple)
+            else f"a value of type {type(returned).__name__}"
+        )
+        raise InputError(f"{spec} returned {found}: return a Workload or (model, loss, batches).")
+    model, loss, batches = returned
+    if batch_size is None:
+        batch_size = batch_length(first_batch(batches))
+    return Workload(model=model, loss=loss, batches=batches, batch_size=batch_size)

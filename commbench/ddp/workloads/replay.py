@@ -1,0 +1,214 @@
+"""The workload ``trace:``: a model that computes nothing, and whose gradients are ready when a recorded model's were.
+
+torch has no types here, so its classes count as Any.
+"""
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commbench.ddp.traces import Trace, TracedParameter, load_trace
+from commbench.ddp.workloads.pace import BusyPace, Pace, SleepingPace
+from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, cycled, generator
+from commbench.errors import InputError
+from commbench.training.workload import Workload
+
+#: Deviations of the gradients' Gaussians lie between these powers of ten, one for each tensor.
+SCALES = (-4.0, -2.0)
+CALIBRATION_PARAMETERS = 200
+
+
+class Replay(nn.Module):
+    """The parameters of a trace; a backward pass gives each its gradient in the recorded order at the recorded time.
+
+    ``forward`` takes anything and returns the scalar 0 that `backward` starts from. Gradients are made once, of a
+    Gaussian for each rank and tensor, and copied in every pass into memory that is kept.
+    """
+
+    def __init__(self, trace: Trace, pace: Pace, *, seed: int, rank: int) -> None:
+        super().__init__()
+        self.trace = trace
+        self.pace = pace
+        self._gradients = _Gradients(trace, seed=seed, rank=rank)
+        self._handed_out: dict[int, Tensor] = {}
+        self._registered = _register(self, trace)
+
+    def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data does not matter
+        """Take the recorded time and return the end of a chain that a backward pass unrolls."""
+        self.pace.begin()
+        self.pace.enter()
+        value = torch.zeros((), requires_grad=True)
+        value = _Mark.apply(value, self._end)
+        for index in reversed(self.trace.ready_order):
+            value = _Release.apply(value, self._registered[index], self, index)
+        value = _Mark.apply(value, self.pace.begin)
+        self.pace.until(self.trace.forward_ms)
+        return value
+
+    def release(self, index: int) -> Tensor:
+        """Return a parameter's gradient once it is due; the caller may write into it."""
+        self.pace.enter()
+        gradient = self._gradients.tensors[index]
+        if self._registered[index].grad is None:  # else torch only adds it to what is there
+            if index not in self._handed_out:
+                self._handed_out[index] = torch.empty_like(gradient)
+            gradient = self._handed_out[index].copy_(gradient)
+        self.pace.until(self.trace.parameters[index].ready_ms)
+        return gradient.detach()  # a new tensor of the same memory, which torch takes over instead of copying it
+
+    def _end(self) -> None:
+        self.pace.enter()
+        self.pace.until(self.trace.backward_ms)
+
+
+class _Gradients:
+    """Every tensor's gradient: its deviation is the same on all ranks, its values are not. Copies share the memory."""
+
+    def __init__(self, trace: Trace, *, seed: int, rank: int) -> None:
+        low, high = SCALES
+        powers = low + (high - low) * torch.rand(len(trace.parameters), generator=generator(seed, STRUCTURE))
+        self.tensors = [
+            torch.randn(parameter.shape, generator=generator(seed, GRADIENTS, rank, index))
+            .mul_(10**power)
+            .to(_dtype(parameter))
+            for index, (parameter, power) in enumerate(zip(trace.parameters, powers.tolist(), strict=True))
+        ]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _Gradients:
+        return self
+
+
+class _Release(torch.autograd.Function):
+    """Hands out a gradient in the backward pass; autograd accumulates it before it goes on to the next."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, _parameter: Tensor, replay: Replay, index: int) -> Tensor:  # noqa: ANN401
+        ctx.replay, ctx.index = replay, index
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401 - autograd's own
+        return upstream, ctx.replay.release(ctx.index), None, None
+
+
+class _Mark(torch.autograd.Function):
+    """Calls a function when the backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, passed: Callable[[], None]) -> Tensor:  # noqa: ANN401 - autograd's own
+        ctx.passed = passed
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - autograd's own
+        ctx.passed()
+        return upstream, None
+
+
+class ReplayedOptimizer(torch.optim.SGD):
+    """Plain SGD whose step takes the recorded time; for a trace of a GPU it only waits."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], trace: Trace, pace: Pace) -> None:
+        super().__init__(parameters, lr=1e-6)
+        self._trace, self._pace = trace, pace
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the parameters so that disagreeing ranks can be told by them."""
+        self._pace.begin()
+        self._pace.enter()
+        value: float | None = super().step(closure) if self._trace.device == "cpu" else None
+        self._pace.until(self._trace.optimizer_ms)
+        return value
+
+
+def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None) -> Workload:
+    """Return the replay of a trace; its loss means nothing.
+
+    Raises:
+        InputError: if there is no such trace, it is not sound, or another batch than the recorded one is asked for.
+    """
+    trace = load_trace(name_or_path)
+    if batch_size not in {None, trace.batch}:
+        raise InputError(
+            f"A batch of {batch_size} was asked for and the trace {name_or_path} was recorded with {trace.batch}: leave"
+            " the batch to the trace."
+        )
+    pace = pace_for(trace)
+    return Workload(
+        model=Replay(trace, pace, seed=seed, rank=rank),
+        loss=lambda model, batch: model(batch),
+        batches=cycled([torch.zeros(trace.batch, 1)]),
+        batch_size=trace.batch,
+        optimizer=lambda parameters: ReplayedOptimizer(parameters, trace, pace),
+    )
+
+
+def pace_for(trace: Trace) -> Pace:
+    """Return a fresh pace that suits where the trace was recorded."""
+    return BusyPace(_overhead_ns()) if trace.device == "cpu" else SleepingPace()
+
+
+def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
+    """Register a parameter for each of the trace's by the same name, in modules made for what is before its dots.
+
+    Raises:
+        InputError: if no model can have parameters of these names in this order.
+    """
+    try:
+        for traced in trace.parameters:
+            *path, leaf = traced.name.split(".")
+            module = root
+            for part in path:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(leaf, nn.Parameter(torch.zeros(traced.shape, dtype=_dtype(traced))))
+    except KeyError as error:
+        raise InputError(f"The trace {trace.name} cannot be replayed ({error}): rename the parameter.") from error
+    registered = dict(root.named_parameters())
+    if list(registered) != [traced.name for traced in trace.parameters]:
+        raise InputError(
+            f"The trace {trace.name} cannot be replayed, for its parameters are not in the order in which a model of"
+            " these names registers them: sort them by module."
+        )
+    return list(registered.values())
+
+
+def _dtype(parameter: TracedParameter) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, parameter.dtype)
+    return dtype
+
+
+@cache
+def _overhead_ns() -> int:
+    """Measure what autograd and Python need for each gradient of a replay, beside the replay's own work."""
+    parameters = tuple(
+        TracedParameter(name=str(index), shape=(), dtype="float32", ready_ms=0.0)
+        for index in range(CALIBRATION_PARAMETERS)
+    )
+    pace = BusyPace(0)
+    trace = Trace(
+        name="calibration",
+        device="cpu",
+        batch=1,
+        forward_ms=0.0,
+        backward_ms=0.0,
+        optimizer_ms=0.0,
+        parameters=parameters,
+    )
+    model = Replay(trace, pace, seed=0, rank=0)
+    overheads = []
+    for _ in range(5):
+        model.zero_grad(set_to_none=True)
+        value = model(None)
+        begun = time.thread_time_ns()
+        value.backward()
+        overheads.append((time.thread_time_ns() - begun - pace.spent_ns) // CALIBRATION_PARAMETERS)
+    return max(0, sorted(overheads)[len(overheads) // 2])

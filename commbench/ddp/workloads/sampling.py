@@ -1,0 +1,106 @@
+"""What the workloads share: random numbers that depend on the seed, batches that start over, losses and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+#: Streams of random numbers: what all ranks share, and what each draws for itself.
+STRUCTURE, DATA, GRADIENTS = range(3)
+#: Synthetic batches are made once, so many, and then repeat.
+DISTINCT_BATCHES = 64
+CLASSES = 10
+
+
+def generator(*words: int) -> torch.Generator:
+    """Return a generator seeded by several numbers, such as seed, stream and rank: each combination draws its own."""
+    state = np.random.SeedSequence([word % 2**64 for word in words]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Draw torch's random numbers from ``seed`` inside, and leave its own generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class Batches:
+    """Endless batches: number ``i`` is ``make(i)``; every iteration begins with number 0."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        number = 0
+        while True:
+            yield self.make(number)
+            number += 1
+
+
+def cycled(batches: Sequence[Any]) -> Batches:
+    """Return these batches again and again: made once, so that making them takes nothing from a step."""
+    return Batches(lambda number: batches[number % len(batches)])
+
+
+def sharded(
+    samples: int, batch_size: int, pick: Callable[[Tensor], Any], *, seed: int, rank: int, ranks: int
+) -> Batches:
+    """Return the batches of one rank's share of a data set, which is shuffled anew in every epoch.
+
+    Every rank has the same number of whole batches in an epoch; what is left over waits for another epoch's order.
+    ``pick`` turns the indices of a batch into the batch.
+    """
+    per_epoch = max(1, samples // (batch_size * ranks))
+
+    def make(number: int) -> Any:  # noqa: ANN401 - whatever ``pick`` returns
+        epoch, position = divmod(number, per_epoch)
+        order = torch.randperm(samples, generator=generator(seed, DATA, epoch))
+        first = (position * ranks + rank) * batch_size
+        return pick(order[torch.arange(first, first + batch_size) % samples])
+
+    return Batches(make)
+
+
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the cross-entropy of inputs and labels, in nats per sample."""
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs), labels)
+
+
+def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the cross-entropy of every token given those before it, in nats per token; ``tokens`` (batch, length)."""
+    return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation without gradients, and back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int) -> Batches:
+    """Return batches of (inputs, labels): each of 10 classes has a pattern, the same on all ranks, and noise hides it.
+
+    Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with deviation ``strength``.
+    """
+    patterns = strength * torch.randn(CLASSES, *shape, generator=generator(seed, STRUCTURE))
+    own = generator(seed, DATA, rank)
+    made = []
+    for _ in range(DISTINCT_BATCHES):
+        labels = torch.randint(CLASSES, (batch_size,), generator=own)
+        made.append((patterns[labels] + torch.randn(batch_size, *shape, generator=own), labels))
+    return cycled(made)

@@ -1,0 +1,223 @@
+"""What every communication hook is: one line to register, checked results, times per bucket, state for checkpoints."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.errors import InputError
+from commbench.hooks.results import Expected
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+now = time.perf_counter_ns
+
+#: What a hook makes of the value of its collective's future: the averaged bucket, shape (numel,).
+Finish = Callable[[Any], torch.Tensor]
+#: Each tensor of a bucket as its shape.
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketTimes:
+    """When one bucket was ready, on its way and done: instants of ``time.perf_counter_ns``, durations in ns."""
+
+    index: int
+    numel: int
+    is_last: bool
+    ready_ns: int
+    """The hook was entered: every gradient of the bucket is there."""
+    start_ns: int
+    """The first collective was issued."""
+    done_ns: int
+    """The averaged bucket is there."""
+    encode_ns: int
+    """Local work on the autograd thread, which delays the rest of the backward pass."""
+    decode_ns: int
+    """Local work after the first collective was issued."""
+
+
+class Stopwatch:
+    """Notes the instants of one bucket on its way; a few clock reads, so that it always runs."""
+
+    __slots__ = ("decode_ns", "encode_ns", "ready_ns", "start_ns")
+
+    def __init__(self) -> None:
+        self.ready_ns = now()
+        self.start_ns = self.encode_ns = self.decode_ns = 0
+
+    def encoded(self) -> None:
+        """The autograd thread's part is done."""
+        self.encode_ns = now() - self.ready_ns
+
+    def started(self) -> None:
+        """The first collective is being issued."""
+        self.start_ns = now()
+
+
+class Hook(ABC):
+    """A DDP communication hook: averages each bucket of gradients over the ranks of the model's process group.
+
+    A subclass implements `launch`. It may issue one native asynchronous collective and do local work when that is
+    done, or put all its collectives in one job for the `comm_thread`; it never issues a collective from a callback,
+    because Gloo runs callbacks in an order that differs between ranks and pairs collectives by the order of issue.
+    One object serves one model.
+    """
+
+    name: ClassVar[str]
+    #: Told about every finished bucket, on whichever thread finished it.
+    observer: Callable[[BucketTimes], None] | None = None
+    #: The first error this hook met; once there is one, the model cannot be trained further.
+    failure: Exception | None = None
+
+    _group: dist.ProcessGroup = None
+    _model: Callable[[], DistributedDataParallel] = staticmethod(lambda: None)
+
+    def register(self, ddp_model: DistributedDataParallel, *, scaler: torch.amp.GradScaler | None = None) -> Self:
+        """Make this the hook of a DDP model, before its first backward pass, and return it.
+
+        ``scaler`` is the GradScaler of a mixed-precision training, which hooks that keep a residual must know.
+        Raises InputError for anything but a DDP model, a model with a hook, or a hook that is in use already.
+        """
+        self._check_model(ddp_model)
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise InputError(f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a GradScaler.")
+        self.attach(ddp_model, scaler)
+        try:
+            ddp_model.register_comm_hook(self, _named(self.name))
+        except RuntimeError as error:
+            raise InputError(f"DDP refused hook {self.name}: {error}") from error
+        self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
+        return self
+
+    def _check_model(self, ddp_model: object) -> None:
+        if not isinstance(ddp_model, DistributedDataParallel):
+            raise InputError(
+                f"Hook {self.name} was registered on a {type(ddp_model).__name__}: wrap the model in "
+                "torch.nn.parallel.DistributedDataParallel first."
+            )
+        if self._group is not None:
+            raise InputError(f"This {self.name} hook serves another model already: make a new one for each model.")
+        if getattr(ddp_model, "_comm_hooks", None):
+            raise InputError(
+                f"The model has a communication hook already, and DDP takes one only: leave out {self.name}."
+            )
+
+    def attach(  # noqa: B027 - most hooks serve any model
+        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Look at the model before the hook is registered; raises InputError where the hook cannot serve it."""
+
+    @abstractmethod
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Send one bucket on its way: the future of its communication, and the local work to do when that is done."""
+
+    @abstractmethod
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
+        """Bytes that theory says one rank sends for an fp32 bucket of ``numel`` elements, after any warm-up.
+
+        ``shapes`` are the shapes of the bucket's tensors; a hook that treats tensors differently takes the bucket
+        for one tensor where they are not given.
+        """
+
+    def begin_step(self) -> None:  # noqa: B027 - most hooks have nothing to do
+        """Do what is due once per step, before the first bucket."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank must hold for training to go on as if it had not stopped."""
+        return {"hook": self.name, "version": 1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`, of the same rank; raises InputError for another hook's state."""
+        if state.get("hook") != self.name or state.get("version") != 1:
+            found = f"hook {state.get('hook')}, version {state.get('version')}"
+            raise InputError(f"The state to load is of {found}: hook {self.name}, version 1, can only load its own.")
+
+    def close(self) -> None:  # noqa: B027 - most hooks have no thread
+        """End the thread the hook may have; it is ended at exit in any case."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the model's process group."""
+        return int(self._group.size())
+
+    def run(self, bucket: dist.GradBucket) -> torch.futures.Future:
+        """What DDP calls for each bucket: the future of the averaged bucket, with the result checked."""
+        watch = Stopwatch()
+        try:
+            expected = Expected.of(bucket)
+            if expected.index == 0:
+                self.begin_step()
+            future, finish = self.launch(bucket, watch)
+        except Exception as error:
+            self._fail(error)
+            raise
+        return future.then(lambda done: self._finished(done, finish, expected, watch))
+
+    def _finished(
+        self, done: torch.futures.Future, finish: Finish, expected: Expected, watch: Stopwatch
+    ) -> torch.Tensor:
+        """The callback of a bucket: decode, check, tell the observer."""
+        try:
+            value = expected.value_of(self.name, done)
+            began = now()
+            result = expected.check(self.name, finish(value))
+        except Exception as error:
+            self._fail(error)
+            raise
+        if self.observer is not None:
+            self.observer(_times(expected, watch, began))
+        return result
+
+    def _fail(self, error: Exception) -> None:
+        """Remember the first error, and let a later step say it instead of DDP's internal assertion."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        model = self._model()
+        if model is not None:
+            model.register_forward_pre_hook(self._refuse)
+
+    def _refuse(self, *_: object) -> None:
+        raise InputError(
+            f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a new "
+            f"DistributedDataParallel. What happened: {self.failure}"
+        )
+
+
+def ring_bytes(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends in a ring all-reduce of ``nbytes``: 2(p-1)/p of them (Patarasuk and Yuan, 2009)."""
+    return round(2 * (world_size - 1) * nbytes / world_size)
+
+
+def _times(expected: Expected, watch: Stopwatch, began: int) -> BucketTimes:
+    done = now()
+    return BucketTimes(
+        index=expected.index,
+        numel=expected.numel,
+        is_last=expected.is_last,
+        ready_ns=watch.ready_ns,
+        start_ns=watch.start_ns,
+        done_ns=done,
+        encode_ns=watch.encode_ns,
+        decode_ns=watch.decode_ns + done - began,
+    )
+
+
+def _named(name: str) -> Callable[[Any, Any], Any]:
+    """The function that DDP is given: it logs its name, and would compare annotations, which ours has none of."""
+
+    def call(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - see above
+        return state.run(bucket)
+
+    call.__name__ = call.__qualname__ = f"commbench_{name}"
+    return call

@@ -1,0 +1,75 @@
+"""Hooks that send every gradient: as it is, or in half the bytes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commbench.hooks.base import Finish, Hook, Shapes, Stopwatch, ring_bytes
+
+
+class PassThrough(Hook):
+    """What DDP does without a hook, as a hook: the price of having one."""
+
+    name: ClassVar[str] = "passthrough"
+
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Divide, then sum."""
+        buffer = bucket.buffer().div_(self.world_size)
+        watch.encoded()
+        watch.started()
+        return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+        """2(p-1)/p x 4n."""
+        return ring_bytes(4 * numel, world_size)
+
+
+class _Half(Hook):
+    """Sends gradients in a type of two bytes and adds in it.
+
+    Division comes before the cast, in the gradients' own type: the values that are sent and summed are then never
+    larger than the largest gradient, so that fewer overflow than where sums are divided. The result is in the
+    gradients' own type again.
+    """
+
+    dtype: ClassVar[torch.dtype]
+
+    def __init__(self) -> None:
+        self._sent: dict[int, torch.Tensor] = {}
+
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Divide, cast, sum, cast back."""
+        buffer = bucket.buffer()
+        half = self._buffer(bucket.index(), buffer).copy_(buffer.div_(self.world_size))
+        watch.encoded()
+        watch.started()
+        future = dist.all_reduce(half, group=self._group, async_op=True).get_future()
+        return future, lambda _: buffer.copy_(half)
+
+    def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Memory to send a bucket from, kept from step to step: fresh pages cost as much as the cast."""
+        kept = self._sent.get(index)
+        if kept is None or kept.shape != buffer.shape or kept.device != buffer.device:
+            kept = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
+        return kept
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+        """2(p-1)/p x 2n."""
+        return ring_bytes(2 * numel, world_size)
+
+
+class FP16(_Half):
+    """IEEE half precision: 11 bits of precision, overflow above 65504, underflow below 6e-8."""
+
+    name: ClassVar[str] = "fp16"
+    dtype: ClassVar[torch.dtype] = torch.float16
+
+
+class BF16(_Half):
+    """bfloat16: the range of float32 with 8 bits of precision; works on CPUs too, where torch's own hook refuses."""
+
+    name: ClassVar[str] = "bf16"
+    dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -1,0 +1,275 @@
+"""Error feedback: what a hook did not send is kept per parameter and sent later.
+
+e is the residual of one rank: a = g + e is compressed and sent, and what was not sent is the next e (Stich et al. 2018,
+Karimireddy et al. 2019). Over any number of steps, what was sent plus the last residual is the sum of the gradients.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.errors import InputError
+from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.layout import Layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(kw_only=True)
+class Slot:
+    """What is remembered for one bucket, by kind, each of shape (numel,): as it was, and where its update goes."""
+
+    layout: Layout
+    old: Tensors = field(default_factory=dict)
+    new: Tensors = field(default_factory=dict)
+    """The same tensors as ``old`` unless updates are held back."""
+    pending: bool = False
+
+
+class Memory:
+    """Tensors kept per parameter from step to step, in the layout of the buckets so that a step copies nothing.
+
+    When the buckets are built anew, they are moved by parameter. With ``held_back``, updates go to second tensors,
+    which `settle` takes over only where no bucket of the step was rejected.
+    """
+
+    def __init__(self, kinds: Collection[str]) -> None:
+        self.kinds = tuple(kinds)
+        self.held_back = False
+        self.discarded = 0
+        self._slots: dict[int, Slot] = {}
+        self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
+        self._rejected = False
+
+    def open(self, index: int, layout: Layout, like: torch.Tensor) -> Slot:
+        """Return the slot of a bucket whose update is about to be written."""
+        slot = self._slots.get(index)
+        if slot is None or slot.layout is not layout:
+            self._dissolve(index)
+            slot = self._slots[index] = self._assemble(layout, like)
+        slot.pending = True
+        return slot
+
+    def reject(self) -> None:
+        """Let the next `settle` drop every update of this step; called from any thread."""
+        self._rejected = True
+
+    def settle(self) -> None:
+        """End a step: take over the updates that were held back, or drop them all."""
+        for slot in self._slots.values():
+            if slot.pending and self.held_back and not self._rejected:
+                slot.old, slot.new = slot.new, slot.old
+            slot.pending = False
+        self.discarded += self._rejected
+        self._rejected = False
+
+    def scale(self, kind: str, factors: Mapping[str, float]) -> None:
+        """Multiply what is remembered of each parameter named."""
+        for slot in self._slots.values():
+            for piece in slot.layout.pieces:
+                if piece.name in factors:
+                    piece.flat(slot.old[kind]).mul_(factors[piece.name])
+        for name, tensor in self._waiting[kind].items():
+            tensor.mul_(factors.get(name, 1.0))
+
+    def state(self) -> dict[str, Tensors]:
+        """Copies by kind and parameter name, each of the parameter's shape."""
+        self.settle()
+        found = {kind: dict(waiting) for kind, waiting in self._waiting.items()}
+        for slot in self._slots.values():
+            for kind in self.kinds:
+                found[kind] |= {piece.name: piece.view(slot.old[kind]) for piece in slot.layout.pieces}
+        return {kind: {name: tensor.clone() for name, tensor in tensors.items()} for kind, tensors in found.items()}
+
+    def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Forget everything and wait for the buckets of these parameters."""
+        self._slots.clear()
+        self._rejected = False
+        for kind in self.kinds:
+            self._waiting[kind] = {name: tensor.clone() for name, tensor in state.get(kind, {}).items()}
+
+    def _dissolve(self, index: int) -> None:
+        """Let the parameters of this bucket and all after it wait for their new buckets."""
+        for gone in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
+            for kind in self.kinds:
+                self._waiting[kind] |= {piece.name: piece.view(gone.old[kind]) for piece in gone.layout.pieces}
+
+    def _assemble(self, layout: Layout, like: torch.Tensor) -> Slot:
+        slot = Slot(layout=layout)
+        for kind in self.kinds:
+            flat = slot.old[kind] = torch.zeros_like(like)
+            for piece in layout.pieces:
+                kept = self._waiting[kind].pop(piece.name, None)
+                if kept is not None:
+                    piece.view(flat).copy_(kept)
+            slot.new[kind] = torch.zeros_like(like) if self.held_back else flat
+        return slot
+
+
+class FeedbackHook(Hook):
+    """A hook that compresses float32 gradients and remembers what it left out.
+
+    A subclass implements `exchange`. With a GradScaler the residual is held unscaled, and the updates of all buckets
+    of a step are dropped when any averaged bucket is not finite: then the optimiser skips the step too. Every rank
+    decides alike because all see the same averaged data.
+    """
+
+    def __init__(self, *, feedback: bool, kinds: Collection[str] = ("residual",)) -> None:
+        self.feedback = feedback
+        self.memory = Memory(kinds if feedback else ())
+        self._steps = 0
+        self._names: dict[int, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._scaler: torch.amp.GradScaler | None = None
+        self._scale = 1.0
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._rates: dict[str, float] = {}
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way, from 0."""
+        return max(0, self._steps - 1)
+
+    @property
+    def discarded_steps(self) -> int:
+        """Steps whose residual updates were dropped because an averaged bucket was not finite."""
+        self.memory.settle()
+        return self.memory.discarded
+
+    @property
+    def divisor(self) -> float:
+        """What the sum over ranks is divided by: their number, and the loss scale that was taken out before."""
+        return self.world_size / self._scale
+
+    @abstractmethod
+    def exchange(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """As `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, and leave sum / `divisor` in ``buffer``.
+
+        Where the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written.
+        """
+
+    def register(
+        self,
+        ddp_model: DistributedDataParallel,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Self:
+        """As `Hook.register`; with ``optimizer`` the residual follows changes of its learning rates.
+
+        A residual is a gradient of earlier steps: multiplied by the old rate over the new one it will move the
+        parameter as far as it would have then.
+        """
+        self._optimizer = optimizer
+        return super().register(ddp_model, scaler=scaler)
+
+    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+        """Learn the parameters' names; raises InputError where a gradient will not be float32."""
+        self._names, self._shapes = {}, {}
+        for name, parameter in ddp_model.module.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise InputError(f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use passthrough.")
+            self._names[id(parameter)] = name
+            self._shapes[name] = tuple(parameter.shape)
+        self._check_loaded(self.memory.state())
+        self._scaler = scaler
+        self.memory.held_back = scaler is not None
+
+    def begin_step(self) -> None:
+        """Count, end the step before, and look up the loss scale this step's gradients carry."""
+        self._steps += 1
+        self.memory.settle()
+        self._scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+        if self._optimizer is not None and self.feedback:
+            self._follow_rates(self._optimizer)
+
+    def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Multiply residuals by old rate / new rate; a rate of 0 is waited out."""
+        rates = {
+            self._names[id(parameter)]: float(group["lr"])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in self._names and group["lr"] > 0
+        }
+        factors = {name: self._rates[name] / rate for name, rate in rates.items() if name in self._rates}
+        changed = {name: factor for name, factor in factors.items() if factor != 1.0}
+        if changed:
+            self.memory.scale("residual", changed)
+        self._rates |= rates
+
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Find the bucket's memory, take out the loss scale, exchange."""
+        buffer, layout = bucket.buffer(), self._layout_of(bucket)
+        slot = self.memory.open(bucket.index(), layout, buffer)
+        if self._scale != 1.0:
+            buffer.mul_(1.0 / self._scale)
+        future, finish = self.exchange(buffer, layout, slot, watch)
+        return future, lambda value: self._inspected(finish(value))
+
+    def _inspected(self, result: torch.Tensor) -> torch.Tensor:
+        """The averaged bucket; where a scaler will skip the step because of it, this step's updates are dropped."""
+        if self._scaler is not None and not is_finite(result):
+            self.memory.reject()
+        return result
+
+    def _layout_of(self, bucket: dist.GradBucket) -> Layout:
+        index = bucket.index()
+        layout = self._layouts.get(index)
+        if layout is None or not layout.holds(bucket.parameters()):
+            for other in [other for other in self._layouts if other >= index]:
+                self.forget(self._layouts.pop(other))
+            layout = self._layouts[index] = Layout.of(bucket, self._names)
+        return layout
+
+    def forget(self, layout: Layout) -> None:
+        """Drop what a subclass keeps for a bucket that is no more."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step counter, and the residuals by parameter name: of this rank, for each rank has its own."""
+        own = {"step": self._steps, "rates": dict(self._rates), "memory": self.memory.state()}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`, before or after the first step; raises InputError where it is of another model."""
+        super().load_state_dict(state)
+        if self._names:
+            self._check_loaded(state["memory"])
+        self._steps, self._rates = int(state["step"]), dict(state["rates"])
+        self.memory.load(state["memory"])
+
+    def _check_loaded(self, memory: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        for tensors in memory.values():
+            for name, tensor in tensors.items():
+                if self._shapes.get(name) != tuple(tensor.shape):
+                    raise InputError(
+                        f"The state to load has a residual of shape {tuple(tensor.shape)} for {name}, the model has "
+                        f"{self._shapes.get(name, 'no such parameter')}: load the state of the same model."
+                    )
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is infinite or NaN; one pass without a temporary."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g where there is none."""
+    residual = slot.old.get("residual")
+    return buffer if residual is None else buffer.add_(residual)

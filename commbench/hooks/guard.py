@@ -1,0 +1,51 @@
+"""A person's own hook, with every result checked before DDP sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commbench.errors import InputError, UnsupportedError
+from commbench.hooks.base import Finish, Hook, Shapes, Stopwatch
+
+
+class Guard(Hook):
+    """``Guard(my_hook).register(ddp_model)`` where ``my_hook(state, bucket)`` is a hook as DDP takes it.
+
+    Without it, a hook that returns None crashes the process, one whose result is too long or of the wrong type is
+    silently accepted, and one that raises leaves a DDP model that fails with an internal assertion ever after.
+    """
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, hook: Callable[[Any, Any], Any], state: object = None) -> None:
+        if not callable(hook):
+            raise InputError(f"Guard was given a {type(hook).__name__}: pass a function of (state, bucket).")
+        self._hook = hook
+        self._state = state
+        self.name = getattr(hook, "__name__", type(hook).__name__)  # type: ignore[misc] # each hook has its own
+
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Call the hook; all it does before it returns counts as encoding."""
+        watch.started()
+        try:
+            future = self._hook(self._state, bucket)
+        except Exception as error:
+            raise InputError(
+                f"Hook {self.name} raised {type(error).__name__} ({error}) on bucket {bucket.index()}: see its "
+                "traceback, mend it and start again."
+            ) from error
+        watch.encoded()
+        if isinstance(future, torch._C.Future):  # noqa: SLF001 - the base of all of torch's futures has no public name
+            return future, lambda value: value
+        raise InputError(
+            f"Hook {self.name} returned {'None' if future is None else f'a {type(future).__name__}'} for bucket "
+            f"{bucket.index()}: it must return a torch Future."
+        )
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+        """Raise UnsupportedError: what a hook of one's own sends can only be measured."""
+        raise UnsupportedError(f"what hook {self.name} sends is measured, not predicted")

@@ -1,0 +1,75 @@
+"""Which tensors lie where in a bucket's buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, in the order of ``stride``."""
+
+    name: str
+    start: int
+    numel: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """The part of ``flat``, shape (bucket numel,), as a tensor of the parameter's shape."""
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.start)
+
+    def flat(self, flat: torch.Tensor) -> torch.Tensor:
+        """The part of ``flat`` in memory order, shape (numel,)."""
+        return flat[self.start : self.start + self.numel]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """The tensors of one bucket in the order of its buffer; one object as long as the bucket's tensors stay the same.
+
+    DDP uses one large bucket in the first step, then builds its buckets anew in the order the gradients were ready.
+    """
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    pieces: tuple[Piece, ...]
+    numel: int
+
+    @classmethod
+    def of(cls, bucket: dist.GradBucket, names: Mapping[int, str]) -> Self:
+        """Read the layout off a bucket; ``names`` are by the parameters' ``id``."""
+        pieces, start = [], 0
+        parameters = tuple(bucket.parameters())
+        for parameter in parameters:
+            shape, numel = tuple(parameter.shape), parameter.numel()
+            name, stride = names[id(parameter)], _stride_in_bucket(shape, tuple(parameter.stride()))
+            pieces.append(Piece(name=name, start=start, numel=numel, shape=shape, stride=stride))
+            start += numel
+        return cls(parameters=parameters, pieces=tuple(pieces), numel=start)
+
+    def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Whether these very parameters, in this order, are the bucket's."""
+        mine = self.parameters
+        return len(mine) == len(parameters) and all(one is other for one, other in zip(mine, parameters, strict=True))
+
+
+def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """How DDP lays a gradient in its bucket: as the parameter where that has no holes, else in order of dimensions.
+
+    ``GradBucket.gradients()`` does not tell: it shows every tensor in the order of its dimensions.
+    """
+    expected = 1
+    for size, step in sorted(zip(shape, stride, strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size != 1 and step != expected:
+            return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        expected *= size
+    return stride

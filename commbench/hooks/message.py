@@ -1,0 +1,97 @@
+"""Where the parts of a sparse message lie: what is selected from, what is sent whole, and how many bytes that makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from commbench.errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+INDEX_BYTES = 4
+Values = Literal["float32", "float16"]
+VALUE_BYTES = {"float32": 4, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Elements ``start`` to ``start + numel`` of a bucket, and their place in the message, in bytes.
+
+    ``k`` of them are sent as k int32 indices (from ``start``), k values and what fills the last four bytes.
+    With ``k`` 0 all are sent, as float32.
+    """
+
+    start: int
+    numel: int
+    k: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """The parts of one bucket's message and its length in bytes."""
+
+    sparse: tuple[Part, ...]
+    dense: tuple[Part, ...]
+    nbytes: int
+
+
+def check_density(hook: str, density: float) -> float:
+    """Return k/n where it is in (0, 1]; raises InputError elsewhere."""
+    if not 0 < density <= 1:
+        raise InputError(f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1.")
+    return density
+
+
+def kept(numel: int, density: float) -> int:
+    """Elements to keep of n: k = ceil(density x n), at least 1; rounding of the product does not count."""
+    return min(numel, max(1, math.ceil(round(density * numel, 6))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What is selected: how much, over what, and which tensors are left out of it."""
+
+    density: float
+    values: Values
+    scope: str
+    dense_below: int
+    dense_vectors: bool
+
+    def at(self, density: float) -> Self:
+        """The same at another density."""
+        return replace(self, density=density)
+
+    def message(self, shapes: Sequence[Sequence[int]]) -> Message:
+        """Lay out the message of a bucket whose tensors have these shapes."""
+        sparse: list[tuple[int, int, int]] = []  # start, elements, elements that count for k
+        dense: list[tuple[int, int, int]] = []
+        start = total = 0
+        for shape in shapes:
+            numel = math.prod(shape)
+            if numel == 0:
+                continue
+            (dense if self._is_dense(shape, numel) else sparse).append((start, numel, numel))
+            start += numel
+        if self.scope == "bucket" and sparse:
+            # One selection over the whole bucket: the tensors sent whole are zeroed first, so none is selected.
+            sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
+        parts = []
+        for first, numel, counted in sparse:
+            k = kept(counted, self.density)
+            nbytes = -(-k * (INDEX_BYTES + VALUE_BYTES[self.values]) // INDEX_BYTES) * INDEX_BYTES
+            parts.append(Part(start=first, numel=numel, k=k, offset=total, nbytes=nbytes))
+            total += nbytes
+        whole = []
+        for first, numel, _ in dense:
+            whole.append(Part(start=first, numel=numel, k=0, offset=total, nbytes=4 * numel))
+            total += 4 * numel
+        return Message(sparse=tuple(parts), dense=tuple(whole), nbytes=total)
+
+    def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
+        return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)

@@ -1,0 +1,258 @@
+"""PowerSGD: each gradient matrix as a product of two thin ones, refined by a power iteration per step.
+
+Vogels, Karimireddy and Jaggi, 2019, with error feedback and warm start. torch's own powerSGD_hook
+issues collectives from callbacks, which hangs or aborts on Gloo with more than one bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.errors import InputError
+from commbench.hooks.base import Finish, Shapes, Stopwatch, now, ring_bytes
+from commbench.hooks.comm_thread import CommThread, borrow, give_back
+from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite
+from commbench.hooks.layout import Layout, Piece
+from commbench.hooks.randomk import seeded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matrix:
+    """One tensor as a matrix: where it lies in the bucket, and its thin factors, which lie in the messages."""
+
+    piece: Piece
+    rows: int
+    columns: int
+    p: torch.Tensor
+    """Shape (rows, r)."""
+    q: torch.Tensor
+    """Shape (columns, r): warm, from the step before."""
+    next_q: torch.Tensor
+    """Shape (columns, r): this step's, until it is known to be finite."""
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The matrix in a buffer of the bucket."""
+        return self.piece.flat(flat).view(self.rows, self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """One bucket's two messages: the left factors and all that is not compressed, then the right factors."""
+
+    matrices: tuple[_Matrix, ...]
+    rest: tuple[tuple[Piece, torch.Tensor], ...]
+    first: torch.Tensor
+    second: torch.Tensor
+    warm: torch.Tensor
+
+
+class PowerSGD(FeedbackHook):
+    """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a bucket.
+
+    Args:
+        rank: r, the columns of the thin factors.
+        start: how many first steps send everything; then it really compresses.
+        feedback: keep what the factors did not hold, and add it to the next gradient.
+        min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
+        seed: of the first right factors, which all ranks draw alike.
+
+    All its collectives run on the `comm_thread` of the model's process group.
+    """
+
+    name: ClassVar[str] = "powersgd"
+
+    def __init__(
+        self, *, rank: int = 1, start: int = 2, feedback: bool = True, min_compression_rate: float = 2.0, seed: int = 0
+    ) -> None:
+        if rank < 1 or start < 0 or min_compression_rate <= 0:
+            raise InputError(
+                f"Hook powersgd was given rank {rank}, start {start}, min_compression_rate {min_compression_rate:g}: "
+                "rank is at least 1, start at least 0, the rate above 0."
+            )
+        super().__init__(feedback=feedback)
+        self.rank = rank
+        self.start = start
+        self.min_compression_rate = min_compression_rate
+        self.seed = seed
+        self._thread: CommThread
+        self._private: dist.ProcessGroup = None
+        self._plans: dict[Layout, _Plan] = {}
+        self._warm: dict[str, torch.Tensor] = {}
+
+    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+        """Besides: refuse a GPU's gradients, whose streams a host thread would have to wait for."""
+        super().attach(ddp_model, scaler)
+        devices = {parameter.device.type for parameter in ddp_model.module.parameters() if parameter.requires_grad}
+        if devices != {"cpu"}:
+            raise InputError(f"Hook powersgd works on CPU models only, this one is on {', '.join(sorted(devices))}.")
+
+    def register(
+        self,
+        ddp_model: DistributedDataParallel,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Self:
+        """As `FeedbackHook.register`, and by all ranks at the same point: they make a process group together."""
+        super().register(ddp_model, scaler=scaler, optimizer=optimizer)
+        self._thread, self._private = borrow(self._group)
+        return self
+
+    def exchange(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Project on the autograd thread; all-reduce, orthogonalise and project back on the communication thread."""
+        if self._private is None:
+            raise InputError("Hook powersgd was used after its close(): close hooks when training is over.")
+        if self.step < self.start:
+            accumulate(buffer, slot).div_(self.divisor)  # a residual is there only after a resumption
+            for residual in slot.new.values():
+                residual.zero_()
+            future = self._thread.submit(lambda: self._send_all(buffer, watch))
+        else:
+            plan = self._plan_of(layout, buffer)
+            self._project(plan, accumulate(buffer, slot))
+            future = self._thread.submit(lambda: self._refine(plan, buffer, slot, watch))
+        watch.encoded()
+        return future, lambda _: buffer
+
+    def _send_all(self, tensor: torch.Tensor, watch: Stopwatch) -> None:
+        watch.started()
+        dist.all_reduce(tensor, group=self._private)
+
+    def _project(self, plan: _Plan, total: torch.Tensor) -> None:
+        """P = M Q / ranks for every matrix; a bucket that is not finite is NaN in all of it, for all to see."""
+        for matrix in plan.matrices:
+            torch.mm(matrix.of(total), matrix.q, out=matrix.p)
+        for piece, whole in plan.rest:
+            whole.copy_(piece.flat(total))
+        plan.first.div_(self.world_size)
+        if not is_finite(total):
+            plan.first.fill_(torch.nan)
+
+    def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> None:
+        """Both all-reduces of a bucket; every rank takes the same turns because it has the same sums."""
+        self._send_all(plan.first, watch)
+        began = now()
+        finite = is_finite(plan.first)
+        if finite:
+            for matrix in plan.matrices:
+                matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
+                torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
+            plan.second.div_(self.world_size)
+            watch.decode_ns += now() - began
+            if plan.matrices:
+                dist.all_reduce(plan.second, group=self._private)
+            began = now()
+            finite = is_finite(plan.second)
+        if finite:
+            plan.warm.copy_(plan.second)
+            self._restore(plan, total, slot)
+        else:
+            total.fill_(torch.nan)
+        watch.decode_ns += now() - began
+
+    def _restore(self, plan: _Plan, total: torch.Tensor, slot: Slot) -> None:
+        """The averaged bucket from its factors, and what they do not hold of ours; the loss scale is put back."""
+        residual = slot.new.get("residual")
+        if residual is not None:
+            residual.copy_(total)
+        for matrix in plan.matrices:
+            torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
+            if residual is not None:
+                matrix.of(residual).sub_(matrix.of(total))
+        for piece, whole in plan.rest:
+            piece.flat(total).copy_(whole)
+            if residual is not None:
+                piece.flat(residual).zero_()
+        if self._scale != 1.0:
+            total.mul_(self._scale)
+
+    # Plans
+
+    def _plan_of(self, layout: Layout, like: torch.Tensor) -> _Plan:
+        if layout not in self._plans:
+            self._plans[layout] = self._make_plan(layout, like)
+        return self._plans[layout]
+
+    def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
+        """Lay out both messages, and put warm factors, or the first ones, where they belong."""
+        sides = {piece.name: self._sides(piece.shape, piece.stride) for piece in layout.pieces}
+        rows, columns = (sum(side[i] * side[2] for side in sides.values() if side) for i in (0, 1))
+        whole = sum(piece.numel for piece in layout.pieces if not sides[piece.name])
+        first, second = like.new_zeros(rows + whole), like.new_zeros(columns)
+        warm = torch.zeros_like(second)
+        matrices, rest, at, at_q = [], [], 0, 0
+        for piece in layout.pieces:
+            side = sides[piece.name]
+            if side is None:
+                rest.append((piece, first[at : at + piece.numel]))
+                at += piece.numel
+                continue
+            height, width, r = side
+            p = first[at : at + height * r].view(height, r)
+            q, next_q = (flat[at_q : at_q + width * r].view(width, r) for flat in (warm, second))
+            q.copy_(self._first_q(piece.name, width, r))
+            self._warm[piece.name] = q
+            matrices.append(_Matrix(piece=piece, rows=height, columns=width, p=p, q=q, next_q=next_q))
+            at, at_q = at + height * r, at_q + width * r
+        return _Plan(matrices=tuple(matrices), rest=tuple(rest), first=first, second=second, warm=warm)
+
+    def _first_q(self, name: str, width: int, r: int) -> torch.Tensor:
+        warm = self._warm.get(name)
+        if warm is not None and warm.shape == (width, r):
+            return warm
+        return torch.randn((width, r), generator=seeded(self.seed, name))
+
+    def _sides(self, shape: Sequence[int], stride: Sequence[int] = ()) -> tuple[int, int, int] | None:
+        """Rows, columns and rank of a tensor in its memory order; None where it is sent whole."""
+        numel = math.prod(shape)
+        if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
+            return None
+        outermost = max(range(len(shape)), key=lambda dim: (stride[dim], shape[dim])) if stride else 0
+        rows = shape[outermost]
+        columns = numel // rows
+        r = min(self.rank, rows, columns)
+        return (rows, columns, r) if numel > self.min_compression_rate * r * (rows + columns) else None
+
+    def forget(self, layout: Layout) -> None:
+        """Drop the bucket's messages; the warm factors go on to the next bucket of their parameter."""
+        self._plans.pop(layout, None)
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
+        """2(p-1)/p x 4 (sum of r (rows + columns) + what is sent whole); without shapes, of one square matrix."""
+        side = max(1, round(math.sqrt(numel)))
+        sent = 0
+        for shape in shapes if shapes is not None else [(side, max(1, numel // side))]:
+            found = self._sides(shape)
+            sent += found[2] * (found[0] + found[1]) if found else math.prod(shape)
+        return ring_bytes(4 * sent, world_size)
+
+    # Checkpoints and the end
+
+    def state_dict(self) -> dict[str, Any]:
+        """Besides: the warm right factors by parameter name."""
+        return super().state_dict() | {"q": {name: q.clone() for name, q in self._warm.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Besides: go on from the warm factors."""
+        super().load_state_dict(state)
+        self._plans.clear()
+        self._warm = {name: q.clone() for name, q in state["q"].items()}
+
+    def close(self) -> None:
+        """Give the thread back, which ends with its last user; raises LaunchError where a collective keeps it."""
+        if self._private is None:
+            return
+        self._private = None
+        give_back(self._group)

@@ -1,0 +1,82 @@
+"""Random-k sparsification with a shared seed: all ranks send the same elements, so no indices travel."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
+from commbench.hooks.feedback import FeedbackHook, Slot, is_finite
+from commbench.hooks.layout import Layout
+from commbench.hooks.message import check_density, kept
+
+
+class RandomK(FeedbackHook):
+    """Sums k = ceil(density x n) elements of each bucket, drawn anew every step from (seed, step, first parameter).
+
+    With error feedback the rest is kept; without it the sum is scaled by n/k, which makes it unbiased.
+    """
+
+    name: ClassVar[str] = "randomk"
+
+    def __init__(self, *, density: float = 0.01, seed: int = 0, feedback: bool = True) -> None:
+        super().__init__(feedback=feedback)
+        self.density = check_density(self.name, density)
+        self.seed = seed
+
+    def exchange(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Gather the drawn elements, sum them, scatter them."""
+        count = kept(layout.numel, self.density)
+        chosen = draw(layout.numel, count, self._generator(layout)).to(buffer.device)
+        values = self._take(buffer, slot, chosen)
+        values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
+        watch.encoded()
+        watch.started()
+        future = dist.all_reduce(values, group=self._group, async_op=True).get_future()
+        return future, lambda _: buffer.zero_().index_copy_(0, chosen, values)
+
+    def _take(self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor) -> torch.Tensor:
+        """The values to send, shape (k,), taken out of the new residual; NaN where the gradients are not finite.
+
+        The elements at fault may not be among those drawn, and every rank must learn of them.
+        """
+        if not is_finite(buffer):
+            return torch.full_like(chosen, torch.nan, dtype=buffer.dtype)
+        if not self.feedback:
+            return buffer[chosen]
+        residual = torch.add(buffer, slot.old["residual"], out=slot.new["residual"])
+        values = residual[chosen]
+        residual.index_fill_(0, chosen, 0.0)
+        return values
+
+    def _generator(self, layout: Layout) -> torch.Generator:
+        """A generator of this step and bucket, the same on every rank; the global one is left alone."""
+        return seeded(self.seed, self.step, layout.pieces[0].name)
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+        """2(p-1)/p x 4k."""
+        return ring_bytes(4 * kept(numel, self.density), world_size)
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """A generator whose stream depends on all parts and on nothing else."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw k different indices below n, int64 of shape (k,): one in each of k equal stretches, turned round by chance.
+
+    Each index is drawn with probability k/n exactly, which is all that the bias and the variance of random-k depend
+    on; a uniformly drawn subset would cost a pass over all n.
+    """
+    edges = torch.arange(k + 1, dtype=torch.int64).mul_(n).div_(k, rounding_mode="floor")
+    length = edges[1:] - edges[:-1]
+    within = (torch.rand(k, generator=generator, dtype=torch.float64) * length).to(torch.int64)
+    turn = torch.randint(n, (1,), generator=generator)
+    return (edges[:-1] + torch.minimum(within, length - 1) + turn).remainder_(n)

@@ -1,0 +1,253 @@
+"""Top-k sparsification with error feedback: each rank sends its k largest elements, every rank adds up all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.errors import InputError
+from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
+from commbench.hooks.feedback import FeedbackHook, Slot, is_finite
+from commbench.hooks.layout import Layout
+from commbench.hooks.message import Message, Part, Selection, check_density
+from commbench.hooks.selectors import DTYPES, NativeSelector, Selector, TorchSelector, split
+
+#: 2.13 renamed all_gather_into_tensor.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Channel:
+    """One bucket's message, and the memory it is sent from and received in, kept from step to step."""
+
+    selection: Selection
+    message: Message
+    selectors: tuple[Selector, ...]
+    sent: torch.Tensor
+    """uint8, shape (message.nbytes,)."""
+    gathered: torch.Tensor
+    """uint8, shape (world_size, message.nbytes)."""
+
+
+class TopK(FeedbackHook):
+    """Sends k = ceil(density x n) elements per bucket or per parameter, largest first, in one all_gather per bucket.
+
+    Args:
+        density: k/n.
+        selection: ``fast`` is the compiled selection on the host; elsewhere, and with ``exact``, torch.topk selects.
+            Both send exactly k elements and none smaller than one left out.
+        values: the type values travel in; what float16 rounds off stays in the residual.
+        scope: what is selected over. With ``bucket`` the result depends on the bucket size.
+        dense_below: tensors of fewer elements are sent whole.
+        dense_vectors: tensors of one dimension (biases, norms) are sent whole.
+        feedback: keep what was not sent, and send it later.
+        momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is accumulated in
+            place of g, and forgotten where it was sent. The optimiser must then have no momentum of its own.
+        clip: before anything else each tensor's norm is cut to ``clip`` / sqrt(ranks) (same source).
+        warmup: densities of equal stretches of the first ``warmup_steps`` steps (same source).
+    """
+
+    name: ClassVar[str] = "topk"
+
+    def __init__(
+        self,
+        *,
+        density: float = 0.01,
+        selection: Literal["fast", "exact"] = "fast",
+        values: Literal["float32", "float16"] = "float32",
+        scope: Literal["bucket", "parameter"] = "bucket",
+        dense_below: int = 0,
+        dense_vectors: bool = False,
+        feedback: bool = True,
+        momentum: float = 0.0,
+        clip: float = 0.0,
+        warmup: Sequence[float] = (),
+        warmup_steps: int = 0,
+    ) -> None:
+        for key, found, known in (
+            ("selection", selection, ("fast", "exact")),
+            ("values", values, tuple(DTYPES)),
+            ("scope", scope, ("bucket", "parameter")),
+        ):
+            if found not in known:
+                raise InputError(f"Hook topk was given {key} {found}: choose {' or '.join(known)}.")
+        if not 0 <= momentum < 1 or (momentum and not feedback):
+            raise InputError(f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback.")
+        if bool(warmup) != bool(warmup_steps):
+            raise InputError(
+                "Hook topk was given one of warmup and warmup_steps: densities need steps, and steps them."
+            )
+        super().__init__(feedback=feedback, kinds=("residual", "momentum") if momentum else ("residual",))
+        self.density = check_density(self.name, density)
+        self.warmup = tuple(check_density(self.name, each) for each in warmup)
+        self.warmup_steps = warmup_steps
+        self.momentum = momentum
+        self.clip = clip
+        self._fast = selection == "fast"
+        self._selection = Selection(
+            density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
+        )
+        self._channels: dict[Layout, _Channel] = {}
+        self._selectors: dict[tuple[bool, int, int], Selector] = {}
+
+    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+        """Besides: compile the selection, so that no step has to wait for it."""
+        super().attach(ddp_model, scaler)
+        if self._fast:
+            from commbench.compression.selection import prepare
+
+            prepare()
+
+    def exchange(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Encode, gather every rank's message, add them up in rank order."""
+        channel = self._channel_of(layout, buffer)
+        if self.clip:
+            self._clip(buffer, layout)
+        if self.momentum:
+            self._correct(buffer, slot)
+        self._encode(channel, buffer, slot)
+        watch.encoded()
+        watch.started()
+        if not channel.message.sparse:
+            return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
+        future = _all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
+        return future, lambda _: self._decode(channel, buffer)
+
+    # Sending
+
+    def _encode(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
+        """Write the message; ``buffer`` is of no use afterwards, unless nothing is selected from it."""
+        self._take_whole(channel, buffer, slot)
+        old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
+        for part, selector in zip(channel.message.sparse, channel.selectors, strict=True):
+            payload = _bytes(part, channel.sent)
+            finite = selector.encode(
+                _elements(part, buffer),
+                None if old is None else _elements(part, old),
+                payload,
+                out_residual=None if new is None else _elements(part, new),
+                step=self.step,
+            )
+            indices, values = split(payload, part.k, DTYPES[channel.selection.values])
+            if momentum is not None and finite:
+                _elements(part, momentum).index_fill_(0, indices[values != 0].long(), 0.0)
+            if values.dtype == torch.float32:  # float16 would round once more: its sums are divided instead
+                values.div_(self.divisor)
+
+    def _take_whole(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
+        """Move tensors that are sent whole to the message; divide them in place where the bucket has no others."""
+        residual = slot.old.get("residual")
+        selected_over = channel.selection.scope == "bucket" and channel.message.sparse
+        for part in channel.message.dense:
+            values = _elements(part, buffer)
+            if residual is not None and not selected_over:  # not zero only after a resumption with other options
+                values.add_(_elements(part, residual))
+                _elements(part, slot.new["residual"]).zero_()
+            values.div_(self.divisor)
+            if channel.message.sparse:
+                _bytes(part, channel.sent).view(torch.float32).copy_(values)
+                values.zero_()
+
+    # Receiving
+
+    def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
+        """Add the messages in the order of the ranks, so that every rank has the same bits."""
+        buffer.zero_()
+        for block in channel.gathered:
+            for part, selector in zip(channel.message.sparse, channel.selectors, strict=True):
+                selector.add(_bytes(part, block), _elements(part, buffer))
+        if channel.selection.values == "float16":
+            buffer.div_(self.divisor)
+        for block in channel.gathered:
+            for part in channel.message.dense:
+                _elements(part, buffer).add_(_bytes(part, block).view(torch.float32))
+        return buffer
+
+    # Deep Gradient Compression
+
+    def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
+        """Cut each tensor's norm: a rank sees neither the others' gradients nor the whole of its own at once."""
+        limit = self.clip / self.world_size**0.5
+        for piece in layout.pieces:
+            flat = piece.flat(buffer)
+            norm = float(torch.linalg.vector_norm(flat))
+            if norm > limit:
+                flat.mul_(limit / norm)
+
+    def _correct(self, buffer: torch.Tensor, slot: Slot) -> None:
+        """Accumulate u = m u + g in place of g; a gradient that is not finite is not taken in."""
+        if is_finite(buffer):
+            torch.mul(slot.old["momentum"], self.momentum, out=slot.new["momentum"])
+            buffer.copy_(slot.new["momentum"].add_(buffer))
+
+    @property
+    def current_density(self) -> float:
+        """The density of the step under way."""
+        if self.step >= self.warmup_steps:
+            return self.density
+        return self.warmup[self.step * len(self.warmup) // self.warmup_steps]
+
+    # Memory
+
+    def _channel_of(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
+        if layout not in self._channels:
+            self._channels[layout] = self._make_channel(layout, buffer)
+        return self._channels[layout]
+
+    def _make_channel(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
+        selection = self._selection.at(self.current_density)
+        message = selection.message([piece.shape for piece in layout.pieces])
+        ranks = self.world_size if message.sparse else 0
+        return _Channel(
+            selection=selection,
+            message=message,
+            selectors=tuple(self._selector(part, buffer) for part in message.sparse),
+            sent=torch.zeros(message.nbytes, dtype=torch.uint8, device=buffer.device),
+            gathered=torch.zeros((ranks, message.nbytes), dtype=torch.uint8, device=buffer.device),
+        )
+
+    def _selector(self, part: Part, buffer: torch.Tensor) -> Selector:
+        """One selector for all parts of a size: the autograd thread selects from one after the other."""
+        fast = self._fast and buffer.device.type == "cpu"
+        key = (fast, part.numel, part.k)
+        if key not in self._selectors:
+            values = self._selection.values
+            self._selectors[key] = NativeSelector(*key[1:], values) if fast else TorchSelector(part.k, values)
+        return self._selectors[key]
+
+    def begin_step(self) -> None:
+        """Besides: start afresh where the density changes."""
+        before = self.current_density
+        super().begin_step()
+        if self.current_density != before:
+            self._channels.clear()
+            self._selectors.clear()
+
+    def forget(self, layout: Layout) -> None:
+        """Drop the bucket's channel; the selectors that others still need stay with those."""
+        self._channels.pop(layout, None)
+        self._selectors.clear()
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
+        """(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are."""
+        message = self._selection.message(shapes if shapes is not None else [(numel, 1)])
+        if not message.sparse:
+            return ring_bytes(message.nbytes, world_size)
+        return (world_size - 1) * message.nbytes
+
+
+def _elements(part: Part, flat: torch.Tensor) -> torch.Tensor:
+    """The part of a bucket, shape (part.numel,)."""
+    return flat[part.start : part.start + part.numel]
+
+
+def _bytes(part: Part, block: torch.Tensor) -> torch.Tensor:
+    """The part of a message, uint8 of shape (part.nbytes,)."""
+    return block[part.offset : part.offset + part.nbytes]

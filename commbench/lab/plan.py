@@ -1,0 +1,136 @@
+"""What an emulated cluster consists of: its hosts, their addresses, slots and links, as plain data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from commbench.errors import InputError
+from commbench.launch.launchers import EMULATED, HOSTFILE
+
+#: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
+NETWORK = IPv4Network("10.99.0.0/16")
+#: The network interface of every host.
+INTERFACE = "eth0"
+#: More hosts than this share one machine so thinly that nothing measured on them means anything.
+MAX_HOSTS = 200
+#: How to write a rate, for messages and help texts.
+RATE_HINT = "write a rate such as 1gbit or 200mbit (from 1mbit to 100gbit), or none"
+
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(k|m|g)bit", re.IGNORECASE)
+_BITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+_SLOWEST, _FASTEST = 10**6, 100 * 10**9
+#: A batch system's variables lead launchers to its real nodes.
+_BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One host: its name, address, room for ranks, and the rate of its link each way (bit/s; None: not shaped)."""
+
+    name: str
+    address: str
+    slots: int
+    rate_bps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabPlan:
+    """An emulated cluster: hosts on one switch; ``conditions`` is what a record states about it."""
+
+    hosts: tuple[HostPlan, ...]
+    conditions: Mapping[str, object]
+
+    @classmethod
+    def uniform(cls, hosts: int, rate: str, *, ranks_per_host: int = 1) -> LabPlan:
+        """Equal hosts ``host0``, ``host1``, ... on links of one rate.
+
+        Raises:
+            InputError: too few or too many hosts or ranks, or a rate that is not understood.
+        """
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise InputError(f"{hosts} emulated hosts were asked for; choose from 1 to {MAX_HOSTS}.")
+        if ranks_per_host < 1:
+            raise InputError(f"{ranks_per_host} ranks per host were asked for; choose 1 or more.")
+        rate_bps = parse_rate(rate)
+        return cls(
+            hosts=tuple(
+                HostPlan(name=f"host{k}", address=str(NETWORK[k + 1]), slots=ranks_per_host, rate_bps=rate_bps)
+                for k in range(hosts)
+            ),
+            conditions={"hosts": hosts, "rate": format_rate(rate_bps)},
+        )
+
+    def to_json(self) -> str:
+        """The plan as one line."""
+        return json.dumps({"hosts": [asdict(host) for host in self.hosts], "conditions": dict(self.conditions)})
+
+    @classmethod
+    def from_json(cls, text: str) -> LabPlan:
+        """The plan that `to_json` wrote."""
+        parts = json.loads(text)
+        return cls(hosts=tuple(HostPlan(**host) for host in parts["hosts"]), conditions=parts["conditions"])
+
+    def hosts_file(self) -> str:
+        """The /etc/hosts of every host."""
+        return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+
+    def hostfile(self) -> str:
+        """The hostfile for mpirun."""
+        return "".join(f"{host.name} slots={host.slots}\n" for host in self.hosts)
+
+    def environment(self, environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+        """The environment of a program on a host: ``environ`` without a batch system, led to the emulated links.
+
+        What the machine's own settings say about interfaces and fabrics is overruled: a real fabric, or the memory
+        that the hosts share, would carry messages past the shaped links.
+        """
+        kept = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
+        agent = str(directory / "agent")
+        return kept | {
+            HOSTFILE: str(directory / "hostfile"),
+            EMULATED: json.dumps(dict(self.conditions)),
+            "COMMBENCH_SSH": agent,  # for a person's own launcher
+            "PRTE_MCA_plm_ssh_agent": agent,  # Open MPI 5
+            "OMPI_MCA_plm_rsh_agent": agent,  # Open MPI 4
+            "PRTE_MCA_prte_if_include": INTERFACE,
+            "PRTE_MCA_prte_tmpdir_base": str(directory),  # its session directories go when the lab goes
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+            "NCCL_IB_DISABLE": "1",
+        }
+
+
+def parse_rate(text: str) -> int | None:
+    """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them); None for ``none``.
+
+    Raises:
+        InputError: it is not a rate, or too low or high to shape a link to.
+    """
+    if text.strip().lower() == "none":
+        return None
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"The rate {text!r} is not understood; {RATE_HINT}.")
+    rate_bps = Fraction(match[1]) * _BITS[match[2].lower()]
+    if not _SLOWEST <= rate_bps <= _FASTEST:
+        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}.")
+    return int(rate_bps)
+
+
+def format_rate(rate_bps: int | None) -> str:
+    """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction: ``1gbit``, ``1500mbit``."""
+    if rate_bps is None:
+        return "none"
+    for unit in ("g", "m", "k"):
+        if rate_bps % _BITS[unit] == 0:
+            return f"{rate_bps // _BITS[unit]}{unit}bit"
+    return f"{rate_bps / _BITS['k']:g}kbit"

@@ -1,0 +1,115 @@
+"""The stages of a training sweep: every configuration, then the winners against the baseline in fresh launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from commbench.budgets import Budget, TrainingBudget
+from commbench.kinds import AnyRecord, training_records
+from commbench.launch.plan import RunRequest, Stage
+from commbench.training.cases import CONFIRM, Terms, TrainingCase, TrainingSweep
+from commbench.training.layout import group_by_layout
+from commbench.training.recommendation import candidates
+from commbench.training.workload import WorkloadFacts
+
+#: Share of the time aimed at that the sweep may take; the rest confirms what it finds.
+SWEEP_SHARE = 0.55
+#: Launches that are made even where the time aimed at is over.
+FEWEST_LAUNCHES = 2
+#: A block takes about so many times what its timed steps take on the baseline: early steps, set-up and diagnosis.
+OVERHEAD = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What a person asked to train, and what is measured of it."""
+
+    sweep: TrainingSweep
+    facts: WorkloadFacts
+    """Of the workload at its own or the first batch."""
+    ranks: int
+    seed: int
+    budget: TrainingBudget
+    steps: int | None = None
+    """Steps of every block; None: see `commbench.training.cases.Terms`."""
+    threads: int | None = None
+    case_timeout_s: float = 60.0
+    time_limit_s: float | None = None
+    cases: Sequence[TrainingCase] = field(init=False)
+    """Everything asked for, the baseline first, steps without DDP last."""
+    same_layout: Mapping[TrainingCase, TrainingCase] = field(init=False)
+    """Configurations that are not measured, because the one they lead to has the same buckets."""
+
+    def __post_init__(self) -> None:
+        cases = self.sweep.cases(ranks=self.ranks, batch=self.facts.batch_size)
+        with_ddp = [case for case in cases if case.uses_ddp]
+        object.__setattr__(self, "cases", cases)
+        chosen = group_by_layout(with_ddp, self.facts)
+        object.__setattr__(self, "same_layout", {case: kept for case, kept in chosen.items() if case != kept})
+
+    @property
+    def measured(self) -> list[TrainingCase]:
+        """The configurations that are trained."""
+        return [case for case in self.cases if case not in self.same_layout]
+
+    @property
+    def info(self) -> dict[str, object]:
+        """What run.json states for the summary: which configuration stands for which, and which batch is the first."""
+        same = {case.key: kept.key for case, kept in self.same_layout.items()}
+        return {"same_layout": same, "batches": [case.batch_per_rank for case in self.cases[:1]]}
+
+    @property
+    def left_out(self) -> list[str]:
+        """A sentence on the configurations that need no measuring."""
+        if not self.same_layout:
+            return []
+        names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
+        return [f"DDP makes the same buckets for {names}."]
+
+    def stages(self) -> list[Stage]:
+        """The sweep, then the confirmation of what it finds."""
+        return [lambda _: self.sweep_request(), self._confirm_request]
+
+    def sweep_request(self) -> RunRequest:
+        """Every configuration that is measured, in the budget's launches."""
+        aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s
+        return self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
+
+    def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
+        """The baseline, the winners and the step without DDP, in turns; nothing where the baseline has won."""
+        found = candidates(training_records(records), self.info)
+        winners = [dataclasses.replace(case, phase=CONFIRM) for case in found]
+        if len(winners) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+            return None
+        cases = list(dict.fromkeys([*winners, *(case.local() for case in winners)]))
+        return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+
+    def _request(
+        self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None
+    ) -> RunRequest:
+        budget = Budget(
+            name=self.budget.name,
+            launches=launches,
+            relative_half_width=self.budget.relative_half_width,
+            slice_s=blocks * self.budget.block_s * OVERHEAD,
+        )
+        return RunRequest(
+            name=name,
+            cases=cases,
+            ranks=self.ranks,
+            seed=self.seed,
+            budget=budget,
+            training=Terms(
+                seed=self.seed,
+                block_s=self.budget.block_s,
+                blocks=blocks,
+                steps=self.steps,
+                threads=self.threads,
+            ),
+            case_timeout_s=self.case_timeout_s,
+            time_limit_s=self.time_limit_s,
+            aim_s=aim_s,
+            fewest_launches=FEWEST_LAUNCHES,
+        )

@@ -1,0 +1,235 @@
+"""Tables of training configurations, what is doubtful about them, and what they recommend, for a terminal or a log."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from commbench.records import FLAGS
+from commbench.report.table import MARKS, UNBOUNDED, legend, marks_of, warnings_for
+from commbench.stats import family_hint
+from commbench.store import Run
+from commbench.training.cases import TrainingCase
+from commbench.training.conclusion import Recommendation, paragraph
+from commbench.training.records import TRAINING_FLAGS, TrainingRow
+from commbench.units import counted, format_time
+
+#: One letter a flag; those of collectives keep theirs.
+TRAINING_MARKS = {**MARKS, "same_layout": "=", "emulated": "e", "drift": "d", "short": "s", "traffic": "t"}
+_MEANINGS = {**FLAGS, **TRAINING_FLAGS}
+_STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
+
+
+def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
+    """Return what to print of a run's training: tables, doubts, and the recommendation where there is one.
+
+    One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the fastest first. A
+    table narrows to the console: what does not fit is left out from the least telling column on, and named.
+    """
+    rows = run.training_rows
+    if not rows:
+        return [Text("Nothing has been trained yet.")]
+    parts: list[RenderableType] = []
+    for _, members in itertools.groupby(rows, key=lambda row: (row.workload, row.world_size, row.batch_per_rank)):
+        group = list(members)
+        shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
+        parts += [Text(_title(group), style="bold"), ConfigurationTable(shown), *_local(group), *_reasons(shown)]
+    parts += legend(rows, TRAINING_MARKS)
+    doubted = [row for row in rows if "same_layout" not in row.flags.split(";")]  # its stand-in has the same doubts
+    warnings = [*warnings_for(doubted, run.info, meanings=_MEANINGS), *_undecidable(doubted)]
+    parts += [Text(f"! {warning}") for warning in warnings]
+    return parts + (render_recommendation(run.recommendation) if run.recommendation else [])
+
+
+def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
+    """The paragraph and the snippet of what ``recommendation.json`` holds."""
+    found = Recommendation.from_json(conclusion)
+    return [Text(f"\n{paragraph(found)}\n"), Padding(Text(found.snippet.rstrip()), (0, 0, 0, 4))]
+
+
+# ------------------------------------------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """A column: its heading, what it shows of a row that has a time, and when it gives way."""
+
+    heading: str
+    cell: Callable[[TrainingRow], str | Text]
+    justify: Literal["left", "right"] = "right"
+    gives_way: int = 0
+    """In which order columns are left out where space is short, the largest first; 0: never."""
+    always: bool = False
+    """Whether rows without a time show it too."""
+
+
+class ConfigurationTable:
+    """Configurations as lines, in as many columns as the console is wide."""
+
+    def __init__(self, rows: Sequence[TrainingRow]) -> None:
+        self.rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, and what it had no space for."""
+        columns = [column for column in _COLUMNS if any(str(_cell(column, row)) for row in self.rows)]
+        left_out: list[str] = []
+        unlimited = options.update(width=10_000)
+        while console.measure(table := self._table(columns), options=unlimited).maximum > options.max_width:
+            column = max(columns, key=lambda column: column.gives_way)
+            if not column.gives_way:
+                break
+            columns.remove(column)
+            left_out.append(column.heading.replace("\n", " ").strip())
+        yield table
+        if left_out:
+            yield Text(f"No space for {', '.join(left_out)}: see ddp.csv.", style="dim")
+
+    def _table(self, columns: Sequence[_Column]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+        for column in columns:
+            table.add_column(column.heading, justify=column.justify, no_wrap=True)
+        for row in self.rows:
+            table.add_row(*(_cell(column, row) for column in columns))
+        return table
+
+
+def _cell(column: _Column, row: TrainingRow) -> str | Text:
+    return column.cell(row) if column.always or (row.status == "ok" and row.step_ms is not None) else ""
+
+
+def _hook(row: TrainingRow) -> str:
+    """The hook as it is typed, and what else differs from the defaults but the buckets."""
+    case = TrainingCase(
+        workload=row.workload,
+        world_size=1,
+        batch_per_rank=1,
+        hook=row.hook,
+        density=row.density,
+        hook_options=row.hook_options,
+    )
+    words = [case.hook_name]
+    words += [] if row.precision == "fp32" else [row.precision]
+    words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
+    words += ["views"] if row.bucket_view else []
+    words += ["static"] if row.static_graph else []
+    return " ".join(words)
+
+
+def _step(row: TrainingRow) -> Text:
+    """The step with its interval, or in a word why there is none."""
+    if row.status != "ok":
+        return Text(row.status, style="red")
+    if row.step_ms is None:
+        return Text("no time")
+    decimals = next((n for n, least in enumerate((100, 10, 1)) if row.step_ms >= least), 3)
+    return Text(_with_interval(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, decimals))
+
+
+def _speedup(row: TrainingRow) -> str:
+    return "" if row.speedup is None else _with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
+
+
+def _with_interval(value: float, low: float | None, high: float | None, decimals: int) -> str:
+    """``1.31 [1.28, 1.34]``; two launches that differ leave an interval of many powers of ten: that is ``wide``."""
+    text = f"{value:.{decimals}f}"
+    if low is None or high is None:
+        return text
+    return f"{text} [wide]" if high > UNBOUNDED * value else f"{text} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def _short(value: float | None) -> str:
+    """Three digits, never an exponent for a large number."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _time(value_ms: float | None) -> str:
+    return "" if value_ms is None else format_time(value_ms / 1e3)
+
+
+_COLUMNS = (
+    _Column(heading="\nhook", cell=_hook, justify="left", always=True),
+    _Column(heading="buckets\nMiB", cell=lambda row: row.bucket_cap_mb, justify="left", always=True),
+    _Column(heading="\nno.", cell=lambda row: str(row.bucket_count or ""), gives_way=4),
+    _Column(heading="step\nms [95 % CI]", cell=_step, justify="left", always=True),
+    _Column(heading="speedup\n[95 % CI]", cell=_speedup, justify="left"),
+    _Column(heading="\nverdict", cell=lambda row: Text(row.verdict, _STYLES.get(row.verdict, "")), justify="left"),
+    _Column(heading="exposed\nms", cell=lambda row: _short(row.exposed_comm_ms), gives_way=1),
+    _Column(heading="sent\nMB", cell=lambda row: _short(row.sent_MB_per_step), gives_way=2),
+    _Column(heading="loss,\nsteps", cell=lambda row: _loss(row.loss_equal_steps), gives_way=3),
+    _Column(heading="loss,\ntime", cell=lambda row: _loss(row.loss_equal_time), gives_way=5),
+    _Column(heading="\nmetric", cell=lambda row: _loss(row.metric), gives_way=6),
+    _Column(heading="to target\ns", cell=lambda row: _short(row.time_to_target_s), gives_way=7),
+    _Column(heading="\n", cell=lambda row: Text(marks_of(row, TRAINING_MARKS), "yellow"), justify="left"),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- around it
+
+
+def _title(rows: Sequence[TrainingRow]) -> str:
+    first = rows[0]
+    hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
+    parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
+    dense = next((row.dense_MB_per_step for row in rows if row.dense_MB_per_step), None)
+    parts += [f"dense all-reduce {_short(dense)} MB a step"] if dense else []
+    launches = sorted({row.launches for row in rows if row.launches})
+    if launches:
+        several = f"{launches[0]} to " if len(launches) > 1 else ""
+        parts.append(several + counted(launches[-1], "launch"))
+    metrics = sorted({row.metric_name for row in rows if row.metric_name})
+    return f"\n{first.workload} ({', '.join(parts)})" + (f"; metric {', '.join(metrics)}" if metrics else "")
+
+
+def _local(rows: Sequence[TrainingRow]) -> list[RenderableType]:
+    """The step without DDP, and how near the default and the fastest configuration come to it."""
+    known = [row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None]
+    if not known:
+        return []
+    first, best = known[0], max(known, key=lambda row: row.samples_per_s or 0.0)
+    text = f"Without DDP a step takes {_time(first.local_step_ms)}; scaling efficiency is {_percent(first)} for "
+    text += f"{_named(first)}"
+    return [Text(text + (f" and {_percent(best)} for {_named(best)}." if best is not first else "."))]
+
+
+def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
+    """Whether the verdicts cannot but be inconclusive: so few launches find no lone change among so many."""
+    judged = [row for row in rows if row.verdict]
+    launches = max((row.launches or 0 for row in judged), default=0)
+    if not judged or not family_hint(len(judged), launches, launches):
+        return []
+    warning = (
+        f"{counted(launches, 'launch')} cannot show one of {counted(len(judged), 'configuration')} to be faster or "
+        "slower, whatever the difference: go by the fresh launches of the recommendation, or add launches"
+    )
+    return [warning]
+
+
+def _percent(row: TrainingRow) -> str:
+    return f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
+
+
+def _named(row: TrainingRow) -> str:
+    return f"{_hook(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+
+
+def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:
+    """Why configurations have no result."""
+    return [
+        Padding(Text(f"{_named(row)}: {row.status}: {row.reason}", style="dim"), (0, 0, 0, 2))
+        for row in rows
+        if row.status != "ok" and row.reason
+    ]

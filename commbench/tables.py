@@ -1,0 +1,45 @@
+"""Rows of any table of a run as the text of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from commbench.records import COLUMNS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
+    """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply.
+
+    Args:
+        rows: dataclasses whose fields are ``columns``, in that order.
+        columns: the header, also of a table without rows.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
+    return stream.getvalue()
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(float(f"{value:.6g}"))
+    text = str(value)
+    if name != "reason":
+        return text
+    sentence = " ".join(text.split())
+    return (
+        f"'{sentence}" if sentence[:1] in {"=", "+", "-", "@"} else sentence
+    )  # spreadsheets run such text as a formula

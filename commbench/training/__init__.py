@@ -1,0 +1,1 @@
+"""What a training sweep is made of, as plain data: nothing here needs torch."""

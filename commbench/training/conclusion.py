@@ -1,0 +1,220 @@
+"""What a training run concludes: a `Recommendation`, as a file and as a paragraph for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from commbench.records import SCHEMA
+from commbench.training.cases import DEFAULT_CAP, TrainingCase
+
+Verdict = Literal["change", "keep", "inconclusive"]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A setting in the words of ``ddp.csv``, and how fast it trained."""
+
+    bucket_cap_mb: str
+    hook: str
+    density: float | None
+    precision: str
+    accumulation: int
+    hook_options: str = ""
+    bucket_view: bool = False
+    static_graph: bool = False
+    step_ms: float | None = None
+    """Median over launches of the median step."""
+    speedup: float | None = None
+    """Time per sample of the baseline over its own, in the fresh launches; None where there were none."""
+    speedup_ci: Bounds | None = None
+    """Its 95 % interval."""
+
+    @property
+    def name(self) -> str:
+        """The setting for people."""
+        case = TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
+        cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
+        words = [cap if self.hook == "none" else f"{case.hook_name} with {cap}"]
+        words += [] if self.precision == "fp32" else [self.precision]
+        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
+        words += ["bucket views"] if self.bucket_view else []
+        words += ["static graph"] if self.static_graph else []
+        return ", ".join(words)
+
+    @property
+    def gain(self) -> str:
+        """The speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
+        if self.speedup is None:
+            return "not measured again"
+        interval = f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
+        return f"{self.speedup:.3f} times as fast as the default{interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A figure of the best setting against the baseline's, paired by launch."""
+
+    baseline: float
+    """Median over launches."""
+    best: float
+    difference: float
+    """Median over launches of the best's minus the baseline's."""
+    difference_ci: Bounds | None = None
+    """Its 95 % interval; None below 6 launches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the best setting does to learning."""
+
+    steps: int
+    """How many steps both made, at least."""
+    loss_equal_steps: Difference
+    """Training loss after the same number of steps."""
+    loss_equal_time: Difference
+    """Training loss when the first of the confirmed settings was through."""
+    metric_name: str = ""
+    metric: Difference | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What ``recommendation.json`` holds: whether another setting than DDP's default is worth it."""
+
+    workload: str
+    world_size: int
+    backend: str = ""
+    batch_per_rank: int | None = None
+    baseline: Choice
+    best: Choice
+    """The fastest of those measured in fresh launches, which is the baseline where no other was faster."""
+    best_uncompressed: Choice
+    """The fastest of those whose gradients are sent as they are."""
+    speedup: float | None
+    """Of ``best`` over ``baseline``, from fresh launches only."""
+    speedup_ci: Bounds | None
+    """Its 95 % interval over launches."""
+    verdict: Verdict
+    """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's reaches above it."""
+    reason: str
+    """One sentence: what was compared, how much it gained, how sure that is."""
+    snippet: str
+    """What to paste."""
+    measured_steps: int
+    """Optimiser steps that were made with DDP."""
+    exhaustive_steps: int
+    """Steps that it takes to measure every configuration asked for as often as the best alternative was."""
+    launches: int = 0
+    """Fresh launches behind the verdict."""
+    alternatives: tuple[Choice, ...] = ()
+    """All settings that were measured again beside the baseline, the fastest first."""
+    cost: Cost | None = None
+    """Of ``best``; None where that is the baseline or the workload has no loss."""
+    doubts: tuple[str, ...] = ()
+    """Each a clause."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``recommendation.json`` holds, with a paragraph for people."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
+        """Rebuild what `to_json` gave; fields that this version does not know are ignored."""
+        choices = {name: _choice(data[name]) for name in ("baseline", "best", "best_uncompressed")}
+        others = {
+            "alternatives": tuple(_choice(one) for one in data.get("alternatives", ())),
+            "cost": _cost(data["cost"]) if data.get("cost") else None,
+            "speedup_ci": _bounds(data.get("speedup_ci")),
+            "doubts": tuple(data.get("doubts", ())),
+        }
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{**{name: value for name, value in data.items() if name in known}, **choices, **others})
+
+
+def paragraph(recommendation: Recommendation) -> str:
+    """What was found, for people: the best without compression, the best with it, its cost, and doubts."""
+    found = recommendation
+    where = f"{found.workload} on {found.world_size} ranks"
+    said = {
+        "change": f"change to {found.best.name}",
+        "keep": "keep the default",
+        "inconclusive": "keep the default for now",
+    }
+    sentences = [f"{where}: {said[found.verdict]}. {found.reason}"]
+    plain, best = found.best_uncompressed, found.best
+    if _is_compressed(best):
+        sentences.append(_without_compression(plain, found.baseline))
+    if found.cost is not None and _alters_learning(best, found.baseline):
+        sentences.append(_cost_sentence(found.cost, best))
+    elif _is_compressed(best):
+        sentences.append("What compression does to accuracy was not measured: the workload has no loss.")
+    if found.doubts:
+        sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
+    return " ".join(sentences)
+
+
+def _without_compression(plain: Choice, baseline: Choice) -> str:
+    if setting_of(plain) == setting_of(baseline):
+        return "Without compression nothing was faster than the default."
+    return f"Without compression the fastest is {plain.name}, {plain.gain}."
+
+
+def _cost_sentence(cost: Cost, best: Choice) -> str:
+    steps, time = cost.loss_equal_steps, cost.loss_equal_time
+    text = (
+        f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
+        f"({_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} ({_signed(time)})"
+    )
+    if cost.metric is not None:
+        metric = cost.metric
+        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} ({_signed(metric)})"
+    if time.difference >= 0:
+        text += f"; in equal time {best.name} learnt no more than the default"
+    return f"{text}; so few steps do not show what a whole training loses."
+
+
+def _signed(difference: Difference) -> str:
+    ends = difference.difference_ci
+    interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
+    return f"{difference.difference:+.2g}{interval}"
+
+
+def _is_compressed(choice: Choice) -> bool:
+    return choice.hook != "none"
+
+
+def _alters_learning(choice: Choice, baseline: Choice) -> bool:
+    """Whether it changes gradients or their number: another bucket size does not."""
+    names = ("hook", "precision", "accumulation")
+    return any(getattr(choice, name) != getattr(baseline, name) for name in names)
+
+
+_SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)
+
+
+def setting_of(of: TrainingCase | Choice) -> dict[str, Any]:
+    """The fields that make a setting."""
+    return {name: getattr(of, name) for name in _SETTING}
+
+
+def _bounds(value: Sequence[float] | None) -> Bounds | None:
+    return None if value is None else (float(value[0]), float(value[1]))
+
+
+def _choice(data: Mapping[str, Any]) -> Choice:
+    known = {f.name for f in dataclasses.fields(Choice)}
+    plain = {name: value for name, value in data.items() if name in known}
+    return Choice(**{**plain, "speedup_ci": _bounds(data.get("speedup_ci"))})
+
+
+def _cost(data: Mapping[str, Any]) -> Cost:
+    differences = {
+        name: Difference(**{**data[name], "difference_ci": _bounds(data[name].get("difference_ci"))})
+        for name in ("loss_equal_steps", "loss_equal_time", "metric")
+        if data.get(name)
+    }
+    return Cost(**{"steps": data["steps"], "metric_name": data.get("metric_name", ""), **differences})

@@ -1,0 +1,373 @@
+"""Decides: which configurations to confirm, whether to change DDP's settings, and with what evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commbench import stats
+from commbench.summary import MANY_LAUNCHES, launch_flags
+from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
+from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.training.records import TrainingRecord
+from commbench.training.snippet import keep_snippet, snippet_of
+from commbench.training.trained import (
+    EqualLosses,
+    Group,
+    Speedup,
+    Trained,
+    equal_losses,
+    groups_of,
+    median,
+    paired_sample_ms,
+    speedup_of,
+    trained,
+)
+
+__all__ = ["Recommendation", "candidates", "paragraph", "recommend"]
+
+#: A gain up to this share is none; the same as in comparisons of runs.
+MARGIN = 0.02
+#: Never recommended: one sends what DDP sends by itself, the other sends nothing.
+INSTRUMENTS = frozenset({"passthrough", LOCAL})
+
+
+# ------------------------------------------------------------------------------------------------ what to confirm
+
+
+def candidates(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+) -> list[TrainingCase]:
+    """What to measure again in fresh launches: the baseline, the fastest without compression, the fastest of all.
+
+    They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
+    ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
+    alternative to show that the default is as good. Left out are configurations that did not end well, whose ranks
+    disagree, whose steps were all skipped, or whose loss is not finite where the baseline's is.
+
+    Args:
+        records: of the run.
+        info: as ``run.json`` holds it.
+        max_loss_increase: share of the baseline's loss by which a loss after equal steps may be higher, such as 0.05;
+            None: ``info["max_loss_increase"]``, or else losses are not judged.
+
+    Returns:
+        Each once, with the phase ``confirm``, the baseline first; nothing if the baseline did not end well.
+    """
+    group = _Compared.of(records, SWEEP, info, max_loss_increase)
+    if group is None or group.baseline is None:
+        return []
+    ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
+    plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
+    chosen = [group.baseline, *([plain] if plain else []), *ranked[:1]]
+    return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """The configurations of one group in one phase that may be recommended."""
+
+    case: TrainingCase
+    """The baseline, whether it was trained or not."""
+    baseline: Trained | None
+    """None where it did not end well."""
+    alternatives: Sequence[Trained]
+    losses: Mapping[tuple[str, int], EqualLosses]
+    unfit: Mapping[TrainingCase, str]
+    """Why others may not be recommended."""
+
+    @classmethod
+    def of(
+        cls,
+        records: Iterable[TrainingRecord],
+        phase: str,
+        info: Mapping[str, Any],
+        max_loss_increase: float | None,
+    ) -> _Compared | None:
+        known = trained(records, phase)
+        groups = groups_of(known)
+        if not groups:
+            return None
+        members = groups[_first_group(groups, info)]
+        case = baseline_of([one.case for one in members])
+        base = known.get(case.key)
+        if base is None or not base.is_ok:
+            why = {case: base.outcome[1] if base else "it was not trained"}
+            return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=why)
+        most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
+        others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
+        losses = equal_losses([one for one in [base, *others] if one.is_ok])
+        unfit = {one.case: _unfit(one, base, losses, most) for one in others}
+        return cls(
+            case=case,
+            baseline=base,
+            alternatives=[one for one in others if not unfit[one.case]],
+            losses=losses,
+            unfit={case: why for case, why in unfit.items() if why},
+        )
+
+    def ratio(self, one: Trained) -> float:
+        """The speedup over the baseline."""
+        speedup = speedup_of(one, self.baseline) if self.baseline else None
+        return speedup.ratio if speedup else math.nan
+
+
+def _first_group(groups: Iterable[Group], info: Mapping[str, Any]) -> Group:
+    """The group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
+    first = next(iter(info.get("batches") or ()), None)
+
+    def order(group: Group) -> tuple[Any, ...]:
+        workload, backend, world_size, batch = group
+        return -world_size, batch != first, batch, workload, backend
+
+    return min(groups, key=order)
+
+
+def _unfit(
+    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], max_loss_increase: float | None
+) -> str:
+    """Why a configuration may not be recommended; empty if it may."""
+    if not one.is_ok:
+        return one.outcome[1] or "it was not timed"
+    if not paired_sample_ms(one, base)[0]:
+        return "no launch has both it and the default"
+    timed = list(one.timed.values())
+    pairs = _paired_losses(one, base, losses)
+    diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
+    increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
+    increase = median(increases) if increases else 0.0
+    judged = {
+        "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
+        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(_steps, timed)),
+        "its loss is not finite": diverged,
+        f"its loss is {100 * increase:.2g} % higher than the default's": (
+            max_loss_increase is not None and increase > max_loss_increase
+        ),
+    }
+    return next((why for why, is_so in judged.items() if is_so), "")
+
+
+def _paired_losses(
+    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> list[tuple[EqualLosses, EqualLosses]]:
+    """The losses of two configurations in each launch that has both."""
+    launches = sorted(one.timed.keys() & base.timed.keys())
+    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
+    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
+
+
+def _steps(record: TrainingRecord) -> int:
+    """Optimiser steps of all blocks, those included that were not timed."""
+    return len(record.step_ms) + record.discarded * max(1, len(record.block_lengths))
+
+
+# ------------------------------------------------------------------------------------------------- the decision
+
+
+def recommend(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+) -> Recommendation | None:
+    """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
+
+    An alternative calls for a change if the 95 % interval of its speedup, paired by launch, lies wholly above the
+    margin of 2 %; the default is kept if that of no alternative reaches above it. Without fresh launches nothing is
+    decided, for the best of many equals looks faster by luck.
+
+    Args:
+        records: of the run, both phases.
+        info: as ``run.json`` holds it; read are the entries that `candidates` reads, ``same_layout``,
+            ``exhaustive_cases`` (how many configurations were asked for, where not all were measured),
+            ``oversubscribed`` and ``emulated``.
+        max_loss_increase: as for `candidates`.
+    """
+    records = list(records)
+    confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
+    group = confirmed or _Compared.of(records, SWEEP, info, max_loss_increase)
+    if group is None:
+        return None
+    return _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decision:
+    """What was measured, on the way to a `Recommendation`."""
+
+    group: _Compared
+    fresh: bool
+    records: Sequence[TrainingRecord]
+    info: Mapping[str, Any]
+
+    def recommendation(self) -> Recommendation:
+        """Weigh each alternative, then word what follows."""
+        group, case = self.group, self.group.case
+        speedups = {one.case: self._speedup(one) for one in group.alternatives}
+        ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
+        verdict, weighed = self._weigh(ranked, speedups)
+        choices = {one.case: _choice_of(one, speedups[one.case]) for one in ranked}
+        baseline = self._baseline_choice()
+        best = weighed if weighed is not None and group.ratio(weighed) > 1 else None
+        plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
+        chosen = choices[best.case] if best else baseline
+        weighed_speedup = speedups[weighed.case] if weighed else None
+        launches = weighed_speedup.launches if weighed_speedup else 0
+        snippet = keep_snippet()
+        if verdict == "change" and best:
+            snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
+        return Recommendation(
+            workload=case.workload,
+            world_size=case.world_size,
+            backend=case.backend,
+            batch_per_rank=case.batch_per_rank,
+            baseline=baseline,
+            best=chosen,
+            best_uncompressed=choices[plain.case] if plain else baseline,
+            speedup=chosen.speedup,
+            speedup_ci=chosen.speedup_ci,
+            verdict=verdict,
+            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches),
+            snippet=snippet,
+            measured_steps=sum(_steps(record) for record in self.records if record.case.uses_ddp),
+            exhaustive_steps=self._exhaustive_steps(weighed),
+            launches=launches,
+            alternatives=tuple(choices.values()),
+            cost=_cost_of(best, group) if best else None,
+            doubts=self._doubts(best, launches),
+        )
+
+    def _speedup(self, one: Trained) -> Speedup | None:
+        """The speedup in fresh launches; None where there were none."""
+        return speedup_of(one, self.group.baseline) if self.fresh and self.group.baseline else None
+
+    def _weigh(
+        self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
+    ) -> tuple[Verdict, Trained | None]:
+        """The verdict, and the alternative it is about: the fastest of those that decide it."""
+        by_verdict: dict[Verdict, list[Trained]] = {"change": [], "inconclusive": [], "keep": []}
+        for one in ranked:
+            by_verdict[_judge(speedups[one.case])].append(one)
+        found: tuple[Verdict, Trained | None] = ("inconclusive", None)
+        for verdict in ("keep", "inconclusive", "change"):
+            if by_verdict[verdict]:
+                found = verdict, by_verdict[verdict][0]
+        return found
+
+    def _baseline_choice(self) -> Choice:
+        """The baseline, which is exactly as fast as itself."""
+        chosen = Choice(**setting_of(self.group.case))
+        if self.group.baseline is None:
+            return chosen
+        step_ms = median(list(self.group.baseline.steps_ms.values()))
+        chosen = dataclasses.replace(chosen, step_ms=step_ms)
+        return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
+
+    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int) -> str:
+        """One sentence: what was compared, how much it gained, how sure that is."""
+        if self.group.baseline is None:
+            return f"The default did not train, so nothing can be compared with it: {self._why_unfit()}."
+        if weighed is None:
+            return f"No alternative to the default was measured well{self._why_none()}."
+        if not self.fresh:
+            return (
+                f"{weighed.name} was the fastest alternative of the sweep but was not measured again in fresh launches."
+            )
+        if weighed.speedup is None or weighed.speedup_ci is None:
+            return f"{weighed.name} was measured again in 1 launch only, which says nothing about the next one."
+        low, high = weighed.speedup_ci
+        says = {
+            "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
+            "keep": f"so it is no more than {100 * MARGIN:g} % faster",
+            "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
+        }
+        return (
+            f"In {launches} fresh launches {weighed.name} ran {weighed.speedup:.3f} times as fast as the "
+            f"default, 95 % interval {low:.3f} to {high:.3f}, {says[verdict]}."
+        )
+
+    def _why_unfit(self) -> str:
+        return next(iter(self.group.unfit.values()), "no reason is known").rstrip(".") or "no reason is known"
+
+    def _why_none(self) -> str:
+        return f" ({self._why_unfit()})" if self.group.unfit else ""
+
+    def _exhaustive_steps(self, weighed: Trained | None) -> int:
+        """What it takes to measure all that was asked for as often as one alternative, in both phases."""
+        ddp = [record for record in self.records if record.case.uses_ddp]
+        one = dataclasses.replace(weighed.case if weighed else self.group.case, phase=SWEEP)
+        of_one = sum(_steps(r) for r in ddp if dataclasses.replace(r.case, phase=SWEEP) == one)
+        measured = {record.case for record in ddp if record.case.phase == SWEEP}
+        asked = self.info.get("exhaustive_cases") or len(measured) + len(self.info.get("same_layout") or {})
+        return max(int(asked) * of_one, sum(map(_steps, ddp)))
+
+    def _doubts(self, best: Trained | None, launches: int) -> tuple[str, ...]:
+        emulated = self.info.get("emulated") or (self.info.get("environment") or {}).get("emulated")
+        members = [one for one in (self.group.baseline, best) if one]
+        humps = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
+        few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
+        judged = {
+            few: 1 < launches < MANY_LAUNCHES,
+            "launches fall in two humps, and a training is one launch": humps,
+            "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
+            "the network was emulated": bool(emulated),
+        }
+        if self.fresh and self.group.baseline:
+            left_out = ((Choice(**setting_of(case)).name, why) for case, why in self.group.unfit.items())
+            judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
+        return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
+
+
+def _judge(speedup: Speedup | None) -> Verdict:
+    if speedup is None or speedup.interval is None:
+        return "inconclusive"
+    if speedup.interval.low > 1 + MARGIN:
+        return "change"
+    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
+
+
+def _cost_of(best: Trained, group: _Compared) -> Cost | None:
+    """What the best does to learning, in the launches that have both."""
+    if group.baseline is None:
+        return None
+    both = _paired_losses(best, group.baseline, group.losses)
+    pairs = [pair for pair in both if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
+    if not pairs:
+        return None
+    launches = sorted(best.timed.keys() & group.baseline.timed.keys())
+    metrics = [
+        (own.metrics[-1][1], theirs.metrics[-1][1])
+        for own, theirs in ((best.timed[launch], group.baseline.timed[launch]) for launch in launches)
+        if len(own.metrics) and len(theirs.metrics)
+    ]
+    metrics = [pair for pair in metrics if all(map(math.isfinite, pair))]
+    return Cost(
+        steps=min(own.count for own, _ in pairs),
+        loss_equal_steps=_difference([(own.steps, theirs.steps) for own, theirs in pairs]),
+        loss_equal_time=_difference([(own.time, theirs.time) for own, theirs in pairs]),
+        metric_name=best.timed[launches[-1]].metric_name if metrics else "",
+        metric=_difference(metrics) if metrics else None,
+    )
+
+
+def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    own, theirs = np.transpose(np.asarray(pairs, dtype=float))
+    interval = stats.median_interval(own - theirs)
+    return Difference(
+        baseline=median(theirs),
+        best=median(own),
+        difference=median(own - theirs),
+        difference_ci=(interval.low, interval.high) if interval else None,
+    )
+
+
+def _choice_of(one: Trained, speedup: Speedup | None) -> Choice:
+    interval = speedup.interval if speedup else None
+    return Choice(
+        **setting_of(one.case),
+        step_ms=median(list(one.steps_ms.values())),
+        speedup=speedup.ratio if speedup else None,
+        speedup_ci=(interval.low, interval.high) if interval else None,
+    )

@@ -1,0 +1,119 @@
+"""What scripts on Gloo ranks share: joining, small models, local gradients, and telling the test what was found."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+#: Equal layers, so that buckets can be taken for each other, then unequal ones, and vectors.
+EQUAL, LAYERS = 24, ((24, 40), (40, 40), (40, 9))
+#: Small enough that most layers have a bucket of their own.
+CAP_MB = 0.002
+
+
+def join() -> tuple[int, int]:
+    """Join the ranks that share the file named in STORE; return this rank and their number."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(os.environ["STORE"], size), rank=rank, world_size=size)
+    return rank, size
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    """Return six equal layers without bias, then unequal ones with."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Linear(EQUAL, EQUAL, bias=False), nn.Tanh()]
+    for inputs, outputs in LAYERS:
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def make_ddp(**options: Any) -> DistributedDataParallel:
+    """Return the model over all ranks in many small buckets."""
+    return DistributedDataParallel(make_model(), **{"bucket_cap_mb": CAP_MB, **options})
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    """Return the data of one rank in one step, shape (8, EQUAL)."""
+    return torch.randn((8, EQUAL), generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def loss_of(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+    """Return a scalar that depends on every parameter."""
+    return (model(data) - 0.3).square().sum()
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> float:
+    """Take one step and return its loss."""
+    optimizer.zero_grad()
+    loss = loss_of(model, data)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return all elements one after the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def local_gradients(model: DistributedDataParallel, data: torch.Tensor) -> torch.Tensor:
+    """Return what this rank's gradients are before they are averaged, in the order of registration."""
+    parameters = list(model.module.parameters())
+    return flat(torch.autograd.grad(loss_of(model.module, data), parameters))
+
+
+def gradients(model: DistributedDataParallel) -> torch.Tensor:
+    """Return the gradients that DDP left, in the order of registration."""
+    return flat(parameter.grad for parameter in model.module.parameters())
+
+
+def mean(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the average over the ranks, in double precision."""
+    total = tensor.double()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def everywhere(value: object) -> list[Any]:
+    """Return the value of each rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest element wanted."""
+    return float((found.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+
+
+def agree(tensor: torch.Tensor) -> bool:
+    """Whether every rank has the same bits."""
+    return len(set(everywhere(tensor.numpy().tobytes()))) == 1
+
+
+def leave(found: object) -> None:
+    """Print what was found on rank 0 as one line of JSON, and end without the interpreter's own shutdown."""
+    if dist.get_rank() == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run_checks(checks: dict[str, Callable[..., Any]], names: list[str]) -> None:
+    """Join, run the checks named and tell what they found; a name may end in arguments: ``check:20``."""
+    join()
+    found = {}
+    for text in names:
+        name, *arguments = text.split(":")
+        found[text] = checks[name](*map(int, arguments))
+    leave(found)

@@ -1,0 +1,115 @@
+"""Run on Gloo ranks: train with every hook and compare each step with what the ranks' own gradients say."""
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gloo import (
+    agree,
+    batch,
+    distance,
+    everywhere,
+    flat,
+    gradients,
+    local_gradients,
+    loss_of,
+    make_ddp,
+    mean,
+    run_checks,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.hooks import BF16, FP16, BucketTimes, Guard, Hook, PassThrough, PowerSGD, RandomK, TopK
+
+#: In this step the hook that is to be caught takes the wrong gradients.
+PLANTED = 7
+
+
+def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
+    """Average, but double one element of one bucket once."""
+    corrupt.calls = getattr(corrupt, "calls", 0) + 1
+    future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+    if bucket.is_last():
+        corrupt.step = getattr(corrupt, "step", -1) + 1
+        if corrupt.step == PLANTED:
+            return future.then(lambda done: done.value()[0].index_fill_(0, torch.tensor([3]), 1e3))
+    return future
+
+
+HOOKS: dict[str, Any] = {
+    "corrupt": lambda: Guard(corrupt),
+    "passthrough": PassThrough,
+    "fp16": FP16,
+    "bf16": BF16,
+    "topk": lambda: TopK(density=0.05),
+    "topk exact": lambda: TopK(density=0.05, selection="exact"),
+    "topk parameter fp16": lambda: TopK(density=0.05, scope="parameter", values="float16", dense_vectors=True),
+    "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
+    "randomk": lambda: RandomK(density=0.05),
+    "powersgd": lambda: PowerSGD(rank=2, start=1),
+}
+#: Enough for these: one is to be caught early, the others differ from another in little.
+AT_MOST = {"corrupt": 10, "topk exact": 20, "topk dense_below": 20}
+#: Relative to the largest element; what a type of two bytes rounds.
+TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}
+
+
+def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
+    """Return what the hook remembers, in the order of registration; zeros where it remembers nothing."""
+    kept = hook.state_dict().get("memory", {}).get("residual", {})
+    return flat(kept.get(name, torch.zeros_like(each)) for name, each in model.module.named_parameters())
+
+
+def train(name: str, steps: int) -> dict[str, Any]:
+    """Train and list the steps whose gradients are not the mean of what the ranks took out of g + e."""
+    seen: list[BucketTimes] = []
+    per_step: list[list[BucketTimes]] = []
+    hook = HOOKS[name]().register(model := make_ddp())
+    hook.observer = seen.append
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    wrong, after = [], residual_of(hook, model)
+    for step in range(steps):
+        data = batch(dist.get_rank(), step)
+        total = local_gradients(model, data) + after
+        optimizer.zero_grad()
+        loss_of(model, data).backward()
+        after = residual_of(hook, model)
+        if not distance(gradients(model), mean(total - after)) <= TOLERANCES.get(name, 1e-5):
+            wrong.append(step)
+        optimizer.step()
+        per_step.append(seen.copy())
+        seen.clear()
+    hook.close()
+    return {
+        "wrong": sorted(set().union(*everywhere(wrong))),
+        "agree": agree(flat(model.module.parameters())),
+        "residual": float(after.norm()),
+        "buckets": sorted(time.numel for time in per_step[-1]),
+        "flaws": flaws(per_step),
+    }
+
+
+def flaws(per_step: list[list[BucketTimes]]) -> list[str]:
+    """Return what does not hold for the times of the buckets: one in the first step, as many in all others."""
+    found = set()
+    for step, times in enumerate(per_step):
+        indices = sorted(time.index for time in times)
+        if indices != list(range(len(per_step[1]) if step else 1)):
+            found.add("a bucket was left out or told twice")
+        if [time.index for time in times if time.is_last] != indices[-1:]:
+            found.add("the last bucket is another")
+        if any(not time.ready_ns + time.encode_ns <= time.done_ns for time in times):
+            found.add("encoding outlasts the bucket")
+        if any(not time.ready_ns < time.start_ns < time.done_ns for time in times):
+            found.add("instants out of order")
+        if any(not 0 < time.decode_ns <= time.done_ns - time.start_ns for time in times):
+            found.add("decoding outlasts the exchange")
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    run_checks(
+        {"train": lambda steps: {name: train(name, min(steps, AT_MOST.get(name, steps))) for name in HOOKS}},
+        sys.argv[1:],
+    )

@@ -1,0 +1,287 @@
+"""Hooks on real Gloo ranks: correct in every step, in agreement, resumable, and clear about what goes wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+RANKS = Path(__file__).parent / "ranks"
+DENSE = ("passthrough", "fp16", "bf16")
+SPARSE = ("topk", "topk exact", "topk parameter fp16", "topk dense_below", "randomk", "powersgd")
+MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
+
+Start = Callable[..., list[tuple[int, str, str]]]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """``start(ranks, script, *arguments)``: the exit status, output and messages of each rank."""
+
+    def run(ranks: int, script: str, *arguments: str, timeout: float = 250) -> list[tuple[int, str, str]]:
+        store = tmp_path_factory.mktemp("store") / "store"
+        common = {**os.environ, "STORE": str(store), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(RANKS / script), *arguments],
+                env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            outputs = [process.communicate(timeout=timeout) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+    return run
+
+
+def found_by(results: list[tuple[int, str, str]]) -> Any:
+    """Return what rank 0 printed last, as JSON."""
+    assert [0] * len(results) == [status for status, _, _ in results], results
+    return json.loads(results[0][1].strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(start: Start) -> Any:
+    """What 200 steps on two ranks are like with each hook."""
+    return found_by(start(2, "hooks_train.py", "train:200"))["train:200"]
+
+
+@pytest.fixture(scope="module")
+def trained_by_four(start: Start) -> Any:
+    """What a few steps on four ranks are like with each hook."""
+    return found_by(start(4, "hooks_train.py", "train:8"))["train:8"]
+
+
+@pytest.fixture(scope="module")
+def checked(start: Start) -> Any:
+    """What the checks find on two ranks."""
+    names = ["density_one", "telescope", "resume", "scaled", "infinite", "shapes_and_options", "feedback"]
+    names += ["without_feedback", "compression_gradients", "two_models"]
+    return found_by(start(2, "hooks_check.py", *names))
+
+
+@pytest.fixture(scope="module")
+def checked_by_four(start: Start) -> Any:
+    """What some of the checks find on four ranks, where sums depend on their order."""
+    return found_by(start(4, "hooks_check.py", "density_one", "telescope", "scaled", "compression_gradients"))
+
+
+@pytest.fixture(scope="module")
+def told(start: Start) -> Any:
+    """What a person is told on one rank."""
+    return found_by(start(1, "hooks_broken.py", "broken", "registering", "sparse"))
+
+
+def check_training(found: dict[str, Any]) -> None:
+    """No step is wrong, all ranks have the same bits, and buckets are equal and unequal."""
+    assert [] == found["wrong"]
+    assert found["agree"]
+    assert [576] * 6 == found["buckets"][:6]
+    assert 1 < len(set(found["buckets"]))
+    assert [] == found["flaws"]
+
+
+@pytest.mark.parametrize("name", DENSE + SPARSE)
+def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
+    """Average in every step what each rank took out of its gradient and memory, in many equal and unequal buckets."""
+    check_training(trained[name])
+
+
+@pytest.mark.parametrize("name", DENSE + SPARSE)
+def test_every_step_is_right_on_four_ranks(trained_by_four: Any, name: str) -> None:
+    """As on two ranks."""
+    check_training(trained_by_four[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_every_step_is_right_for_long(start: Start, ranks: int) -> None:
+    """As on two ranks, for 200 steps."""
+    found = found_by(start(ranks, "hooks_train.py", "train:200"))["train:200"]
+    for name in DENSE + SPARSE:
+        check_training(found[name])
+
+
+def test_a_corrupted_step_is_found(trained: Any) -> None:
+    """Show that the tests above can fail: one element of one bucket is wrong in one step."""
+    assert [7] == trained["corrupt"]["wrong"]
+
+
+def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
+    """Leave something for later where not everything is sent."""
+    assert [0.0] * len(DENSE) == [trained[name]["residual"] for name in DENSE]
+    assert all(trained[name]["residual"] > 0 for name in SPARSE)
+
+
+@pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk"])
+def test_density_one_is_dense(checked: Any, checked_by_four: Any, name: str) -> None:
+    """Send everything at density 1: the mean over the ranks, and for top-k the bits of the sum in rank order."""
+    for found in (checked["density_one"][name], checked_by_four["density_one"][name]):
+        assert 1e-6 > found["error"]
+        assert 0.0 == found["residual"]
+        assert found["bits"] or name in {"topk whole", "randomk"}  # these are all-reduced
+
+
+def test_what_is_sent_and_what_is_left_is_everything(checked: Any, checked_by_four: Any) -> None:
+    """Find each rank's summed gradients in its own messages and its last residual."""
+    assert 1e-5 > checked["telescope"]
+    assert 1e-5 > checked_by_four["telescope"]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_checkpoints_resume(checked: Any, name: str) -> None:
+    """Go on from a checkpoint to the same bits; without the hook's state they would be others."""
+    assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][name]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_scaler(checked: Any, checked_by_four: Any, name: str) -> None:
+    """Change no bit by a scaler; on one rank's infinity skip the step and drop the updates of every bucket."""
+    wanted = {
+        "same memory": True,
+        "same parameters": True,
+        "memory kept": True,
+        "parameters kept": True,
+        "scale": 512.0,
+        "discarded": 1,
+        "goes on": True,
+        "agree": True,
+        "discarded later": 1,
+    }
+    assert wanted == checked["scaled"][name]
+    assert wanted == checked_by_four["scaled"][name]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
+    """Show one rank's infinity to all, as dense training does, and keep it out of the residual."""
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked["infinite"][name]
+
+
+def test_memory_layouts_and_options(checked: Any) -> None:
+    """Be right for tensors in other memory orders, and under DDP's own options."""
+    assert 10 == len(checked["shapes_and_options"])
+    assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
+
+
+def test_feedback_is_what_makes_one_percent_work(checked: Any) -> None:
+    """Learn as well as without compression at 1 % with error feedback, and measurably worse without it."""
+    losses = checked["feedback"]
+    assert losses["with"] < 1.05 * losses["dense"]
+    assert losses["without"] > 1.3 * losses["with"]
+
+
+def test_without_feedback(checked: Any) -> None:
+    """Send the largest elements, or drawn elements times n/k, and remember nothing."""
+    found = checked["without_feedback"]
+    assert 1e-6 > max(found[name]["error"] for name in ("topk", "randomk"))
+    assert [647, 0, 0] == [found["randomk"]["sent"], found["randomk"]["kept"], found["topk"]["kept"]]
+    assert 647 <= found["topk"]["sent"] <= 2 * 647
+
+
+def test_deep_gradient_compression(checked: Any, checked_by_four: Any) -> None:
+    """Follow momentum correction, masking, clipping, warm-up and a changed learning rate as done by hand."""
+    for found in (checked, checked_by_four):
+        assert 1e-5 > found["compression_gradients"]["error"]
+        assert [100, 100, 20, 20, 10, 10, 10] == found["compression_gradients"]["counts"]
+
+
+def test_two_models_share_a_thread(checked: Any) -> None:
+    """Serve two models from one thread beside other collectives, until both are closed, and a third after that."""
+    found = checked["two_models"]
+    assert (True, [True, False]) == (found["shared"], found["alive"])
+    assert "powersgd was used after its close" in found["refusal"]
+    assert (True, True) == (found["agree"], found["agree later"])
+
+
+# What a person is told
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none", ["Hook <lambda> returned None for bucket 0", "Future"]),
+        ("not a future", ["Hook <lambda> returned a Tensor for bucket 0", "Future"]),
+        ("future of none", ["Hook own_hook returned None for bucket 0", "shape (7041,), float32, on cpu"]),
+        ("short", ["returned a tensor of shape (7040,)", "must", "shape (7041,)"]),
+        ("long", ["returned a tensor of shape (14082,)"]),
+        ("two-dimensional", ["returned a tensor of shape (1, 7041)"]),
+        ("half", ["float16", "float32"]),
+        ("strided", ["a strided tensor", "contiguous"]),
+        ("elsewhere", ["on meta", "on cpu"]),
+        ("raises", ["Hook raising raised ZeroDivisionError (integer division or modulo by zero) on bucket 0"]),
+        ("callback raises", ["A callback of hook failing raised ZeroDivisionError", "on bucket 0"]),
+    ],
+)
+def test_broken_hooks_are_named(told: Any, name: str, words: list[str]) -> None:
+    """Name the hook, the bucket and the flaw, and say it again in the next step in place of DDP's assertion."""
+    first, second = told["broken"][name]
+    assert [] == [word for word in (*words, "InputError") if word not in first]
+    assert [] == [word for word in (*words, "failed in an earlier step") if word not in second]
+    assert "INTERNAL ASSERT" not in first + second
+
+
+def test_a_good_hook_is_let_through(told: Any) -> None:
+    """Hand a hook its state, whatever its parameters are named, and its result to DDP."""
+    assert [[""], ["True"]] == [told["broken"]["good"], told["broken"]["good doubles"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bare", "Hook fp16 was registered on a Sequential: wrap"),
+        ("used", "This topk hook serves another model already"),
+        ("taken", "The model has a communication hook already"),
+        ("builtin", "DDP refused hook fp16"),
+        ("double", "Hook powersgd compresses float32 gradients, 0.weight is float64"),
+        ("scaler", "Hook topk was given a scaler of type float"),
+        ("another state", "The state to load is of hook powersgd"),
+        ("another model", "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)"),
+        ("another model later", "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)"),
+        ("not callable", "Guard was given a int"),
+    ],
+)
+def test_refused_registrations(told: Any, name: str, words: str) -> None:
+    """Refuse with one sentence what a hook cannot serve."""
+    assert f"InputError: {words}" in told["registering"][name]
+
+
+def test_passthrough_serves_other_types(told: Any) -> None:
+    """Let double precision through where nothing is compressed."""
+    assert "" == told["registering"]["double passthrough"]
+
+
+def test_sparse_gradients_are_refused(told: Any) -> None:
+    """Say that they have to be made dense."""
+    assert "InputError: Bucket 0 holds sparse gradients" in told["sparse"][0]
+
+
+# How processes end
+
+
+@pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
+def test_processes_end_by_themselves(start: Start, hook: str) -> None:
+    """Leave with status 0 and no message after the program's last line, also with a thread that nobody closed."""
+    assert [(0, "", ""), (0, "", "")] == start(2, "hooks_end.py", "good", hook)
+
+
+@pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
+def test_a_lost_rank_is_an_error_not_a_hang(start: Start, hook: str) -> None:
+    """Say that another rank has probably ended."""
+    status, text, _ = start(2, "hooks_end.py", "bereft", hook)[0]
+    assert 0 == status
+    assert f"LaunchError: Hook {hook} could not exchange bucket" in text
+    assert "look at the other ranks' messages" in text

@@ -1,0 +1,543 @@
+"""Tests of what is confirmed, what is recommended, and how it is said."""
+
+import ast
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
+
+from commbench.training.cases import CONFIRM, TrainingCase, schedule
+from commbench.training.conclusion import Recommendation, setting_of
+from commbench.training.recommendation import candidates, paragraph, recommend
+from commbench.training.records import TrainingRecord
+from commbench.training.snippet import keep_snippet, snippet_of
+
+BASE = make_training_case()
+FIVE = make_training_case(cap="5")
+FP16 = make_training_case("fp16")
+TOPK = make_training_case("topk:0.01", "5")
+
+
+def confirmed(case: TrainingCase) -> TrainingCase:
+    """Return the case in its fresh launches."""
+    return dataclasses.replace(case, phase=CONFIRM)
+
+
+def sweep(**steps_ms: float) -> list[TrainingRecord]:
+    """Return three launches of the baseline (20 ms) and of the cases named."""
+    cases = {"base": BASE, "five": FIVE, "fp16": FP16, "topk": TOPK, "passthrough": make_training_case("passthrough")}
+    return [
+        record
+        for name, step_ms in {"base": 20.0, **steps_ms}.items()
+        for record in make_training_launches([step_ms, 1.001 * step_ms, 0.999 * step_ms], cases[name])
+    ]
+
+
+def fresh(*timed: tuple[TrainingCase, float], **changes: Any) -> list[TrainingRecord]:
+    """Return six fresh launches of the baseline (20 ms) and of other cases."""
+    return [
+        record
+        for case, step_ms in ((BASE, 20.0), *timed)
+        for record in launches_of(step_ms, confirmed(case), **(changes if case is not BASE else {}))
+    ]
+
+
+def decide(records: Sequence[TrainingRecord], **info: Any) -> Recommendation:
+    """Return the recommendation, which there is."""
+    found = recommend(records, info)
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what to confirm
+
+
+def test_fastest_of_both_kinds_are_confirmed() -> None:
+    """Measure again the baseline, the fastest without compression, and the fastest of all."""
+    found = candidates(sweep(five=18, fp16=17, topk=12), {})
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == found
+
+
+def test_one_case_is_confirmed_once() -> None:
+    """Name the fastest of all only once where it sends gradients as they are."""
+    assert [confirmed(BASE), confirmed(FIVE)] == candidates(sweep(five=12, fp16=17), {})
+
+
+def test_an_alternative_is_confirmed_even_if_slower() -> None:
+    """Measure again the fastest alternative, for the default to be shown as good."""
+    assert [confirmed(BASE), confirmed(FP16)] == candidates(sweep(five=30, fp16=21, topk=25), {})
+    assert [confirmed(BASE)] == candidates(sweep(), {})
+
+
+def test_instruments_never_win() -> None:
+    """Leave out the pass-through hook and steps without DDP, however fast."""
+    records = [*sweep(passthrough=1, fp16=19), *launches_of(1, BASE.local())]
+    assert [confirmed(BASE), confirmed(FP16)] == candidates(records, {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "hung", "reason": "stuck"},
+        {"status": "failed", "reason": "no memory"},
+        {"ranks_agree": False},
+        {"skipped_steps": 22},
+        {"losses": [2.0, float("nan")]},
+        {"launch": 9},
+    ],
+)
+def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
+    """Leave out what failed, disagreed, skipped all its steps, diverged or has no launch with the baseline."""
+    good = {"losses": [2.0, 1.9]}
+    records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
+    broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
+    assert [confirmed(BASE), confirmed(FP16)] == candidates([*records, broken], {})
+    assert confirmed(TOPK) in candidates([*records, make_training_record(TOPK, step_ms=5, **good)], {})
+
+
+@pytest.mark.parametrize(("limit", "wins"), [(None, True), (0.2, True), (0.05, False)])
+def test_worse_loss_is_judged_where_asked_for(limit: float | None, wins: bool) -> None:
+    """Leave out what loses more than is allowed, whether an argument or the run says how much that is."""
+    records = [
+        *launches_of(20, BASE, losses=[2.0] * 10),
+        *launches_of(19, FP16, losses=[2.0] * 10),
+        *launches_of(10, TOPK, losses=[2.2] * 10),
+    ]
+    assert wins == (confirmed(TOPK) in candidates(records, {}, max_loss_increase=limit))
+    assert wins == (confirmed(TOPK) in candidates(records, {"max_loss_increase": limit}))
+
+
+def test_group_with_most_ranks_decides() -> None:
+    """Recommend for the most ranks, and there for the batch named first, else the smallest."""
+    records = [
+        make_training_record(make_training_case(hook, world_size=ranks, batch_per_rank=batch))
+        for hook in ("none", "fp16")
+        for ranks in (2, 4)
+        for batch in (64, 16)
+    ]
+    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in candidates(records, {})}
+    named = candidates(records, {"batches": [64, 16]})
+    assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
+
+
+def test_nothing_to_confirm_without_a_baseline() -> None:
+    """Confirm nothing where the default did not train."""
+    broken = make_training_record(BASE, status="failed", reason="no memory")
+    assert [] == candidates([broken, make_training_record(FP16)], {})
+    assert [] == candidates([], {})
+
+
+# -------------------------------------------------------------------------------------------------- the decision
+
+
+def test_clear_gain_is_a_change() -> None:
+    """Recommend what is faster beyond the margin, with its evidence."""
+    found = decide([*sweep(five=16), *fresh((FIVE, 16))])
+    assert ("change", 6, "mlp", 2) == (found.verdict, found.launches, found.workload, found.world_size)
+    assert (1.25, (1.25, 1.25)) == (pytest.approx(found.speedup), pytest.approx(found.speedup_ci))
+    assert ("5", "none", 16) == (found.best.bucket_cap_mb, found.best.hook, pytest.approx(found.best.step_ms, rel=1e-2))
+    assert found.best == found.best_uncompressed
+    assert 20 == pytest.approx(found.baseline.step_ms, rel=1e-2)
+    assert "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default" in found.reason
+    assert snippet_of(FIVE) == found.snippet
+
+
+@pytest.mark.parametrize(("step_ms", "best"), [(20.02, "default"), (19.95, "5"), (30.0, "default")])
+def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
+    """Keep the default where the alternative is shown to be as fast or slower."""
+    found = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
+    assert ("keep", best) == (found.verdict, found.best.bucket_cap_mb)
+    assert keep_snippet() == found.snippet
+    assert "no more than 2 % faster" in found.reason
+    assert [pytest.approx(20 / step_ms, rel=1e-4)] == [one.speedup for one in found.alternatives]
+
+
+def test_wide_interval_is_inconclusive() -> None:
+    """Decide nothing where a gain is neither shown nor excluded."""
+    slow = make_training_launches([20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE))
+    found = decide([*sweep(five=19), *fresh(), *slow])
+    assert "inconclusive" == found.verdict
+    assert "neither shows nor excludes" in found.reason
+    assert keep_snippet() == found.snippet
+
+
+def test_margin_counts() -> None:
+    """Call a sure gain of 1.5 % no reason to change, and one of 2.5 % a reason."""
+    assert ["keep", "change"] == [
+        decide([*sweep(five=19), *fresh((FIVE, 20 / gain))]).verdict for gain in (1.015, 1.025)
+    ]
+
+
+def test_nothing_is_decided_without_fresh_launches() -> None:
+    """Name the fastest of the sweep and its speed, but claim no speedup."""
+    found = decide(sweep(five=16, topk=10))
+    assert ("inconclusive", None, None, 0) == (found.verdict, found.speedup, found.speedup_ci, found.launches)
+    assert ("topk", "5") == (found.best.hook, found.best_uncompressed.bucket_cap_mb)
+    assert 10 == pytest.approx(found.best.step_ms, rel=1e-2)
+    assert "not measured again" in found.reason
+    assert keep_snippet() == found.snippet
+
+
+def test_one_fresh_launch_decides_nothing() -> None:
+    """Claim nothing from one launch."""
+    records = [make_training_record(confirmed(BASE)), make_training_record(confirmed(FIVE), step_ms=10)]
+    found = decide([*sweep(five=10), *records])
+    assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
+    assert "1 launch only" in found.reason
+
+
+def test_nothing_trained_recommends_nothing() -> None:
+    """Say nothing where there is nothing with DDP."""
+    assert recommend([], {}) is None
+    assert recommend(launches_of(10, BASE.local()), {}) is None
+
+
+def test_default_alone_decides_nothing() -> None:
+    """Have nothing to compare where only the default was trained, or the others broke."""
+    alone = decide(sweep())
+    assert ("inconclusive", "default", ()) == (alone.verdict, alone.best.bucket_cap_mb, alone.alternatives)
+    broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
+    found = decide([*sweep(topk=10), *fresh(), broken])
+    assert "No alternative to the default was measured well (Rank 1 stopped)." == found.reason
+
+
+def test_failed_default_decides_nothing() -> None:
+    """Compare with nothing where the default broke."""
+    broken = make_training_record(confirmed(BASE), status="failed", reason="No memory.")
+    found = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
+    assert ("inconclusive", None, None) == (found.verdict, found.baseline.step_ms, found.speedup)
+    assert "The default did not train, so nothing can be compared with it: No memory." == found.reason
+
+
+def test_faster_of_two_sure_gains_is_best() -> None:
+    """Name the fastest of all and the fastest without compression, each with its own evidence."""
+    found = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
+    assert ("change", "topk", "5") == (found.verdict, found.best.hook, found.best_uncompressed.bucket_cap_mb)
+    assert (20 / 12, 20 / 18) == (pytest.approx(found.speedup), pytest.approx(found.best_uncompressed.speedup))
+    assert ["topk", "none"] == [one.hook for one in found.alternatives]
+
+
+def test_sure_gain_beats_a_larger_doubtful_one() -> None:
+    """Change to what is surely faster rather than to what may be."""
+    doubtful = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
+    found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *doubtful])
+    assert ("change", "none", "5") == (found.verdict, found.best.hook, found.best.bucket_cap_mb)
+
+
+def test_default_is_kept_only_against_all() -> None:
+    """Stay undecided while one alternative may be faster."""
+    doubtful = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
+    found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *doubtful])
+    assert "inconclusive" == found.verdict
+    assert "topk:0.01 with 5 MiB buckets" in found.reason
+
+
+def test_steps_are_counted() -> None:
+    """Count all steps with DDP, and those of measuring everything asked for as thoroughly."""
+    records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
+    found = decide(records)
+    of_one = (3 + 6) * 22
+    assert ((9 + 12) * 22, 3 * of_one) == (found.measured_steps, found.exhaustive_steps)
+    copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
+    assert 5 * of_one == decide(records, same_layout=copies).exhaustive_steps
+    assert 40 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
+
+
+# --------------------------------------------------------------------------------------------------- honest numbers
+
+
+def simulate(
+    gains: Sequence[float], seed: int, *, hooks: Sequence[str] = (), own: float = 0.015, restless: float = 1.0
+) -> Recommendation:
+    """Return what a quick run of such configurations recommends: 3 launches of a sweep, 6 fresh ones of 2 blocks.
+
+    Launches differ by 4 %, configurations within a launch by ``own``, steps by 4 % and 3 % of them are disturbed; a
+    launch drifts by 6 % from beginning to end and wanders besides. ``restless`` scales all that happens in a launch.
+    """
+    generator = np.random.default_rng(seed)
+    cases = [
+        make_training_case(hooks[i] if hooks else "none", cap="default" if i == 0 else str(i))
+        for i in range(len(gains))
+    ]
+    known = dict(zip(cases, gains, strict=True))
+    noise = {"own": own, "restless": restless, "generator": generator}
+    records = [record for launch in range(3) for record in _launch(known, launch, blocks=1, **noise)]
+    fresh = {chosen: known[dataclasses.replace(chosen, phase="sweep")] for chosen in candidates(records, {})}
+    records += [record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)]
+    return decide(records)
+
+
+def _launch(
+    gains: dict[TrainingCase, float],
+    launch: int,
+    *,
+    blocks: int,
+    own: float,
+    restless: float,
+    generator: np.random.Generator,
+) -> list[TrainingRecord]:
+    cases = list(gains)
+    order = schedule(cases, int(generator.integers(1 << 30)), launch, blocks)
+    shared, ours = np.exp(generator.normal(0, 0.04)), np.exp(generator.normal(0, own, len(cases)))
+    drift = generator.normal(0, 0.06) * np.linspace(-0.5, 0.5, len(order))
+    drift = np.exp(restless * (drift + 0.01 * np.cumsum(generator.normal(0, 1, len(order)))))
+    steps: dict[TrainingCase, list[float]] = {case: [] for case in cases}
+    for position, index in enumerate(order):
+        times = np.exp(generator.normal(0, 0.04 * restless, 20))
+        times *= np.where(generator.random(20) < 0.03, generator.uniform(1.3, 3, 20), 1)
+        times *= 30 * shared * ours[index] * drift[position] / gains[cases[index]]
+        steps[cases[index]] += times.tolist()
+    return [
+        TrainingRecord(case=case, launch=launch, step_ms=times, block_lengths=[20] * (len(times) // 20))
+        for case, times in steps.items()
+    ]
+
+
+@pytest.mark.parametrize("hooks", [[], ["none"] * 4 + ["fp16"] * 8])
+@pytest.mark.parametrize("own", [0.005, 0.04])
+def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
+    """Recommend a change among twelve copies of one setting in at most 5 % of runs (simulated more often: 0.4 %)."""
+    verdicts = Counter(simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(100))
+    assert 5 >= verdicts["change"]
+
+
+def test_equals_are_shown_on_a_quiet_machine() -> None:
+    """Say that the default is as good, instead of nothing, where the machine allows it."""
+    verdicts = Counter(simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict for seed in range(40))
+    assert 20 <= verdicts["keep"]
+
+
+def test_gain_of_a_tenth_is_found() -> None:
+    """Find the one configuration that is 10 % faster in at least 80 % of quick runs (simulated more often: 95 %)."""
+    gains = [1.1 if index == 7 else 1.0 for index in range(12)]
+    found = [simulate(gains, 1000 + seed) for seed in range(60)]
+    right = [one for one in found if one.verdict == "change" and one.best.bucket_cap_mb == "7"]
+    assert 0.8 * len(found) <= len(right)
+    assert all(one.verdict != "change" or one.best.bucket_cap_mb == "7" for one in found)
+
+
+# ------------------------------------------------------------------------------------------------------ how it is said
+
+
+def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
+    """Return six fresh launches with these losses."""
+    return launches_of(changes.pop("step_ms"), confirmed(case), losses=list(losses), **changes)
+
+
+def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
+    """Return a recommendation of top-k that ends at ``loss`` where the default ends at 2."""
+    down = np.linspace(3.0, 2.0, 40)
+    metrics = {"metric_name": "accuracy", "metrics": [(40, 0.75)]}
+    records = [
+        *learning(BASE, down, step_ms=20, **metrics),
+        *learning(TOPK, np.linspace(3.0, loss, 40), step_ms=step_ms, **{**metrics, "metrics": [(40, 0.7)]}),
+    ]
+    return decide([*sweep(topk=10), *records])
+
+
+def test_compression_states_its_cost() -> None:
+    """Give the difference in loss after equal steps and equal time, and in the metric."""
+    cost = compressed().cost
+    assert cost is not None
+    assert (40, "accuracy") == (cost.steps, cost.metric_name)
+    assert (2.038, 2.135) == (
+        pytest.approx(cost.loss_equal_steps.baseline, abs=1e-3),
+        pytest.approx(cost.loss_equal_steps.best, abs=1e-3),
+    )
+    assert 0.096 == pytest.approx(cost.loss_equal_steps.difference, abs=1e-3)
+    assert 0 > cost.loss_equal_time.difference
+    assert cost.metric is not None
+    assert -0.05 == pytest.approx(cost.metric.difference)
+
+
+def test_paragraph_of_a_compressed_best() -> None:
+    """Tell the verdict, the gain, what is possible without compression, and the cost."""
+    text = paragraph(compressed())
+    for part in (
+        "mlp on 2 ranks: change to topk:0.01 with 5 MiB buckets.",
+        "2.000 times as fast as the default",
+        "Without compression nothing was faster than the default.",
+        "After 40 steps its training loss is 2.135 against 2.038 (+0.096",
+        "accuracy is 0.7 against 0.75 (-0.05",
+        "so few steps do not show what a whole training loses.",
+    ):
+        assert part in text
+    assert "learnt no more" not in text
+
+
+def test_paragraph_says_when_speed_does_not_pay() -> None:
+    """Say that a faster configuration learns no more in the same time."""
+    assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
+
+
+def test_paragraph_of_an_uncompressed_best() -> None:
+    """Leave out accuracy where only the bucket size changes, whatever the losses' noise."""
+    records = [*learning(BASE, [2.0] * 10, step_ms=20), *learning(FIVE, [2.01] * 10, step_ms=15)]
+    text = paragraph(decide([*sweep(five=15), *records]))
+    assert "change to 5 MiB buckets" in text
+    assert "loss" not in text
+    assert "Without compression" not in text
+
+
+def test_paragraph_names_the_uncompressed_gain() -> None:
+    """Tell what is to be had without compression, with its interval, and what is not known of accuracy."""
+    text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
+    assert (
+        "Without compression the fastest is 5 MiB buckets, 1.111 times as fast as the default [1.111, 1.111]." in text
+    )
+    assert "What compression does to accuracy was not measured" in text
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({"oversubscribed": True}, "more ranks than cores"),
+        ({"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
+        ({"emulated": True}, "emulated"),
+    ],
+)
+def test_doubts_are_said(info: dict[str, Any], said: str) -> None:
+    """Repeat in the paragraph what makes the numbers doubtful."""
+    records = [*sweep(five=16), *fresh((FIVE, 16))]
+    assert said in paragraph(decide(records, **info))
+    assert "Doubts" not in paragraph(decide(records))
+
+
+def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
+    """Say which candidate could not be judged, and why."""
+    broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
+    found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
+    assert ("change", "none") == (found.verdict, found.best.hook)
+    expected = "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
+    assert (expected,) == found.doubts
+
+
+def test_loss_that_is_no_number_is_left_out() -> None:
+    """Write no NaN into the file where the default itself diverges in a launch."""
+    records = [
+        *learning(BASE, [2.0, float("nan")], step_ms=20),
+        *learning(TOPK, [2.0, 1.9], step_ms=10),
+    ]
+    found = decide([*sweep(topk=10), *records])
+    assert ("change", None) == (found.verdict, found.cost)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_fresh_launches_are_those_with_both() -> None:
+    """Count launches that have both where a run was interrupted between the two."""
+    alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
+    found = decide([*sweep(five=15), *fresh(), *alternative])
+    assert 4 == found.launches
+    assert "In 4 fresh launches" in found.reason
+
+
+def test_few_and_two_humped_launches_are_doubts() -> None:
+    """Doubt an interval from few launches, and a median of two humps."""
+    few = [
+        *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
+        *make_training_launches([15] * 3, confirmed(FIVE)),
+    ]
+    assert "only 3 fresh launches" in paragraph(decide([*sweep(five=15), *few]))
+    humps = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
+    assert "two humps" in paragraph(decide([*sweep(five=10), *fresh(), *humps]))
+
+
+def test_file_holds_the_contract() -> None:
+    """Write every field that is promised, settings in the words of ddp.csv, and read it back."""
+    found = compressed()
+    data = json.loads(json.dumps(found.to_json()))
+    promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
+    promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps"}
+    assert promised <= data.keys()
+    assert 1 == data["schema"]
+    setting = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32", "accumulation": 1}
+    assert setting.items() <= data["best"].items()
+    for one in (data["baseline"], data["best"], data["best_uncompressed"]):
+        assert {"step_ms", *setting} <= one.keys()
+    assert 2 == len(data["speedup_ci"])
+    assert found == Recommendation.from_json(data)
+    assert found == Recommendation.from_json({**data, "later": 1, "best": {**data["best"], "later": 1}})
+    assert paragraph(found) == data["paragraph"]
+
+
+def test_undecided_file_is_read_back() -> None:
+    """Write and read what has no speedup."""
+    found = decide(sweep(topk=10))
+    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+
+
+# ------------------------------------------------------------------------------------------------------ the snippet
+
+
+@pytest.mark.parametrize(
+    ("case", "lines"),
+    [
+        (FIVE, ["model = DistributedDataParallel(model, bucket_cap_mb=5)"]),
+        (
+            make_training_case(cap="1+5+0.5", bucket_view=True, static_graph=True),
+            [
+                (
+                    "model = DistributedDataParallel(model, bucket_cap_mb_list=[1, 5, 0.5], "
+                    "gradient_as_bucket_view=True, static_graph=True)"
+                )
+            ],
+        ),
+        (
+            make_training_case("topk:0.01:values=float16:feedback=true:dense_below=1000"),
+            [
+                "model = DistributedDataParallel(model)",
+                'TopK(density=0.01, dense_below=1000, feedback=True, values="float16").register(model)',
+            ],
+        ),
+        (make_training_case("powersgd:2"), ["PowerSGD(rank=2).register(model)"]),
+        (
+            make_training_case("bf16", precision="amp-fp16", accumulation=4),
+            [
+                'scaler = torch.amp.GradScaler("cpu")',
+                "BF16().register(model, scaler=scaler)",
+                'with torch.autocast("cpu", dtype=torch.float16):',
+                "# step the optimiser every 4 batches;",
+            ],
+        ),
+    ],
+)
+def test_snippets_say_all_that_was_chosen(case: TrainingCase, lines: list[str]) -> None:
+    """Write Python that makes the same configuration."""
+    snippet = snippet_of(case)
+    ast.parse(snippet)
+    assert set(lines) <= set(snippet.splitlines())
+
+
+def test_snippet_knows_the_device() -> None:
+    """Use CUDA's autocast on a GPU."""
+    assert 'torch.autocast("cuda"' in snippet_of(make_training_case(precision="amp-bf16"), device="NVIDIA H100")
+
+
+@pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2"])
+def test_snippet_imports_what_there_is(hook: str) -> None:
+    """Name hooks as the library does."""
+    hooks = pytest.importorskip("commbench.hooks")
+    (imported,) = [
+        name.name
+        for node in ast.walk(ast.parse(snippet_of(make_training_case(hook))))
+        if isinstance(node, ast.ImportFrom) and node.module == "commbench.hooks"
+        for name in node.names
+    ]
+    assert hasattr(hooks, imported)
+
+
+def test_keep_snippet_is_ddp_as_it_is() -> None:
+    """Paste the default where the default is kept."""
+    ast.parse(keep_snippet())
+    assert "DistributedDataParallel(model)  # keep the default" in keep_snippet()
+
+
+def test_setting_has_what_a_user_chooses() -> None:
+    """Carry every field of a case but where and when it runs."""
+    left = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
+    assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == left
