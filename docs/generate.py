@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
+import itertools
+import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from commbench.budgets import BUDGETS
+from commbench.budgets import BUDGETS, TRAINING_BUDGETS
 from commbench.collectives import OPERATIONS, Layout, Operation, Shape
+from commbench.ddp.traces import SHIPPED, load_trace
+from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
+from commbench.hooks import HOOKS, Hook
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.report.table import MARKS
+from commbench.report.training import TRAINING_MARKS
+from commbench.training.conclusion import Choice, Cost, Difference, Recommendation
+from commbench.training.records import TRAINING_FLAGS, BucketRow, TrainingRow
 
 PAGE = Path(__file__).parent / "columns.md"
 
@@ -30,11 +43,23 @@ A run is one directory, schema {SCHEMA}:
 
 | file | what |
 |---|---|
-| `run.json` | schema, command line, seed, conditions of every host, launches and how each ended, `status` of the run |
-| `samples.jsonl` | one line per case per launch: the case, every valid repetition's time, mean over ranks and arrival \
-skew, medians per rank, warm-ups, late starts, verification; appended and synced after every case: the source of truth |
-| `collectives.csv` | one line per case, summarised over launches; made from the two files above |
-| `overlap.csv` | one line per non-blocking collective, if the run has any; made likewise |
+| `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
+ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`) |
+| `samples.jsonl` | one line per case per launch, appended and synced after every case: the source of truth; of two \
+kinds, see below |
+| `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
+that follow |
+| `overlap.csv` | one line per non-blocking collective, if the run has any |
+| `ddp.csv` | one line per training configuration, if the run trained |
+| `buckets.csv` | one line per bucket of each of these |
+| `recommendation.json` | what the training concludes |
+
+A line of `samples.jsonl` whose `case` has an `operation` is of a collective: every valid repetition's time, mean over
+ranks and arrival skew, medians per rank, warm-ups, late starts, verification. One whose `case` has a `workload` is of
+training: every timed step of the slowest rank and the lengths of the blocks they belong to, parts of a step, times
+and sizes of buckets, bytes sent and expected, loss of every step, metrics, agreement of ranks. Of several lines for one
+case and launch the last counts. What each field is stands in `commbench/records.py` and
+`commbench/training/records.py`.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
@@ -52,10 +77,61 @@ A flag is a doubt about a row, never a reason to drop it. The mark is what table
 """
 
 
+TRAINING_FLAGS_HEAD = """## Flags of training
+
+Those above also apply where they make sense: to steps in place of repetitions.
+"""
+
+RECOMMENDATION_HEAD = """## recommendation.json
+
+One object. The first table is the object itself; the others are objects within it.
+"""
+
+HOOKS_HEAD = """## Hooks
+
+As `--hook` takes them: the name, behind it the number that is marked required, then options as `key=value`, all
+separated by colons: `topk:0.01:values=float16:scope=parameter`. `none` is DDP without a hook. The formula is
+`wire_bytes`: what one of p ranks sends in a step for a bucket of n float32 elements, against which the bytes really
+sent are held.
+"""
+
+WORKLOADS_HEAD = """## Workloads
+
+Sizes are those of the float32 gradients, MB = 1e6 bytes; a batch is of one rank. A metric needs its number of steps, so
+these workloads make so many unless `--steps` is given; elsewhere the number of steps follows from the budget.
+"""
+
+TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradient ready when the real model did, and
+keeps a core as busy as that did; a trace of a GPU waits instead. The loss means nothing.
+"""
+
+#: What code does not say beside its names.
+SAID = {
+    "schema": "schema number",
+    "paragraph": "the conclusion, in words",
+    "baseline": "DDP as it comes in fp32, with what it is compared",
+    "Difference.best": "the same of the best setting",
+    "Cost.metric_name": "what the workload evaluates on held-out data",
+    "Cost.metric": "its value after the last step",
+    "density": "k/n",
+    "seed": "of what is drawn",
+    "feedback": "keep what was not sent, and send it later",
+    "warmup_steps": "steps over which `warmup` goes",
+}
+#: Options that are written without their name, and those whose values --hook cannot write.
+NUMBERS, PYTHON_ONLY = frozenset({"density", "rank"}), frozenset({"warmup", "warmup_steps"})
+KINDS = {"Choice": "a choice", "Cost": "a cost", "Difference": "a difference"}
+MB = 1e6
+
+
 def render() -> str:
     """The whole page, as text that ends in a newline."""
-    parts = [
-        HEAD,
+    return "\n".join([HEAD, *_collectives(), *_training()])
+
+
+def _collectives() -> list[str]:
+    """What there is to say of collectives."""
+    return [
         "## collectives.csv\n",
         _columns(Row),
         "## overlap.csv\n",
@@ -66,7 +142,7 @@ def render() -> str:
             (_operation(entry) for entry in OPERATIONS.values()),
         ),
         FLAGS_HEAD,
-        _table(("flag", "mark", "what it means"), ((f"`{f}`", MARKS.get(f, ""), text) for f, text in FLAGS.items())),
+        _flags(FLAGS, MARKS),
         "## Budgets\n",
         _table(
             ("`--budget`", "launches", "half-width aimed at", "longest time for a case in a launch"),
@@ -76,13 +152,175 @@ def render() -> str:
             ),
         ),
     ]
-    return "\n".join(parts)
 
 
-def _columns(row: type[Row | OverlapRow]) -> str:
+def _training() -> list[str]:
+    """What there is to say of training."""
+    return [
+        "## ddp.csv\n",
+        _columns(TrainingRow),
+        "## buckets.csv\n",
+        _columns(BucketRow),
+        TRAINING_FLAGS_HEAD,
+        _flags(TRAINING_FLAGS, TRAINING_MARKS),
+        "## Budgets of training\n",
+        _table(
+            (
+                "`--budget`",
+                "launches of the sweep",
+                "fresh launches",
+                "timed steps of a block",
+                "blocks in a fresh launch",
+                "half-width aimed at",
+                "time aimed at",
+            ),
+            (
+                (
+                    f"`{b.name}`",
+                    str(b.launches),
+                    str(b.confirm_launches),
+                    f"{b.block_s:g} s",
+                    str(b.confirm_blocks),
+                    f"{100 * b.relative_half_width:g} %",
+                    f"{b.aim_s:g} s" if b.aim_s else "",
+                )
+                for b in TRAINING_BUDGETS.values()
+            ),
+        ),
+        RECOMMENDATION_HEAD,
+        _fields(Recommendation, before=("schema",), after=("paragraph",)),
+        "A choice, in the words of `ddp.csv`:\n",
+        _fields(Choice),
+        "A cost:\n",
+        _fields(Cost),
+        "A difference:\n",
+        _fields(Difference),
+        HOOKS_HEAD,
+        _table(("hook", "what it does", "bytes a rank sends"), (_hook(hook) for hook in HOOKS.values())),
+        _table(
+            ("hook", "option", "default", "values", "what"),
+            (line for hook in HOOKS.values() for line in _options(hook)),
+        ),
+        WORKLOADS_HEAD,
+        _table(
+            ("`--workload`", "what", "tensors", "gradients", "batch", "metric"),
+            (_workload(name) for name in sorted(WORKLOADS)),
+        ),
+        TRACES_HEAD,
+        _table(
+            ("`--workload`", "tensors", "gradients", "forward", "backward", "batch"),
+            (_trace(name) for name in SHIPPED),
+        ),
+    ]
+
+
+def _flags(flags: Mapping[str, str], marks: Mapping[str, str]) -> str:
+    return _table(("flag", "mark", "what it means"), ((f"`{f}`", marks.get(f, ""), text) for f, text in flags.items()))
+
+
+def _columns(row: type[Any]) -> str:
     """The columns of one kind of row, in their order."""
     described = ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in dataclasses.fields(row))
     return _table(("column", "what"), described)
+
+
+def _fields(cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
+    """The fields of a dataclass by what stands under them in its source, else by the column of that name."""
+    said, hints = _docstrings_of_fields(cls), get_type_hints(cls)
+    columns = {f.name: f.metadata.get("about") for f in dataclasses.fields(TrainingRow)}
+    lines = []
+    for name in [*before, *(f.name for f in dataclasses.fields(cls)), *after]:
+        about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or SAID.get(name) or columns.get(name)
+        if not about:
+            raise ValueError(f"{cls.__name__}.{name} has no description; write one under it, or in SAID.")
+        kinds = [kind for word, kind in KINDS.items() if word in str(hints.get(name))]
+        lines.append((f"`{name}`", ": ".join([*kinds[:1], _clause(about)])))
+    return _table(("field", "what"), lines)
+
+
+def _docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
+    """What the text under each field of a class says, in one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _clause(sentence: str) -> str:
+    """A sentence as part of another."""
+    text = sentence.replace("``", "`")
+    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
+    return text if text.endswith("..") else text.removesuffix(".")
+
+
+def _hook(hook: type[Hook]) -> tuple[str, ...]:
+    """One line of the table of hooks."""
+    what, formula = (_first_line(part).removesuffix(".") for part in (hook, hook.wire_bytes))
+    return f"`{hook.name}`", what, formula
+
+
+def _options(hook: type[Hook]) -> list[Sequence[str]]:
+    """A hook's options; the number that stands without a name is required."""
+    hints, said = get_type_hints(hook.__init__), SAID | _arguments(hook)
+    return [
+        (
+            f"`{hook.name}`",
+            f"`{name}`",
+            "required" if name in NUMBERS else _plain(parameter.default),
+            "from Python only" if name in PYTHON_ONLY else _values(hints[name]),
+            _clause(said[name]),
+        )
+        for name, parameter in inspect.signature(hook).parameters.items()
+    ]
+
+
+def _arguments(hook: type[Hook]) -> dict[str, str]:
+    """What a class says of its arguments, each in one line."""
+    text = (inspect.getdoc(hook) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    lines = textwrap.dedent(text).replace("\n    ", " ").splitlines()
+    return {name: " ".join(about.split()) for name, _, about in (line.partition(":") for line in lines)}
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else "" if value == () else str(value)
+
+
+def _values(kind: object) -> str:
+    """What an option takes."""
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    return {bool: "true, false", int: "a whole number", float: "a number"}[kind]  # type: ignore[index]
+
+
+def _workload(name: str) -> tuple[str, ...]:
+    """One line of the table of workloads."""
+    made = load_workload(name, seed=0, rank=0, world_size=1)
+    what = _first_line(importlib.import_module(f"commbench.ddp.workloads.{name}")).partition(": ")[2].removesuffix(".")
+    sizes = [parameter.numel() for parameter in made.model.parameters()]
+    target = f" (target {made.target:g})" if made.target else ""
+    metric = f"{made.metric}{target} over {made.steps} steps" if made.evaluate else ""
+    return f"`{name}`", what, str(len(sizes)), _megabytes(sum(sizes)), str(made.batch_size), metric
+
+
+def _trace(name: str) -> tuple[str, ...]:
+    """One line of the table of traces."""
+    trace = load_trace(name)
+    elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    times = (f"{time:.0f} ms" for time in (trace.forward_ms, trace.backward_ms))
+    return f"`{TRACE}{name}`", str(len(trace.parameters)), _megabytes(elements), *times, str(trace.recorded["batch"])
+
+
+def _megabytes(elements: int) -> str:
+    return f"{4 * elements / MB:.3g} MB"
+
+
+def _first_line(of: object) -> str:
+    return (inspect.getdoc(of) or "").splitlines()[0]
 
 
 def _operation(entry: Operation) -> tuple[str, ...]:

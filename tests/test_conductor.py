@@ -335,9 +335,9 @@ rank.main()
 class SabotagedMpirun(MpirunLauncher):
     """Mpirun with ranks that do harm: ``name`` is the script that they run."""
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:  # noqa: ARG002 - another program
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """Return mpirun's command for the script."""
-        return super().command(ranks, [self.name])
+        return super().command(ranks, [self.name], training=training)
 
 
 def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") -> Launcher:

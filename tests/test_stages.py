@@ -173,11 +173,15 @@ def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
     assert [(SWEEP_CASES[1].key, 0)] == trained_cases(tmp_path, "failed")
 
 
-def test_a_time_limit_before_the_last_stage_leaves_the_run_unfinished(tmp_path: Path) -> None:
-    """End well, as nothing failed, but say that the run is not complete."""
+def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> None:
+    """Go on with the next stage, say where launches are missing, and take the run for complete: each stage has one."""
     stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
-    code, info, display = run(tmp_path, "session(); trained(0); sink.end(finished=False)", stages)
-    assert (0, "partial", [("sweep", 0, "cut")]) == (code, info["status"], entries(info))
+    code, info, display = run(
+        tmp_path,
+        "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("finished=True", "finished=confirm"),
+        stages,
+    )
+    assert (0, "complete", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
     assert "was reached after 1 of 2 sweep launches" in info["reason"]
     assert [info["reason"]] == display.warnings
 

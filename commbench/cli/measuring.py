@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +11,10 @@ import typer
 
 from commbench.budgets import Budget
 from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.training import default_sweep, find_training_budget, join_training, plan_training
 from commbench.errors import InputError
 from commbench.launch.conductor import single_stage
-from commbench.options import SizeOptions, find_budget, make_request, split_names, usable_suite
+from commbench.options import SizeOptions, find_budget, lacking, make_request, split_names, usable_suite
 from commbench.parameters import (
     Backend,
     BudgetName,
@@ -45,6 +48,9 @@ from commbench.parameters import (
 )
 from commbench.suites import load_suite
 
+#: Share of a time limit for the collectives where `bench` trains too.
+COLLECTIVES_SHARE = 0.4
+
 
 def bench(
     ranks: Ranks = None,
@@ -59,32 +65,52 @@ def bench(
     oversubscribe: Oversubscribe = False,
     launcher: LauncherName = None,
     backend: Backend = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend its settings.")
+    ] = True,
     seed: Seed = None,
     dry_run: DryRun = False,
     output_format: Format = "table",
     role: RoleName = None,
 ) -> int:
-    """Measure this machine or cluster: all-reduce, all-gather and latency on every backend, 8 B to 16 MiB."""
-    return _measure(
-        "quick",
-        axes={"backends": split_names(backend)},
-        budget=find_budget(budget, launches),
-        like=like,
-        settings=Settings(
-            ranks=ranks,
-            time_limit=time_limit,
-            case_timeout=case_timeout,
-            out=out,
-            hostfile=hostfile,
-            oversubscribe=oversubscribe,
-            launcher=launcher,
-            seed=seed,
-            role=role,
-            fail_fast=fail_fast,
-            dry_run=dry_run,
-            style=output_format,
-        ),
+    """Measure this machine or cluster, and say what to do.
+
+    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
+    several bucket sizes and hooks, and recommends a setting.
+    """
+    settings = Settings(
+        ranks=ranks,
+        time_limit=time_limit,
+        case_timeout=case_timeout,
+        out=out,
+        hostfile=hostfile,
+        oversubscribe=oversubscribe,
+        launcher=launcher,
+        seed=seed,
+        role=role,
+        fail_fast=fail_fast,
+        dry_run=dry_run,
+        style=output_format,
     )
+    backends = split_names(backend)
+    wanted = train and (backends is None or "gloo" in backends)
+    limit_s = COLLECTIVES_SHARE * time_limit if wanted and time_limit is not None else time_limit
+    limited = replace(settings, time_limit=limit_s)
+    timing = _planner("quick", {"backends": backends}, find_budget(budget, launches), like, limited)
+    training = find_training_budget(budget)
+
+    def plan(place: Place) -> Task:
+        task = timing(place)
+        lack = lacking("gloo", place.launcher) if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        if not wanted or lack:
+            return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
+        sweep, seed = default_sweep(), task.requests[0].seed
+        begins_s = limit_s or 0.0
+        return join_training(
+            task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
+        )
+
+    return carry_out(settings, plan)
 
 
 def run(
@@ -138,30 +164,27 @@ def run(
         "sync": sync,
         "loop": loop,
     }
-    return _measure(
-        suite,
-        axes=axes,
-        budget=find_budget(budget, launches),
-        like=like,
-        settings=Settings(
-            ranks=ranks,
-            time_limit=time_limit,
-            case_timeout=case_timeout,
-            out=out,
-            hostfile=hostfile,
-            oversubscribe=oversubscribe,
-            launcher=launcher,
-            seed=seed,
-            role=role,
-            fail_fast=fail_fast,
-            dry_run=dry_run,
-            style=output_format,
-        ),
+    settings = Settings(
+        ranks=ranks,
+        time_limit=time_limit,
+        case_timeout=case_timeout,
+        out=out,
+        hostfile=hostfile,
+        oversubscribe=oversubscribe,
+        launcher=launcher,
+        seed=seed,
+        role=role,
+        fail_fast=fail_fast,
+        dry_run=dry_run,
+        style=output_format,
     )
+    return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))
 
 
-def _measure(name: str, *, axes: dict[str, Any], budget: Budget, like: Path | None, settings: Settings) -> int:
-    """Load a suite, replace axes of it, and measure it."""
+def _planner(
+    name: str, axes: dict[str, Any], budget: Budget, like: Path | None, settings: Settings
+) -> Callable[[Place], Task]:
+    """Load a suite, replace axes of it, and return what plans it for a place."""
     given = {axis: value for axis, value in axes.items() if value is not None}
     whole = load_suite(name).override(given)
 
@@ -177,9 +200,9 @@ def _measure(name: str, *, axes: dict[str, Any], budget: Budget, like: Path | No
             ranks_here=place.ranks_here,
             like=like,
         )
-        return Task(name=suite.name, requests=[request], stages=single_stage(request), left_out=left_out)
+        return Task(name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out)
 
-    return carry_out(settings, plan)
+    return plan
 
 
 def _roots(text: str | None) -> tuple[int, ...] | None:

@@ -32,6 +32,7 @@ from commbench.training.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
 from commbench.training.recommendation import recommend
 
 #: What is swept where nothing is named: enough to see a trend in a minute.
+DEFAULT_WORKLOAD = "mlp"
 DEFAULT_CAPS = "default,5,25,100"
 DEFAULT_HOOKS = "none,fp16,topk:0.01"
 _SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
@@ -42,7 +43,7 @@ Workload = Annotated[
         "--workload",
         "-w",
         metavar="WORKLOAD",
-        help="What to train: resnet18, gpt, mlp, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
+        help="What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
         "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own as "
         "FILE.py:CALLABLE, see benchmarks/own_model.py.",
     ),
@@ -111,7 +112,7 @@ ConfirmLaunches = Annotated[
 
 
 def train(
-    workload: Workload = "resnet18",
+    workload: Workload = DEFAULT_WORKLOAD,
     bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
     hook: Hooks = DEFAULT_HOOKS,
     precision: Precisions = "fp32",
@@ -173,18 +174,30 @@ def train(
     chosen = find_training_budget(budget, launches, confirm_launches)
 
     def plan(place: Place) -> Task:
-        training = plan_training(sweep, settings, chosen, ranks=place.ranks, steps=steps, threads=threads)
-        request = training.sweep_request()
-        return Task(
-            name=_short_name(workload),
-            requests=(request,),
-            stages=training.stages(),
-            left_out=training.left_out,
-            info=training.info,
-            conclude=write_recommendation,
-        )
+        seed = draw_seed(settings.known_seed())
+        training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
+        return join_training(Task(name=_short_name(workload), requests=(), stages=()), training)
 
     return carry_out(settings, plan)
+
+
+def default_sweep() -> TrainingSweep:
+    """What is swept where nothing is named."""
+    return TrainingSweep(
+        workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(",")
+    )
+
+
+def join_training(task: Task, training: TrainingPlan) -> Task:
+    """The task with a training sweep after what it measures already, and a recommendation at the end."""
+    return dataclasses.replace(
+        task,
+        requests=[*task.requests, training.sweep_request()],
+        stages=[*task.stages, *training.stages()],
+        left_out=[*task.left_out, *training.left_out],
+        info={**task.info, **training.info},
+        conclude=write_recommendation,
+    )
 
 
 def plan_training(
@@ -193,8 +206,10 @@ def plan_training(
     budget: TrainingBudget,
     *,
     ranks: int,
+    seed: int,
     steps: int | None = None,
     threads: int | None = None,
+    begins_s: float = 0.0,
 ) -> TrainingPlan:
     """Try the workload out and plan its sweep.
 
@@ -209,12 +224,13 @@ def plan_training(
         sweep=sweep,
         facts=facts,
         ranks=ranks,
-        seed=draw_seed(settings.known_seed()),
+        seed=seed,
         budget=budget,
         steps=steps,
         threads=threads,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
+        begins_s=begins_s,
     )
 
 

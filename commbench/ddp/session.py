@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 from collections import Counter
@@ -101,6 +102,8 @@ class _Session:
         self.threads = terms.threads or _fair_threads(control)
         join_world(control)
         torch.set_num_threads(self.threads)
+        gc.collect()
+        gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch
         self.steps = terms.steps
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}

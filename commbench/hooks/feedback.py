@@ -244,7 +244,10 @@ class FeedbackHook(Hook):
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, before or after the first step; raises InputError where it is of another model."""
+        """Go on from `state_dict`, before or after the first step; raises InputError where it is of another model.
+
+        What is selected per bucket is another choice in the first step after a restart, which DDP does in one bucket.
+        """
         super().load_state_dict(state)
         if self._names:
             self._check_loaded(state["memory"])

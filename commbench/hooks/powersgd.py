@@ -146,35 +146,40 @@ class PowerSGD(FeedbackHook):
         began = now()
         finite = is_finite(plan.first)
         if finite:
-            for matrix in plan.matrices:
-                matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
-                torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
-            plan.second.div_(self.world_size)
+            self._project_back(plan, total, slot.new.get("residual"))
             watch.decode_ns += now() - began
             if plan.matrices:
                 dist.all_reduce(plan.second, group=self._private)
             began = now()
             finite = is_finite(plan.second)
         if finite:
-            plan.warm.copy_(plan.second)
-            self._restore(plan, total, slot)
+            self._restore(plan, total)
         else:
             total.fill_(torch.nan)
         watch.decode_ns += now() - began
 
-    def _restore(self, plan: _Plan, total: torch.Tensor, slot: Slot) -> None:
-        """The averaged bucket from its factors, and what they do not hold of ours; the loss scale is put back."""
-        residual = slot.new.get("residual")
-        if residual is not None:
-            residual.copy_(total)
+    def _project_back(self, plan: _Plan, total: torch.Tensor, residual: torch.Tensor | None) -> None:
+        """P = an orthonormal basis of P, Q = M^T P, and of M what P Q^T does not hold stays with us.
+
+        As in the paper's algorithm 2, the product is this rank's own: with the ranks' mean in its place residuals would
+        drift apart, as sums of the differences between the ranks' gradients.
+        """
+        for piece, _ in plan.rest if residual is not None else ():
+            piece.flat(residual).zero_()
+        for matrix in plan.matrices:
+            matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
+            torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
+            if residual is not None:
+                torch.addmm(matrix.of(total), matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(residual))
+        plan.second.div_(self.world_size)
+
+    def _restore(self, plan: _Plan, total: torch.Tensor) -> None:
+        """Put the averaged bucket together from its factors, and the loss scale back in."""
+        plan.warm.copy_(plan.second)
         for matrix in plan.matrices:
             torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
-            if residual is not None:
-                matrix.of(residual).sub_(matrix.of(total))
         for piece, whole in plan.rest:
             piece.flat(total).copy_(whole)
-            if residual is not None:
-                piece.flat(residual).zero_()
         if self._scale != 1.0:
             total.mul_(self._scale)
 

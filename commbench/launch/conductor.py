@@ -95,9 +95,12 @@ class _Run:
         raise InputError(ending.reason)
 
     def _stages(self) -> tuple[Ending, bool]:
-        """How the last launch ended, and whether every stage has been measured."""
-        ending, startup_s = Ending(status="ok"), None
-        for number, plan in enumerate(self.stages, start=1):
+        """How the run ended, and whether something of every stage has been measured.
+
+        A stage that its time limit cuts short does not keep the next one from its own time.
+        """
+        cut, complete, startup_s = None, True, None
+        for plan in self.stages:
             request = plan(tuple(self.store.records))
             if request is None:
                 continue
@@ -105,11 +108,11 @@ class _Run:
             stage = _StageRun(self, request, startup_s)
             ending = stage.run()
             if ending.status == "cut":
-                return ending, number == len(self.stages) and stage.is_begun
-            if ending.status != "ok":
+                cut, complete = cut or ending, complete and stage.is_begun
+            elif ending.status != "ok":
                 return ending, False
             startup_s = stage.times.startup_s
-        return ending, True
+        return cut or Ending(status="ok"), complete
 
     def _finish(self, ending: Ending, *, complete: bool) -> int:
         """Write how the run ended and return the exit code for it."""
@@ -213,10 +216,10 @@ class _StageRun:
 
     def _out_of_time(self, launch: int) -> Ending:
         """End a run whose time limit is reached."""
+        limit, name = f"{self.request.time_limit_s:g} s", f"{self.label} " if self.label else ""
         text = (
-            f"The time limit of {self.request.time_limit_s:g} s was reached after {launch} of "
-            f"{self.request.budget.launches} {self.label + ' ' if self.label else ''}launches; the same command with a "
-            "longer limit adds the rest."
+            f"The time limit of {limit}{f' for all up to the {self.label}' if name else ''} was reached after {launch} "
+            f"of {self.request.budget.launches} {name}launches; the same command with a longer limit adds the rest."
         )
         self.run_.display.warning(text)
         return Ending(status="cut", reason=text)

@@ -16,6 +16,8 @@ from commbench.environment import clock_domain, collect_host, collect_versions, 
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
 
+_MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -130,8 +132,21 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
 
 
 def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """How the conditions of a session differ from those that run.json states; empty where it states none."""
-    return unlike(known["environment"], session["environment"]) if known.get("environment") else []
+    """How the conditions of a session differ from those that run.json states; empty where it states none.
+
+    Where ranks train, MPI carries nothing that is measured, and its settings are no conditions.
+    """
+    if not known.get("environment"):
+        return []
+    before, after = known["environment"], session["environment"]
+    if session.get("training"):
+        before, after = _without_mpi(before), _without_mpi(after)
+    return unlike(before, after)
+
+
+def _without_mpi(environment: Mapping[str, Any]) -> dict[str, Any]:
+    variables = environment.get("variables") or {}
+    return {**environment, "variables": {k: v for k, v in variables.items() if not k.startswith(_MPI_VARIABLES)}}
 
 
 def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -41,8 +41,11 @@ class Launcher(Protocol):
     def forwards_signals(self) -> bool:
         """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts too."""
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """The command that starts ``ranks`` times python with the arguments ``program``."""
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
+        """The command that starts ``ranks`` times python with the arguments ``program``.
+
+        ``training``: ranks compute with several threads, and MPI carries nothing that is measured.
+        """
 
     def environment(self) -> dict[str, str]:
         """Variables to add to the launcher's own environment."""
@@ -65,22 +68,33 @@ class MpirunLauncher:
     name: str = "mpirun"
     forwards_signals: bool = True
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """``mpirun -n ranks ... python -m mpi4py program``: mpi4py's runner makes one raising rank end the others."""
         hosts = ["--hostfile", str(self.hostfile)] if self.hostfile else []
-        binding = [] if "--bind-to" in self.extra else self._binding(ranks)
+        binding = [] if "--bind-to" in self.extra else self._binding(ranks, training=training)
+        if training and self._is_local:  # saves a second of MPI_Init, which looks for a fabric
+            binding += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
         options = [*hosts, *binding, *forwarded, *self.extra]
         return [self.mpirun, "-n", str(ranks), *options, sys.executable, "-m", "mpi4py", *program]
 
-    def _binding(self, ranks: int) -> list[str]:
-        """One core a rank where that is possible; ranks that share cores float, and yield while they wait."""
+    @property
+    def _is_local(self) -> bool:
+        """Whether all ranks run on this host."""
+        return self.hostfile is None and "SLURM_JOB_ID" not in self.environ
+
+    def _binding(self, ranks: int, *, training: bool) -> list[str]:
+        """One core a rank where that is possible; ranks that share cores float, and yield while they wait.
+
+        A rank that trains may use its whole NUMA node.
+        """
         if ranks > self.slots():
             return ["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
         if self.environ.get(EMULATED):  # the cores belong to all hosts: bound, every host's ranks would take the first
             return ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        local = self.hostfile is None and "SLURM_JOB_ID" not in self.environ
-        if local and ranks > _local_cores():  # room for all only with two ranks on the threads of one core
+        if training:
+            return ["--bind-to", "numa" if _numa_nodes() > 1 else "none"]
+        if self._is_local and ranks > _local_cores():  # room for all only with two ranks on the threads of one core
             return ["--use-hwthread-cpus", "--bind-to", "hwthread"]
         return ["--bind-to", "core"]
 
@@ -113,7 +127,7 @@ class MpiexecLauncher:
     name: str = "mpiexec"
     forwards_signals: bool = False
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """``mpiexec -n ranks [-f hostfile] python -m mpi4py program``; Hydra forwards the environment by itself."""
         hosts = ["-f", str(self.hostfile)] if self.hostfile else []
         return [self.mpiexec, "-n", str(ranks), *hosts, *self.extra, sys.executable, "-m", "mpi4py", *program]
@@ -136,7 +150,7 @@ class TorchrunLauncher:
     name: str = "torchrun"
     forwards_signals: bool = False
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """``python -m torch.distributed.run --standalone --nproc-per-node ranks program``; it names a module."""
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program]
 
@@ -268,6 +282,10 @@ def hostfile_slots(hostfile: Path) -> int:
 
 def _local_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _numa_nodes() -> int:
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
 
 
 def _local_cores() -> int:

@@ -79,7 +79,7 @@ def run_rank(
     communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
     facts = collect_session(control, places, {name: communicators[name] for name in names}, variables)
     if sink and facts:
-        sink.session(facts)
+        sink.session({**facts, "training": plan.training is not None})
     finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places)
     if sink:
         sink.end(finished=finished)

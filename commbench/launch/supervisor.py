@@ -111,7 +111,7 @@ class Supervisor:
 
     def run(self) -> Ending:
         """Start the launch and stay until it is over."""
-        command = self._launcher.command(self._ranks, PROGRAM)
+        command = self._launcher.command(self._ranks, PROGRAM, training=self._plan.training is not None)
         launched = Launched(command, {**os.environ, **self._launcher.environment()}, self._plan.to_json())
         self._interrupts.wake = launched.wake
         try:

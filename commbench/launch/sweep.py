@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from commbench.budgets import Budget, TrainingBudget
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.plan import RunRequest, Stage
-from commbench.training.cases import CONFIRM, Terms, TrainingCase, TrainingSweep
+from commbench.training.cases import Terms, TrainingCase, TrainingSweep
 from commbench.training.layout import group_by_layout
 from commbench.training.recommendation import candidates
 from commbench.training.workload import WorkloadFacts
@@ -37,6 +37,9 @@ class TrainingPlan:
     threads: int | None = None
     case_timeout_s: float = 60.0
     time_limit_s: float | None = None
+    """Of the whole run, in seconds since it began."""
+    begins_s: float = 0.0
+    """When in the run the sweep begins, where there is a time limit."""
     cases: Sequence[TrainingCase] = field(init=False)
     """Everything asked for, the baseline first, steps without DDP last."""
     same_layout: Mapping[TrainingCase, TrainingCase] = field(init=False)
@@ -75,16 +78,18 @@ class TrainingPlan:
     def sweep_request(self) -> RunRequest:
         """Every configuration that is measured, in the budget's launches."""
         aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s
-        return self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
+        request = self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
+        if self.time_limit_s is None:
+            return request
+        limit_s = self.begins_s + SWEEP_SHARE * (self.time_limit_s - self.begins_s)
+        return dataclasses.replace(request, time_limit_s=limit_s)
 
     def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """The baseline, the winners and the step without DDP, in turns; nothing where the baseline has won."""
+        """The baseline and the winners, in turns; nothing where there is nothing to compare the baseline with."""
         found = candidates(training_records(records), self.info)
-        winners = [dataclasses.replace(case, phase=CONFIRM) for case in found]
-        if len(winners) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+        if len(found) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        cases = list(dict.fromkeys([*winners, *(case.local() for case in winners)]))
-        return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+        return self._request("confirm", found, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
 
     def _request(
         self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None

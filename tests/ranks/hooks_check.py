@@ -48,6 +48,12 @@ def memory_of(hook: Hook) -> torch.Tensor:
     return flat(memory[kind][name] for kind in sorted(memory) for name in sorted(memory[kind]))
 
 
+def close(*hooks: Hook) -> None:
+    """Give back the thread that hooks may have."""
+    for hook in hooks:
+        hook.close()
+
+
 def density_one(hook: Hook) -> dict[str, Any]:
     """Send everything by a sparse hook, and compare with the mean and, in float32, its bits with the sum by rank."""
     hook.register(model := make_ddp())
@@ -103,14 +109,15 @@ def resume(name: str) -> dict[str, bool]:
     fresh.load_state_dict(state)
     fresh.register(again)
     for step in range(4, 8):
-        train_step(again, optimizer := sgd(again), batch(rank, step))
+        train_step(again, sgd(again), batch(rank, step))
     same = torch.equal(flat(model.module.parameters()), flat(again.module.parameters()))
     forgetful = make_ddp(**options)
     forgetful.module.load_state_dict(weights)
-    COMPRESSING[name]().register(forgetful)
+    new = COMPRESSING[name]().register(forgetful)
     for step in range(4, 8):
-        train_step(forgetful, optimizer := sgd(forgetful), batch(rank, step))  # noqa: F841
+        train_step(forgetful, sgd(forgetful), batch(rank, step))
     other = torch.equal(flat(model.module.parameters()), flat(forgetful.module.parameters()))
+    close(hook, fresh, new)
     return {
         "parameters": all(everywhere(same)),
         "memory": all(everywhere(torch.equal(memory_of(hook), memory_of(fresh)))),
@@ -157,6 +164,7 @@ def scaled(name: str) -> dict[str, Any]:
         "agree": agree(flat(model.module.parameters())),
         "discarded later": hook.discarded_steps,
     }
+    close(plain, hook)
     return {key: everywhere(value)[-1] if key == "discarded" else _all(value) for key, value in found.items()}
 
 
@@ -164,6 +172,25 @@ def _all(value: Any) -> Any:
     """Return the value all ranks have, or their list."""
     values = everywhere(value)
     return values[0] if len(set(values)) == 1 else values
+
+
+def low_rank() -> dict[str, float]:
+    """Send the same gradients again and again in two columns, and once in as many as the matrices have."""
+    data = batch(dist.get_rank(), 0)
+    full = PowerSGD(rank=EQUAL * 2, min_compression_rate=0.01, start=0).register(model := make_ddp())
+    wanted = mean(local_gradients(model, data))
+    loss_of(model, data).backward()
+    found = {"full": distance(gradients(model), wanted), "left": float(memory_of(full).norm() / wanted.norm())}
+    hook = PowerSGD(rank=2, start=1, feedback=False).register(model := make_ddp())
+    matrix = wanted[: EQUAL * EQUAL].view(EQUAL, EQUAL)
+    values = torch.linalg.svdvals(matrix)
+    found["best"] = float(values[2:].norm())
+    for name in ("everything", "first", *["later"] * 40):
+        model.zero_grad()
+        loss_of(model, data).backward()
+        found[name] = float((next(model.module.parameters()).grad - matrix).norm())
+    close(full, hook)
+    return found
 
 
 def infinite(name: str) -> dict[str, bool]:
@@ -183,6 +210,7 @@ def infinite(name: str) -> dict[str, bool]:
     seen = not first.grad.isfinite().all()
     model.zero_grad()
     loss_of(model, batch(rank, 4)).backward()
+    close(hook)
     return {
         "seen by all": all(everywhere(seen)),
         "kept": everywhere(all(kept))[last],
@@ -354,6 +382,7 @@ CHECKS = {
     "resume": lambda: {name: resume(name) for name in COMPRESSING},
     "scaled": lambda: {name: scaled(name) for name in COMPRESSING},
     "infinite": lambda: {name: infinite(name) for name in COMPRESSING},
+    "low_rank": low_rank,
     "shapes_and_options": shapes_and_options,
     "feedback": feedback,
     "without_feedback": without_feedback,

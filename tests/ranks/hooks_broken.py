@@ -1,0 +1,128 @@
+"""Run on one Gloo rank: what a person is told whose hook is broken, in its first step and in the next."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gloo import batch, gradients, local_gradients, loss_of, make_ddp, make_model, run_checks
+
+from commbench.hooks import FP16, Guard, PassThrough, PowerSGD, TopK
+
+
+def done(value: object) -> torch.futures.Future:
+    """Return a future that is done."""
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def returning(change: Callable[[torch.Tensor], object]) -> Callable[[Any, Any], Any]:
+    """Return a hook whose future holds a change of the buffer."""
+
+    def own_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
+        return done(change(bucket.buffer()))
+
+    return own_hook
+
+
+def raising(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
+    """Divide by nothing."""
+    return done(bucket.buffer() * (1 // 0))
+
+
+def failing(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
+    """Raise in a callback."""
+    return done(bucket.buffer()).then(lambda future: future.value()[1 // 0])
+
+
+def oddly_named(first: object, second: dist.GradBucket) -> torch.futures.Future:
+    """Do the right thing; DDP itself would insist on the names of the parameters."""
+    return dist.all_reduce(second.buffer().mul_(first), async_op=True).get_future()
+
+
+BROKEN: dict[str, Any] = {
+    "none": lambda *_: None,
+    "not a future": lambda _, bucket: bucket.buffer(),
+    "future of none": returning(lambda _: None),
+    "short": returning(lambda buffer: buffer[:-1]),
+    "long": returning(lambda buffer: torch.cat([buffer, buffer])),
+    "two-dimensional": returning(lambda buffer: buffer[None]),
+    "half": returning(lambda buffer: buffer.half()),
+    "strided": returning(lambda buffer: torch.stack([buffer, buffer], 1)[:, 0]),
+    "elsewhere": returning(lambda buffer: buffer.to("meta")),
+    "raises": raising,
+    "callback raises": failing,
+}
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """Return what an action is refused with, or an empty text."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever a person would see
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def step(model: torch.nn.Module, data: torch.Tensor) -> None:
+    """Do one backward pass."""
+    loss_of(model, data).backward()
+
+
+def sentences(model: torch.nn.Module, steps: int = 2) -> list[str]:
+    """Return the error of each step, or an empty text."""
+    return [refusal(partial(step, model, batch(0, number))) for number in range(steps)]
+
+
+def broken() -> dict[str, list[str]]:
+    """Return what each broken hook leads to, and a hook that is not broken."""
+    found = {}
+    for name, hook in BROKEN.items():
+        Guard(hook).register(model := make_ddp())
+        found[name] = sentences(model)
+    Guard(oddly_named, 2.0).register(model := make_ddp())
+    own = local_gradients(model, batch(0, 0))
+    found["good"] = sentences(model, steps=1)
+    found["good doubles"] = [str(torch.allclose(2 * own, gradients(model)))]
+    return found
+
+
+def registering() -> dict[str, str]:
+    """Return what is said about models and states that a hook cannot serve."""
+    used = TopK(selection="exact").register(make_ddp())
+    taken = make_ddp()
+    PassThrough().register(taken)
+    builtin = make_ddp()
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    double = torch.nn.parallel.DistributedDataParallel(make_model().double())
+    other = TopK(selection="exact")
+    other.load_state_dict(
+        {"hook": "topk", "version": 1, "step": 1, "rates": {}, "memory": {"residual": {"0.weight": torch.ones(3)}}}
+    )
+    return {
+        "bare": refusal(lambda: FP16().register(make_model())),
+        "used": refusal(lambda: used.register(make_ddp())),
+        "taken": refusal(lambda: FP16().register(taken)),
+        "builtin": refusal(lambda: FP16().register(builtin)),
+        "double": refusal(lambda: PowerSGD().register(double)),
+        "double passthrough": refusal(lambda: PassThrough().register(double)),
+        "scaler": refusal(lambda: TopK(selection="exact").register(make_ddp(), scaler=1024.0)),
+        "another state": refusal(lambda: used.load_state_dict(PowerSGD().state_dict())),
+        "another model": refusal(lambda: other.register(make_ddp())),
+        "another model later": refusal(lambda: used.load_state_dict(other.state_dict())),
+        "not callable": refusal(lambda: Guard(3)),
+    }
+
+
+def sparse() -> list[str]:
+    """Return what is said about sparse gradients."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+    FP16().register(model)
+    return [refusal(lambda: model(torch.tensor([1, 2])).sum().backward())]
+
+
+if __name__ == "__main__":
+    run_checks({"broken": broken, "registering": registering, "sparse": sparse}, sys.argv[1:])
