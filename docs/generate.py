@@ -120,7 +120,12 @@ SAID = {
 }
 #: Options that are written without their name, and those whose values --hook cannot write.
 NUMBERS, PYTHON_ONLY = frozenset({"density", "rank"}), frozenset({"warmup", "warmup_steps"})
-KINDS = {"Choice": "a choice", "Cost": "a cost", "Difference": "a difference"}
+KINDS = {
+    "tuple[commbench.training.conclusion.Choice": "choices",
+    "Choice": "a choice",
+    "Cost": "a cost",
+    "Difference": "a difference",
+}
 MB = 1e6
 
 
@@ -230,7 +235,7 @@ def _fields(cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] 
     columns = {f.name: f.metadata.get("about") for f in dataclasses.fields(TrainingRow)}
     lines = []
     for name in [*before, *(f.name for f in dataclasses.fields(cls)), *after]:
-        about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or SAID.get(name) or columns.get(name)
+        about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or columns.get(name) or SAID.get(name)
         if not about:
             raise ValueError(f"{cls.__name__}.{name} has no description; write one under it, or in SAID.")
         kinds = [kind for word, kind in KINDS.items() if word in str(hints.get(name))]
@@ -248,12 +253,13 @@ def _docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     }
 
 
 def _clause(sentence: str) -> str:
     """A sentence as part of another."""
-    text = sentence.replace("``", "`")
+    text = sentence.replace("``", "`").replace("None ", "null ")
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     return text if text.endswith("..") else text.removesuffix(".")
 

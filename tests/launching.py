@@ -117,7 +117,8 @@ def measured(index, **changes):
 def trained(index, **changes):
     case = plan.cases[index].case
     sink.case(index, case)
-    made = {"step_ms": [5.0, 6.0, 7.0], "block_lengths": [3], "discarded": 2, "measuring_s": 0.1, **changes}
+    made = {"step_ms": [5.0, 6.0, 7.0], "block_steps": 5, "block_lengths": [3], "discarded": 2, "measuring_s": 0.1}
+    made |= changes
     sink.record(TrainingRecord(case=case, launch=plan.launch, **made))
 def beat(rank, entered=1):
     say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))

@@ -39,7 +39,8 @@ def make_training_request() -> RunRequest:
 
 def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[int] = (5, 5)) -> TrainingRecord:
     """Return a record of blocks with two discarded steps."""
-    return TrainingRecord(case=case, launch=launch, discarded=2, block_lengths=block_lengths)
+    steps = 2 + block_lengths[0]
+    return TrainingRecord(case=case, launch=launch, block_steps=steps, discarded=2, block_lengths=block_lengths)
 
 
 def test_a_plan_comes_back_as_it_went() -> None:

@@ -123,10 +123,9 @@ def frozen_values(records: Iterable[AnyRecord]) -> dict[str, Frozen]:
 
 
 def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
-    """Steps of a block, discarded ones included, which whatever was trained first has fixed; None before that."""
-    trained = (record for record in training_records(records) if record.status == "ok" and record.block_lengths)
-    first = next(trained, None)
-    return None if first is None else first.discarded + first.block_lengths[0]
+    """Steps of a block, early ones included, which whatever was trained first has fixed; None before that."""
+    trained = (record.block_steps for record in training_records(records) if record.status == "ok")
+    return next((steps for steps in trained if steps), None)
 
 
 def plan_launch(

@@ -1,0 +1,115 @@
+"""Run on real ranks: train the configurations of a launch, and tell what rank 0 recorded and every rank saw."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.communicators.mpi_control import MpiControl
+from commbench.control import gather_everywhere
+from commbench.ddp import block, session
+from commbench.hooks import Hook
+from commbench.hooks.base import Finish, Shapes, Stopwatch
+from commbench.timing.progress import Progress
+from commbench.training.cases import Terms, TrainingCase
+
+WORKLOADS = Path(__file__).parent / "train_workloads.py"
+
+
+class Short(Hook):
+    """Returns one element too few from the fourth step on."""
+
+    name = "short"
+    steps = 0
+
+    def begin_step(self) -> None:
+        """Count."""
+        self.steps += 1
+
+    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Send the bucket."""
+        watch.encoded()
+        watch.started()
+        buffer = bucket.buffer()
+        future = dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
+        return future, lambda _: buffer[1:] if self.steps > 3 else buffer
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+        """Nothing."""
+        return 0
+
+
+class Spy:
+    """Stands before ``run_block`` and notes what it returns on this rank."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[dict[str, Any]]] = {}
+
+    def run_block(self, case: TrainingCase, rig: block.Rig) -> block.BlockSamples:
+        """Run the block."""
+        samples = block.run_block(case, rig)
+        note = {
+            "events": [len(step) for step in samples.watched],
+            "steps": len(samples.times),
+            "tensors": samples.bucket_tensors,
+            "sent": samples.sent_bytes,
+        }
+        self.seen.setdefault(case.key, []).append(note)
+        return samples
+
+
+def make_case(fields: dict[str, Any]) -> TrainingCase:
+    """Return a configuration of the workload that is named without its file."""
+    return TrainingCase(**{**fields, "workload": f"{WORKLOADS}:{fields['workload']}"})
+
+
+def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
+    """Train one launch."""
+    cases = [make_case(fields) for fields in task["cases"]]
+    records: list[Any] = []
+    begun: list[int] = []
+    spy = Spy()
+    session.run_block = spy.run_block  # type: ignore[assignment]
+    made = block.make_hook
+    block.make_hook = lambda name, **options: Short() if "broken" in options["options"] else made(name, **options)
+    finished = session.train_launch(
+        cases,
+        Terms(seed=5, **task["terms"]),
+        launch=task["launch"],
+        control=control,
+        progress=(progress := Progress()),
+        begin=begun.append,
+        finish=records.append,
+        out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
+    )
+    block.make_hook = made
+    seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
+    by_key = {record.case.key: dataclasses.asdict(record) for record in records}
+    return {
+        "records": [by_key.get(case.key) for case in cases],
+        "seen": [[of_rank[i] for of_rank in seen] for i in range(len(cases))],
+        "finished": finished,
+        "begun": begun,
+        "counters": list(progress.counters[:2]),
+    }
+
+
+def main() -> None:
+    """Train the launches that the argument lists."""
+    control = MpiControl()
+    found = [train(task, control) for task in json.loads(sys.argv[1])]
+    if control.rank == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+        sys.stdout.flush()
+    control.close()
+    import os
+
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Tiny workloads for tests of training: sound ones, one whose gradients overflow once, and ones that do harm."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commbench.training.workload import Workload
+
+INPUTS, OUTPUTS, BATCHES = 64, 10, 4
+#: A loss times this has gradients beyond float16.
+TOO_MUCH = 1e8
+#: Set to anything, it makes the harmful workloads do harm.
+HARM = "COMMBENCH_TEST_HARM"
+
+
+def model(seed: int) -> nn.Module:
+    """Return 81 710 parameters in 6 tensors."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS)
+    )
+
+
+def batches(seed: int, rank: int, batch_size: int) -> list[Any]:
+    """Return samples with the answers of a linear teacher."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    teacher = torch.randn((INPUTS, OUTPUTS), generator=torch.Generator().manual_seed(7)) / 8
+    inputs = torch.randn((BATCHES, batch_size, INPUTS), generator=generator)
+    return [(each, each @ teacher, 1.0) for each in inputs]
+
+
+def squared(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean squared error, times what the batch says."""
+    inputs, answers, factor = batch
+    return (model(inputs).float() - answers).square().mean() * factor
+
+
+def make(loss: Callable[[nn.Module, Any], Tensor], seed: int, rank: int, batch_size: int, **more: Any) -> Workload:
+    """Return the workload with a loss."""
+    data = batches(seed, rank, batch_size)
+    fields = {"batches": data, "steps": 6, "optimizer": lambda p: torch.optim.SGD(p, lr=0.05), **more}
+    return Workload(model=model(seed), loss=loss, batch_size=batch_size, **fields)
+
+
+def tiny(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return a sound workload."""
+    return make(squared, seed, rank, batch_size)
+
+
+def scored(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return one with a metric, the loss on data of its own."""
+    held_out = batches(seed, 99, 64)[0]
+
+    def evaluate(model: nn.Module) -> float:
+        model.eval()
+        with torch.no_grad():
+            return float(squared(model, held_out))
+
+    return make(squared, seed, rank, batch_size, evaluate=evaluate, metric="error", target=0.0)
+
+
+def overflowing(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return one whose third batch is beyond float16 on rank 1 only."""
+    data = batches(seed, rank, batch_size)
+    data[2] = (*data[2][:2], TOO_MUCH if rank == 1 else 1.0)
+    return make(squared, seed, rank, batch_size, batches=[*data, *batches(seed, rank, batch_size)])
+
+
+def batch_norm(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return one with buffers, which DDP broadcasts."""
+    made = make(squared, seed, rank, batch_size)
+    layers = nn.Sequential(made.model[0], nn.BatchNorm1d(300), *made.model[1:])
+    return Workload(model=layers, loss=made.loss, batches=made.batches, batch_size=batch_size, steps=6)
+
+
+def hook_of(model: nn.Module) -> str:
+    """Return the name of the hook of a DDP model, without ours before it; nothing where there is none."""
+    hooks = getattr(model, "_comm_hooks", None)
+    return str(hooks[0][0].__name__).removeprefix("commbench_") if hooks else ""
+
+
+def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return one that ends rank 1 under bf16, lets it hang under fp16, and raises everywhere under passthrough."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        hook = hook_of(model) if HARM in os.environ else ""
+        if hook == "bf16" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if hook == "fp16" and rank == 1:
+            time.sleep(600)
+        if hook == "passthrough":
+            raise ValueError("no such luck")
+        return squared(model, batch)
+
+    return make(loss, seed, rank, batch_size)
