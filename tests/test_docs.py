@@ -13,11 +13,21 @@ import typer
 
 from commbench import errors
 from commbench.cli import app
+from commbench.ddp.traces import SHIPPED
+from commbench.ddp.workloads import TRACE, WORKLOADS
+from commbench.training.cases import HOOKS, parse_hook
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
 GROUP: Any = typer.main.get_command(app)
+#: Every command by the words that call it: ("run",), ("lab", "run").
+LEAVES = {
+    (*path, name): command
+    for path, group in [((), GROUP), *(((n,), c) for n, c in GROUP.commands.items() if hasattr(c, "commands"))]
+    for name, command in group.commands.items()
+    if not hasattr(command, "commands")
+}
 CODE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -39,37 +49,57 @@ def commands_in(text: str) -> Iterator[list[str]]:
     for line in lines:
         found = command.match(line)
         if found:
-            yield shlex.split(found[1], comments=True)
+            words = shlex.split(found[1], comments=True)
+            yield words
+            if "commbench" in words:  # what one of our commands runs
+                yield words[words.index("commbench") + 1 :]
 
 
-COMMANDS = [words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if len(words) > 1]
+def parted(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Part the words after ``commbench`` into those that call a command and its arguments."""
+    depth = 2 if words[0] not in {path[0] for path in LEAVES if len(path) == 1} else 1
+    return tuple(words[:depth]), words[depth:]
+
+
+COMMANDS = [words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if parted(words)[1]]
 
 
 def test_columns_page_is_up_to_date() -> None:
     """Find in docs/columns.md what docs/generate.py makes of the code."""
+    pytest.importorskip("torch", reason="hooks and workloads are on the page")
     generator = load_generator()
     assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
 
 
-@pytest.mark.parametrize("name", GROUP.commands)
-def test_every_command_and_option_has_help(name: str) -> None:
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
     """Leave no command, argument or option unexplained."""
-    command = GROUP.commands[name]
+    command = LEAVES[path]
     assert command.help
     assert [] == [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
 
 
-@pytest.mark.parametrize("name", GROUP.commands)
-def test_readme_shows_every_command(name: str) -> None:
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_readme_shows_every_command(path: tuple[str, ...]) -> None:
     """Show each command at work on the first page."""
-    assert name in {words[0] for words in commands_in(README)}
+    assert path in {parted(words)[0] for words in commands_in(README)}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_in_pages_are_understood(words: list[str]) -> None:
     """Parse every command line that a page shows with arguments: its options exist and its arguments suffice."""
-    name, *arguments = words
-    assert name == GROUP.commands[name].make_context(name, arguments).info_name
+    path, arguments = parted(words)
+    assert path[-1] == LEAVES[path].make_context(path[-1], arguments).info_name
+
+
+def test_hooks_and_workloads_in_pages_exist() -> None:
+    """Name in the README only hooks that can be swept, and every workload that comes with commbench."""
+    line = next(line for line in README.splitlines() if line.startswith("| `--hook` |"))
+    hooks = re.findall(r"`([\w:.]+)`", line)
+    assert set(HOOKS) == {parse_hook(hook)["hook"] for hook in hooks}
+    line = next(line for line in README.splitlines() if line.startswith("| `--workload` |"))
+    missing = [name for name in (*WORKLOADS, *(f"{TRACE}{trace}" for trace in SHIPPED)) if f"`{name}`" not in line]
+    assert [] == missing
 
 
 def test_exit_codes_in_readme() -> None:

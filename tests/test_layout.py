@@ -54,8 +54,9 @@ def test_readme_gives_every_file_a_purpose() -> None:
     """Say something behind every name of the tree but folders of the package."""
     block = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("```")[1]
     bare = [line.strip() for line in block.strip().splitlines() if len(line.split()) == 1]
-    packages = [f"{module.parent.name}/" for module in MODULES if module.name == "__init__.py"]
-    assert sorted(packages) == sorted(bare)
+    inits = [module for module in MODULES if module.name == "__init__.py"]
+    packages = [f"{module.parent.relative_to(ROOT / 'commbench').as_posix()}/" for module in inits]
+    assert sorted(name if name != "./" else "commbench/" for name in packages) == sorted(bare)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))

@@ -75,17 +75,20 @@ class Task:
     """What run.json is to state besides."""
     conclude: Callable[[Store], None] = lambda _: None
     """Called when the stages have ended, however, and before the run is printed."""
+    then: str = ""
+    """What follows of which the details are not known beforehand."""
     seconds: float | None = None
     """What the run may take at most; None: what its requests say."""
 
     @property
     def extent(self) -> str:
-        """``60 cases on 2 ranks in 6 launches``."""
-        return ", then ".join(
+        """``60 cases on 2 ranks in 6 launches, then ...``."""
+        parts = [
             f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
             f"in {counted(request.budget.launches, 'launch')}"
             for request in self.requests
-        )
+        ]
+        return ", then ".join([*parts, *([self.then] if self.then else [])])
 
     def header(self) -> Mapping[str, Any]:
         """What run.json says from the first moment on."""

@@ -29,8 +29,12 @@ def compare(
 
     Exit code 5 if any became slower or broke.
     """
-    table = compare_runs(load_run(a), load_run(b))
-    make_console().print(render_comparison(table))
+    runs = load_run(a), load_run(b)
+    table = compare_runs(*runs)
+    console = make_console()
+    console.print(render_comparison(table))
+    if any(run.training_records for run in runs):
+        console.print("Only collectives were compared; see ddp.csv of each run for its training.", markup=False)
     return 5 if table.regressions else 0
 
 

@@ -87,7 +87,7 @@ Steps = Annotated[
     typer.Option(
         "--steps",
         metavar="N",
-        help="Optimiser steps of a configuration in a launch; by default what the budget's time allows, and for "
+        help="Optimiser steps of a block, the first 3 untimed; by default what the budget's time allows, and for "
         "digits and text as many as their metric needs.",
     ),
 ]
@@ -183,9 +183,7 @@ def train(
 
 def default_sweep() -> TrainingSweep:
     """What is swept where nothing is named."""
-    return TrainingSweep(
-        workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(",")
-    )
+    return TrainingSweep(workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(","))
 
 
 def join_training(task: Task, training: TrainingPlan) -> Task:
@@ -196,6 +194,8 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
         stages=[*task.stages, *training.stages()],
         left_out=[*task.left_out, *training.left_out],
         info={**task.info, **training.info},
+        then=training.then,
+        seconds=task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s(),
         conclude=write_recommendation,
     )
 
@@ -219,7 +219,7 @@ def plan_training(
     for name, number in (("--steps", steps), ("--threads", threads)):
         if number is not None and number < 1:
             raise InputError(f"{name} {number} was asked for; give at least 1.")
-    facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None)
+    facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None, sweep.hooks)
     return TrainingPlan(
         sweep=sweep,
         facts=facts,

@@ -191,6 +191,7 @@ class _Training:
         seconds = time.monotonic() - begun
         sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
         digest = _digest(self.inner) if case.uses_ddp else 0
+        skipped, peak = self.skipped, peak_memory_bytes()  # the passes that follow are no part of the training
         error = self._gradient_error() if rig.deep and case.uses_ddp else None
         if rig.deep and case.uses_ddp and self.hook is None:
             watched, began_ns = self._watch()
@@ -205,9 +206,9 @@ class _Training:
             bucket_bytes=_integers(self._logged("bucket_sizes")),
             bucket_tensors=[len(indices) for indices in self._bucket_parameters()],
             digest=digest,
-            skipped=self.skipped,
+            skipped=skipped,
             grad_rel_error=error,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=peak,
             parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
             seconds=seconds,
         )
@@ -285,14 +286,18 @@ class _Training:
         return sent
 
     def _expected_bytes(self) -> float | None:
-        """What a rank sends in a step by theory: the hook's bytes, and its share of broadcasting the buffers."""
-        if not self.case.uses_ddp:
+        """What a rank sends in a step by theory: the hook's bytes, and its share of broadcasting the buffers.
+
+        None without DDP, and before it has rebuilt its buckets.
+        """
+        contents = self._bucket_parameters()
+        if not contents:
             return None
         ranks = self.rig.group.size()
         hook = self.hook if self.case.hook != "none" else None
         trained = [p for p in self.inner.parameters() if p.requires_grad]
         sent = 0.0
-        for indices in self._bucket_parameters():
+        for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
             sent += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense_bytes(elements, ranks)
@@ -301,7 +306,8 @@ class _Training:
 
     def _bucket_parameters(self) -> list[list[int]]:
         """The parameters in each bucket, by their number among those that are trained."""
-        return [_integers(bucket.replace(" ", ",")) for bucket in self._logged("per_bucket_param_indices").split(", ")]
+        logged = self._logged("per_bucket_param_indices")
+        return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
 
     def _logged(self, name: str) -> str:
         """What DDP states about its rebuilt buckets, in the order of sending; nothing without DDP."""
@@ -347,6 +353,11 @@ def dense_bytes(elements: int, ranks: int) -> float:
 
 def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) -> DistributedDataParallel:
     """DDP as the case asks for it. Initial weights are equal already, so they are not broadcast again."""
+    if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
+        raise UnsupportedError(
+            f"DDP of torch {torch.__version__} fails in its first step where a static graph accumulates; "
+            "leave out one of the two"
+        )
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     options: dict[str, Any] = {"init_sync": False} if "init_sync" in known else {}
     caps = case.caps_mb

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commbench.errors import InputError
+from commbench.training.cases import TrainingCase, parse_hook
 from commbench.training.workload import ParameterFacts, Workload, WorkloadFacts
 
 if TYPE_CHECKING:
@@ -297,11 +298,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m commbench.ddp.inspect", description="Inspect a workload.")
     parser.add_argument("spec", help="a workload's name, trace:NAME, or file.py:callable")
     parser.add_argument("--batch", type=int, help="samples per rank and step (default: the workload's own)")
+    parser.add_argument("--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
     options = parser.parse_args(arguments)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own file may print
-            facts = _inspect_spec(options.spec, options.batch, options.seed)
+            facts = _inspect_spec(options.spec, options.batch, options.seed, options.hook)
     except InputError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
@@ -309,12 +311,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _inspect_spec(spec: str, batch: int | None, seed: int) -> WorkloadFacts:
+def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str]) -> WorkloadFacts:
     if importlib.util.find_spec("torch") is None:
         raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
     from commbench.ddp.workloads import load_workload
 
+    _try_hooks(hooks)
     return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch))
+
+
+def _try_hooks(hooks: Sequence[str]) -> None:
+    """Make each hook, so that an option that it does not have is found before anything is measured."""
+    from commbench.hooks import make_hook
+
+    for text in hooks:
+        parsed = TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
+        make_hook(parsed.hook, density=parsed.density, options=parsed.options)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def merge(
         forward_ms=forward,
         backward_ms=backward,
         optimizer_ms=optimizer,
-        bucket_bytes=first[0].bucket_bytes,
+        bucket_bytes=blocks[-1][0].bucket_bytes,
         buckets=buckets,
         **totals,
         sent_bytes=_mean([rank.sent_bytes for rank in everyone]),

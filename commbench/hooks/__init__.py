@@ -1,4 +1,4 @@
-"""DDP communication hooks as a library: ``TopK(density=0.01).register(ddp_model)``."""
+"""DDP communication hooks as a library, registered on any DDP model in one line."""
 
 from commbench.errors import InputError
 

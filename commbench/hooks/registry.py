@@ -52,13 +52,18 @@ def _parameters(hook: type[Hook]) -> dict[str, Any]:
     return {name: hints[name] for name in list(inspect.signature(hook).parameters)}
 
 
+def _read_numbers(text: str) -> tuple[float, ...]:
+    """Numbers between commas, or as on the command line, where commas separate hooks, between plus signs."""
+    return tuple(float(word) for word in text.replace("+", ",").split(","))
+
+
 def _read(hook: str, key: str, text: str, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
     """The value a text stands for."""
     readers: dict[Any, tuple[Callable[[str], Any], str]] = {
         bool: (lambda word: _TRUTH[word.lower()], "true or false"),
         int: (int, "a whole number"),
         float: (float, "a number"),
-        Sequence[float]: (lambda words: tuple(float(word) for word in words.split(",")), "numbers between commas"),
+        Sequence[float]: (_read_numbers, "a list such as 0.25+0.06"),
     }
     if get_origin(kind) is Literal:
         choices = get_args(kind)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from commbench.errors import InputError
@@ -43,17 +44,19 @@ def probe_mpi() -> dict[str, Any]:
     return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **found}
 
 
-def probe_workload(workload: str, batch: int | None = None) -> WorkloadFacts:
+def probe_workload(workload: str, batch: int | None = None, hooks: Sequence[str] = ()) -> WorkloadFacts:
     """Make a workload, train it for a few steps without DDP, and tell what was seen; torch stays out of this process.
 
     Args:
         workload: as ``--workload`` names it.
         batch: samples per rank; None: the workload's own number.
+        hooks: as ``--hook`` names them; they are made, too.
 
     Raises:
-        InputError: it cannot be made, or not be trained with DDP.
+        InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made.
     """
-    command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *(["--batch", str(batch)] if batch else [])]
+    options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
+    command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         done = subprocess.run(

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from commbench.budgets import Budget, TrainingBudget
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.plan import RunRequest, Stage
+from commbench.launch.timeplan import dry_run_estimate
 from commbench.training.cases import Terms, TrainingCase, TrainingSweep
-from commbench.training.layout import group_by_layout
+from commbench.training.layout import bucket_sizes, case_layout, group_by_layout
 from commbench.training.recommendation import candidates
 from commbench.training.workload import WorkloadFacts
+from commbench.units import counted
 
 #: Share of the time aimed at that the sweep may take; the rest confirms what it finds.
 SWEEP_SHARE = 0.55
@@ -20,6 +22,8 @@ SWEEP_SHARE = 0.55
 FEWEST_LAUNCHES = 2
 #: A block takes about so many times what its timed steps take on the baseline: early steps, set-up and diagnosis.
 OVERHEAD = 2.5
+#: The baseline, the fastest without compression and the fastest of all.
+MOST_CONFIRMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,17 @@ class TrainingPlan:
 
     @property
     def info(self) -> dict[str, object]:
-        """What run.json states for the summary: which configuration stands for which, and which batch is the first."""
-        same = {case.key: kept.key for case, kept in self.same_layout.items()}
-        return {"same_layout": same, "batches": [case.batch_per_rank for case in self.cases[:1]]}
+        """What run.json states for the summary: foreseen buckets, which case stands for which, the first batch."""
+        return {
+            "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
+            "layouts": {case.key: list(self._bucket_bytes(case)) for case in self.measured if case.uses_ddp},
+            "batches": [case.batch_per_rank for case in self.cases[:1]],
+        }
+
+    def _bucket_bytes(self, case: TrainingCase) -> tuple[int, ...]:
+        parameters = self.facts.parameters
+        sizes = [p.numel for p in parameters], [p.itemsize for p in parameters]
+        return bucket_sizes(case_layout(case, self.facts), *sizes)
 
     @property
     def left_out(self) -> list[str]:
@@ -70,6 +82,22 @@ class TrainingPlan:
             return []
         names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
         return [f"DDP makes the same buckets for {names}."]
+
+    @property
+    def then(self) -> str:
+        """What follows the sweep, for people."""
+        return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
+
+    def estimate_s(self) -> float:
+        """What the sweep and its confirmation take, in seconds, if a step takes as on the baseline."""
+        sweep = self.sweep_request()
+        fresh = self._request(
+            "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks
+        )
+        return sum(
+            dry_run_estimate(cases, request.budget, request.budget.launches)
+            for cases, request in ((len(sweep.cases), sweep), (MOST_CONFIRMED, fresh))
+        )
 
     def stages(self) -> list[Stage]:
         """The sweep, then the confirmation of what it finds."""

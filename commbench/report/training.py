@@ -23,7 +23,16 @@ from commbench.training.records import TRAINING_FLAGS, TrainingRow
 from commbench.units import counted, format_time
 
 #: One letter a flag; those of collectives keep theirs.
-TRAINING_MARKS = {**MARKS, "same_layout": "=", "emulated": "e", "drift": "d", "short": "s", "traffic": "t"}
+TRAINING_MARKS = {
+    **MARKS,
+    "same_layout": "=",
+    "layout": "L",
+    "traffic": "t",
+    "emulated": "e",
+    "drift": "d",
+    "ranks_differ": "!",
+    "short": "s",
+}
 _MEANINGS = {**FLAGS, **TRAINING_FLAGS}
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 

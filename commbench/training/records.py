@@ -197,9 +197,9 @@ class TrainingRow:
     grad_rel_error: float | None = _column("relative error of the gradient against the mean over ranks, last step")
     ranks_agree: bool | None = _column("all ranks hold the same parameters, bit by bit")
     skipped_steps: int | None = _column("steps that the gradient scaler left out, all launches")
-    peak_memory_MB: float | None = _column("largest resident memory of a rank's process so far")  # noqa: N815 - a unit
+    peak_memory_MB: float | None = _column("largest resident memory of a rank's process in a block")  # noqa: N815 - a unit
     energy_J: float | None = _column("energy of one step")  # noqa: N815 - a unit
-    status: str = _column("ok, failed or hung", "ok")
+    status: str = _column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = _column("one sentence where status is not ok", "")
     flags: str = _column("doubts about the row, separated by ;", "")
 
@@ -238,9 +238,9 @@ BUCKET_COLUMNS = tuple(f.name for f in dataclasses.fields(BucketRow))
 #: What each flag of ``ddp.csv`` means and what to try; those of `commbench.records.FLAGS` have the same meaning.
 TRAINING_FLAGS = {
     "same_layout": "DDP makes the same buckets as for another bucket size, which was measured for both",
-    "layout": "DDP's rebuilt buckets are not those that its rule predicts: the gradients' order varies",
+    "layout": "DDP's buckets are not those that its rule predicts from the trial: gradients come in another order",
     "traffic": "the bytes really sent differ from theory by more than 5 %: the hook does not do what it says",
-    "emulated": "the network was emulated: its rate and delay are those of the emulation",
+    "emulated": "the network was emulated: only its rate is real",
     "drift": "the baseline moved by more than 10 % within a launch: the machine is not steady",
     "ranks_differ": "ranks ended with different parameters: the hook or the workload is wrong",
     "short": "fewer than 3 timed steps in a launch: use a larger budget",

@@ -50,8 +50,9 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
             phase ``confirm`` are not looked at, and those without DDP give ``local_step_ms``.
         info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
             ``seed``, ``relative_half_width`` (the budget's target), ``oversubscribed``, ``emulated`` (also inside
-            ``environment``), and ``same_layout``: for the key of each case that was not measured the key of the one
-            that was measured for it. Each is optional.
+            ``environment``), ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
+            ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
+            it. Each is optional.
     """
     known = trained(records)
     stand_ins = _stand_ins(info)
@@ -278,11 +279,18 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, 
         "oversubscribed": bool(info.get("oversubscribed")),
         "emulated": bool(emulated),
         "traffic": _is_odd(timed),
+        "layout": _is_laid_out_otherwise(one, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
     raised = {flag for flag, is_raised in judged.items() if is_raised}
     return ordered(seen.keys() | raised | doubts | launch_flags(list(one.steps_ms.values())), [*FLAGS, *TRAINING_FLAGS])
+
+
+def _is_laid_out_otherwise(one: Trained, info: Mapping[str, Any]) -> bool:
+    """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
+    foreseen = (info.get("layouts") or {}).get(one.case.key)
+    return foreseen is not None and any(list(record.bucket_bytes) != foreseen for record in one.timed.values())
 
 
 def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
