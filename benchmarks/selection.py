@@ -70,20 +70,28 @@ def _blocks(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 
 
 class Trial:
-    """One kind of data and the three things that are timed on it."""
+    """The three things that are timed, and their memory.
 
-    def __init__(self, gradient: Floats, residual: Floats, k: int) -> None:
+    It serves all kinds of data: from blocks that others give back, torch.topk would make its 16 bytes an element faster
+    or slower as it happens, whereas a process that has not freed so much gets them new in every call.
+    """
+
+    def __init__(self, n: int, k: int) -> None:
         import torch
 
         from commbench.compression.selection import TopKSelector
 
-        self._gradient_before, self._residual_before, self.k = gradient, residual, k
-        self.gradient, self.residual = gradient.copy(), residual.copy()
+        self.n, self.k = n, k
+        self.gradient, self.residual, self._gradient_before, self._residual_before = np.zeros((4, n), dtype=np.float32)
         self._elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
-        self._selector = TopKSelector(len(gradient), k)
+        self._selector = TopKSelector(n, k)
         self.payload = np.zeros(self._selector.payload_bytes, dtype=np.uint8)
-        self._magnitudes = torch.empty(len(gradient))
+        self._magnitudes = torch.empty(n)
         self._step = 0
+
+    def load(self, gradient: NDArray[np.floating], residual: NDArray[np.floating]) -> None:
+        """Take other data."""
+        self._gradient_before[:], self._residual_before[:] = gradient, residual
 
     def calls(self) -> dict[str, Callable[[], None]]:
         """What is timed, by name."""
@@ -128,7 +136,7 @@ class Trial:
         Raises:
             WrongDataError: not the same magnitudes, or together not the sum.
         """
-        whole, sent = self.gradient + self._residual_before, []
+        whole, sent = self._gradient_before + self._residual_before, []
         for call in (self.select, self.select_by_torch):
             self.set_up()
             call()
@@ -194,7 +202,7 @@ def summarise(data: str, trial: Trial, times: Mapping[str, Sequence[float]]) -> 
     additions, slower = _ratio(times["add"], times["commbench"])
     return Row(
         data=data,
-        elements=len(trial.gradient),
+        elements=trial.n,
         k=trial.k,
         rounds=len(times["add"]),
         **{f"{name}_ms": float(np.median(values)) for name, values in times.items()},
@@ -269,10 +277,10 @@ def measure(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     prepare()
     started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
-    k, rows, times = max(1, round(options.density * n)), [], {}
+    trial = Trial(n, max(1, round(options.density * n)))
+    rows, times = [], {}
     for name, draw in DATA.items():
-        gradient, residual = (array.astype(np.float32) for array in draw(np.random.default_rng(options.seed), n))
-        trial = Trial(gradient, residual, k)
+        trial.load(*draw(np.random.default_rng(options.seed), n))
         trial.check()
         times[name] = time_rounds(trial, options.rounds)
         rows.append(summarise(name, trial, times[name]))

@@ -96,3 +96,28 @@ def test_other_conditions_are_refused() -> None:
     assert ["cpu_model: abacus vs slide rule"] == changed_conditions(session("slide rule"), known)
     with pytest.raises(InputError, match=r"cpu_model: abacus vs slide rule.*choose another --out"):
         refuse_other_conditions(session("slide rule"), known)
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"])
+def test_training_does_not_mind_how_mpi_is_set(name: str) -> None:
+    """Carry nothing that is measured over MPI where ranks train: its settings may change, and only there."""
+    known = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
+    after = session(variables={name: "b", "NCCL_ALGO": "x"})
+    assert 1 == len(changed_conditions({**after, "training": False}, known))
+    refuse_other_conditions({**after, "training": True}, known)
+    gone = {**session(variables={"NCCL_ALGO": "x"}), "training": True}
+    refuse_other_conditions(gone, known)
+
+
+@pytest.mark.parametrize("name", ["NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
+def test_training_minds_all_else(name: str) -> None:
+    """Refuse other settings of what carries gradients or computes them, and another machine."""
+    known = {"environment": session(variables={name: "a", "OMPI_MCA_btl": "x"})["environment"]}
+    after = session(variables={name: "b", "OMPI_MCA_btl": "x"})
+    (change,) = changed_conditions({**after, "training": True}, known)
+    assert name in change
+    with pytest.raises(InputError, match="slide rule"):
+        refuse_other_conditions(
+            {**session("slide rule", variables={name: "a"}), "training": True},
+            known,
+        )

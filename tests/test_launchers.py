@@ -48,6 +48,44 @@ def test_mpirun_binds_as_tightly_as_there_is_room(ranks: int, expected: list[str
 
 
 @pytest.mark.usefixtures("_four_cpus")
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "expected"),
+    [
+        (2, 1, ["--bind-to", "none"]),
+        (4, 1, ["--bind-to", "none"]),
+        (2, 2, ["--bind-to", "numa"]),
+        (5, 2, ["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]),
+    ],
+    ids=["one NUMA node", "all cores", "two NUMA nodes", "crowded"],
+)
+def test_ranks_that_train_may_use_several_cores(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, nodes: int, expected: list[str]
+) -> None:
+    """Bind to no core but at most to a NUMA node, and do not look for a fabric on one host."""
+    monkeypatch.setattr(launchers, "_numa_nodes", lambda: nodes)
+    command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM, training=True)
+    fabric = ["--mca", "btl", "^ofi"]
+    assert ["/x/mpirun", "-n", str(ranks), *expected, *fabric, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command
+
+
+@pytest.mark.usefixtures("_four_cpus")
+def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> None:
+    """Leave MPI its fabric with a hostfile or in a Slurm job, and binding to who gives it."""
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    for options in ({"hostfile": tmp_path / "hosts", "environ": {}}, {"environ": {"SLURM_JOB_ID": "1"}}):
+        assert "^ofi" not in MpirunLauncher(**options).command(2, PROGRAM, training=True)
+    own = MpirunLauncher(environ={}, extra=["--bind-to", "socket"]).command(2, PROGRAM, training=True)
+    assert 1 == own.count("--bind-to")
+    assert "socket" in own
+
+
+@pytest.mark.parametrize("make", [MpiexecLauncher, TorchrunLauncher])
+def test_other_launchers_start_ranks_that_train_like_any(make: Any) -> None:
+    """Bind nothing, so there is nothing to loosen."""
+    assert make(environ={}).command(2, PROGRAM) == make(environ={}).command(2, PROGRAM, training=True)
+
+
+@pytest.mark.usefixtures("_four_cpus")
 def test_mpirun_leaves_binding_to_the_person() -> None:
     """Add nothing of our own where --bind-to is given."""
     command = MpirunLauncher(mpirun="mpirun", environ={}, extra=["--bind-to", "none"]).command(2, PROGRAM)

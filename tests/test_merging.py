@@ -88,7 +88,7 @@ def merged(
     blocks: Sequence[Sequence[BlockSamples]], case: TrainingCase | None = None, workload: Any = None
 ) -> TrainingRecord:
     """Return the record."""
-    plain = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)  # type: ignore[arg-type,return-value]
+    plain = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)
     return merge(case or make_training_case("topk:0.1"), blocks, workload or plain, launch=3, seed=11)
 
 

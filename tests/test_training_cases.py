@@ -263,9 +263,9 @@ def test_equal_bucket_sizes_are_one() -> None:
         ({"backend": "mpi"}, "Unknown training backend 'mpi'"),
         ({"hooks": ("none", "zip")}, "Unknown hook 'zip'"),
         ({"bucket_caps": ("0",)}, "not above 0"),
-        ({"accumulations": (1, 0)}, "accumulation of 0"),
-        ({"batches": (-1,)}, "batch of -1"),
-        ({"world_sizes": (0,)}, "world size of 0"),
+        ({"accumulations": (1, 0)}, "Accumulation 0"),
+        ({"batches": (-1,)}, "Batch -1"),
+        ({"world_sizes": (0,)}, "World size 0"),
     ],
 )
 def test_bad_axes_are_refused(axes: dict[str, Any], said: str) -> None:

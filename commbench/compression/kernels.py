@@ -244,7 +244,7 @@ def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
 def _collect(
     gradient: Floats | None, residual: Floats | None, source: Floats, bar: int, scratch: Scratch
 ) -> tuple[int, int]:
-    """Make ``source`` what is selected from, and note in ``scratch``, in order, which elements are above the bar.
+    """Make ``source`` the sum of the others, if there are any, and note in ``scratch`` what is above the bar.
 
     Returns how many are above the bar and how many equal it.
     """
@@ -252,11 +252,8 @@ def _collect(
     masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
     for chunk in range(0, source.shape[0], CHUNK):
         end, found = min(chunk + CHUNK, source.shape[0]), 0
-        if gradient is not None:
-            if residual is None:
-                source[chunk:end] = gradient[chunk:end]
-            else:
-                _sum(gradient[chunk:end], residual[chunk:end], source[chunk:end])
+        if gradient is not None and residual is not None:
+            _sum(gradient[chunk:end], residual[chunk:end], source[chunk:end])
         for start in range(chunk, end, LANES):  # without a branch, which the processor would often guess wrong
             mask = _above(words, start, bar)
             equal += _ones(_above(words, start, bar - 1) & ~mask)
@@ -338,7 +335,7 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
         gradient: shape (n,).
         residual: shape (n,); None stands for zeros.
         rest: shape (n,), becomes gradient + residual, but is left alone where one is not finite; ``residual`` itself or
-            apart from it. None only without a residual.
+            apart from it. None where ``residual`` is.
         scratch: from ``make_scratch``.
         step: which of several equal elements are chosen moves on with it.
         chosen: shape (k,).
@@ -349,7 +346,7 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
     """
     if not _find_maxima(gradient, residual, scratch.rows, scratch.maxima):
         return NOT_FINITE
-    if rest is None:
+    if residual is None:
         return _choose(None, None, gradient, scratch, step, chosen)
     return _choose(gradient, residual, rest, scratch, step, chosen)
 

@@ -109,7 +109,10 @@ class TopKSelector:
     def _select(
         self, gradient: Floats, residual: Floats | None, rest: Floats | None, step: int, indices: NDArray[np.int32]
     ) -> int:
-        count: int = kernels.select(gradient, residual, rest, self._scratch, step, indices)
+        together = None if residual is None else rest
+        count: int = kernels.select(gradient, residual, together, self._scratch, step, indices)
+        if residual is None and rest is not None and count != kernels.NOT_FINITE:
+            rest[:] = gradient
         return count
 
 

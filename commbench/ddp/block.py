@@ -228,6 +228,7 @@ class _Training:
                 start = time.perf_counter()
                 loss = self._loss(next(self.batches))
                 between = time.perf_counter()
+                progress.counters[0] += 1  # a rank that never comes to the exchange is then seen to be behind
                 self.backward_began_ns = time.perf_counter_ns()
                 self.scaler.scale(loss / accumulation).backward()
                 end = time.perf_counter()

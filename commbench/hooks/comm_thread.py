@@ -125,6 +125,7 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A new Gloo group of the same ranks, with the same timeout."""
+    _level(group)
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - there is no public way
     return dist.new_group(
         dist.get_process_group_ranks(group),
@@ -132,3 +133,12 @@ def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
         backend="gloo",
         use_local_synchronization=True,
     )
+
+
+def _level(group: dist.ProcessGroup) -> None:
+    """Let all ranks of a group have joined equally many groups: torch makes the next one's name of that number."""
+    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - there is no public way
+    most = joined.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    for _ in range(int(most - joined)):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

@@ -330,6 +330,8 @@ class _LaunchRun:
 
     def on_case(self, index: int) -> None:
         """See `Listener`."""
+        if self.cases_begun:
+            self.run_.fruitless = 0  # the one before it has come to its end
         self.cases_begun = True
         request = self.stage.request
         total = len(request.cases) * request.budget.launches

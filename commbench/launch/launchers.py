@@ -72,7 +72,8 @@ class MpirunLauncher:
         """``mpirun -n ranks ... python -m mpi4py program``: mpi4py's runner makes one raising rank end the others."""
         hosts = ["--hostfile", str(self.hostfile)] if self.hostfile else []
         binding = [] if "--bind-to" in self.extra else self._binding(ranks, training=training)
-        if training and self._is_local:  # saves a second of MPI_Init, which looks for a fabric
+        if training and self._is_local and "OMPI_MCA_btl" not in self.environ:
+            # Looking for a fabric would take a second of MPI_Init.
             binding += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
         options = [*hosts, *binding, *forwarded, *self.extra]

@@ -150,13 +150,13 @@ class TrainingSweep:
         for hook in self.hooks:
             parse_hook(hook)
         for what, numbers in (
-            ("accumulation", self.accumulations),
-            ("batch", self.batches),
-            ("world size", self.world_sizes),
+            ("Accumulation", self.accumulations),
+            ("Batch", self.batches),
+            ("World size", self.world_sizes),
         ):
             for number in numbers:
                 if number < 1:
-                    raise InputError(f"A {what} of {number} was asked for; give at least 1.")
+                    raise InputError(f"{what} {number} was asked for; give at least 1.")
 
     def cases(self, *, ranks: int, batch: int) -> list[TrainingCase]:
         """The configurations on ``ranks`` ranks, each once, with every group's baseline first and its local steps last.

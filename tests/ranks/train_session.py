@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,11 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     records: list[Any] = []
     begun: list[int] = []
     spy = Spy()
-    session.run_block = spy.run_block  # type: ignore[assignment]
-    made = block.make_hook
-    block.make_hook = lambda name, **options: Short() if "broken" in options["options"] else made(name, **options)
+    made = vars(block)["make_hook"]
+    vars(session)["run_block"] = spy.run_block
+    vars(block)["make_hook"] = lambda name, **options: (
+        Short() if "broken" in options["options"] else made(name, **options)
+    )
     finished = session.train_launch(
         cases,
         Terms(seed=5, **task["terms"]),
@@ -86,7 +89,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         finish=records.append,
         out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
     )
-    block.make_hook = made
+    vars(block)["make_hook"] = made
     seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
     return {
@@ -94,7 +97,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         "seen": [[of_rank[i] for of_rank in seen] for i in range(len(cases))],
         "finished": finished,
         "begun": begun,
-        "counters": list(progress.counters[:2]),
+        "counters": [int(count) for count in progress.counters],
     }
 
 
@@ -106,8 +109,6 @@ def main() -> None:
         sys.stdout.write("\n" + json.dumps(found) + "\n")
         sys.stdout.flush()
     control.close()
-    import os
-
     os._exit(0)
 
 

@@ -21,9 +21,7 @@ HARM = "COMMBENCH_TEST_HARM"
 def model(seed: int) -> nn.Module:
     """Return 81 710 parameters in 6 tensors."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS)
-    )
+    return nn.Sequential(nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS))
 
 
 def batches(seed: int, rank: int, batch_size: int) -> list[Any]:
@@ -85,7 +83,7 @@ def hook_of(model: nn.Module) -> str:
 
 
 def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return one that ends rank 1 under bf16, lets it hang under fp16, and raises everywhere under passthrough."""
+    """Return one that ends rank 1 under bf16, lets it hang under fp16, and raises everywhere under randomk."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         hook = hook_of(model) if HARM in os.environ else ""
@@ -93,7 +91,7 @@ def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
             os.kill(os.getpid(), signal.SIGKILL)
         if hook == "fp16" and rank == 1:
             time.sleep(600)
-        if hook == "passthrough":
+        if hook == "randomk":
             raise ValueError("no such luck")
         return squared(model, batch)
 

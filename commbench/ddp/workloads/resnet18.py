@@ -11,8 +11,8 @@ from commbench.ddp.workloads.architectures import BasicBlock, resnet
 from commbench.ddp.workloads.sampling import CLASSES, classification_loss, initial_weights, labelled_patterns
 from commbench.training.workload import Workload
 
-#: So few that one step takes 0.1 to 0.2 s on one core.
-BATCH_SIZE = 4
+#: So few that one step takes about 0.1 s on one core.
+BATCH_SIZE = 2
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
