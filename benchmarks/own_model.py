@@ -2,7 +2,7 @@
 
 The function takes what it needs of ``seed``, ``rank``, ``world_size`` and ``batch_size`` and returns the bare model,
 its loss and the batches of this rank; commbench puts DDP around the model. In place of the tuple, a
-`commbench.training.workload.Workload` can say more: the optimiser, how to evaluate, how many steps.
+`commbench.Workload` can say more: the optimiser, how to evaluate, how many steps.
 """
 
 import torch

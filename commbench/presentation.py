@@ -15,7 +15,7 @@ from commbench.errors import InputError
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
 from commbench.report.table import render_overlap, render_table, warnings_for
-from commbench.report.training import render_training
+from commbench.report.training import render_recommendation, render_training
 from commbench.store import DDP, SAMPLES, SUMMARY, Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
@@ -23,7 +23,7 @@ from commbench.units import format_duration
 
 
 def print_run(run_: Run, style: str, console: Console) -> None:
-    """Rows in the style asked for; with the table also doubts, and where the time went."""
+    """Rows in the style asked for; with the table also doubts, where the time went, and last what to do."""
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
@@ -36,6 +36,8 @@ def print_run(run_: Run, style: str, console: Console) -> None:
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
     console.print(f"Results: {run_.path / _results_file(run_)}", markup=False, soft_wrap=True)
+    for part in render_recommendation(run_.recommendation) if run_.recommendation else []:
+        console.print(part)
 
 
 def _texts(run_: Run, style: str) -> list[str]:

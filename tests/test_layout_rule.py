@@ -29,8 +29,11 @@ from commbench.training.workload import ParameterFacts, WorkloadFacts
 
 CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03", "1+5+25", "2+0.01")
 #: Workloads of commbench that are looked at too, and their bucket sizes: fewer, for they take longer.
-WORKLOADS = ("digits", "gpt", "mlp", "resnet18", "text")
+WORKLOADS = ("digits", "gpt", "mlp", "resnet18", "text", "trace:many-tiny")
 WORKLOAD_CAPS = ("default", "0.5", "5", "25", "1+5+25")
+#: Replayed in as long as they were recorded in: only in the slow test.
+LARGE_TRACES = ("trace:resnet50", "trace:bert-base", "trace:gpt2-small")
+LARGE_CAPS = ("default", "25", "1+5+25")
 
 # ------------------------------------------------------------------------------------------- the process with DDP
 
@@ -107,6 +110,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 STATIC = ("deep", "out_of_order")
 #: The bucket sizes of every model and workload.
 ASKED = {**dict.fromkeys(MODELS, CAPS), **dict.fromkeys(WORKLOADS, WORKLOAD_CAPS)}
+LARGE = dict.fromkeys(LARGE_TRACES, LARGE_CAPS)
 
 Loss = Callable[[Any], Any]
 
@@ -163,7 +167,7 @@ def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list
 
 
 def main() -> None:
-    """Print by model its facts, and what DDP says for each bucket size."""
+    """Print by model its facts, and what DDP says for each bucket size; of the models that are named, else of all."""
     import torch
     import torch.distributed as dist
 
@@ -171,7 +175,8 @@ def main() -> None:
     torch.set_num_threads(1)  # small models, and perhaps a busy machine
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     seen = {}
-    for name, caps in ASKED.items():
+    asked = {name: LARGE[name] for name in sys.argv[1:]} or ASKED
+    for name, caps in asked.items():
         model, loss = model_and_loss(name)
         seen[name] = observe(model, loss) | {
             "ddp": {cap: ask_ddp(model, loss, cap, static=False) for cap in caps},
@@ -186,13 +191,18 @@ def main() -> None:
 # -------------------------------------------------------------------------------------------------------- the tests
 
 
+def look(*names: str) -> dict[str, Any]:
+    """Return what `main` prints."""
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, check=False, timeout=250)
+    assert 0 == done.returncode, done.stderr
+    return dict(json.loads(done.stdout))
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What DDP does with every model."""
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False, timeout=200)
-    assert 0 == done.returncode, done.stderr
-    return dict(json.loads(done.stdout))
+    return look()
 
 
 def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
@@ -204,7 +214,20 @@ def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
 @pytest.mark.parametrize(("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps])
 def test_rebuilt_buckets_are_those_of_ddp(seen: dict[str, Any], name: str, cap: str) -> None:
     """Put the same parameters into the same buckets as DDP, in the order of sending."""
-    model = seen[name]
+    check_rebuilt(seen[name], cap)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE_TRACES)
+def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(name: str) -> None:
+    """Do so for models of up to half a gigabyte."""
+    model = look(name)[name]
+    for cap in LARGE_CAPS:
+        check_rebuilt(model, cap)
+
+
+def check_rebuilt(model: dict[str, Any], cap: str) -> None:
+    """Compare our layout with that of DDP."""
     numels, itemsizes, dtypes = columns(model)
     layout = rebuilt_layout(numels, itemsizes, dtypes, model["ready_order"], caps_bytes(cap))
     assert model["ddp"][cap]["indices"] == [list(bucket) for bucket in layout]

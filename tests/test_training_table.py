@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from training_builders import EVEN, launches_of, make_training_case, make_training_info, make_training_record
 
+from commbench.presentation import print_run
 from commbench.report.training import TRAINING_MARKS, render_recommendation, render_training
 from commbench.store import Run
 from commbench.training.recommendation import recommend
@@ -185,15 +186,18 @@ def test_nothing_trained_is_said() -> None:
 
 
 def test_recommendation_ends_the_report() -> None:
-    """Print paragraph and snippet below the tables."""
+    """Print paragraph and snippet below everything else: what to do is what people look for."""
     fresh = [
         make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
         for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
         for i, factor in enumerate(EVEN)
     ]
     run = run_of([*launches_of(20), *launches_of(15, FIVE), *fresh], decided=True)
-    lines = [line.rstrip() for line in render(run).splitlines()]
+    console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
+    print_run(run, "table", console)
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert "    model = DistributedDataParallel(model, bucket_cap_mb=5)" == lines[-1]
     assert "mlp on 2 ranks: change to 5 MiB buckets." in " ".join(lines)
     assert run.recommendation is not None
     assert 2 == len(render_recommendation(run.recommendation))
+    assert render(run).splitlines()[-1] not in lines[-2:]

@@ -38,7 +38,7 @@ _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 
 
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
-    """Return what to print of a run's training: tables, doubts, and the recommendation where there is one.
+    """Return what to print of a run's training: tables and doubts.
 
     One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the fastest first. A
     table narrows to the console: what does not fit is left out from the least telling column on, and named.
@@ -54,8 +54,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
     parts += legend(rows, TRAINING_MARKS)
     doubted = [row for row in rows if "same_layout" not in row.flags.split(";")]  # its stand-in has the same doubts
     warnings = [*warnings_for(doubted, run.info, meanings=_MEANINGS), *_undecidable(doubted)]
-    parts += [Text(f"! {warning}") for warning in warnings]
-    return parts + (render_recommendation(run.recommendation) if run.recommendation else [])
+    return parts + [Text(f"! {warning}") for warning in warnings]
 
 
 def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
