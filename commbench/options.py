@@ -183,7 +183,9 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
     """What must be equal for a run to be resumed in the same directory: of the stages that are known beforehand."""
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+    terms = next((request.training for request in requests if request.training), None)
     return {
+        **({"steps": terms.steps, "threads": terms.threads} if terms else {}),
         "ranks": requests[0].ranks,
         "budget": requests[0].budget.name,
         "cases": len(keys),

@@ -118,8 +118,8 @@ SAID = {
     "feedback": "keep what was not sent, and send it later",
     "warmup_steps": "steps over which `warmup` goes",
 }
-#: Options that are written without their name, and those whose values --hook cannot write.
-NUMBERS, PYTHON_ONLY = frozenset({"density", "rank"}), frozenset({"warmup", "warmup_steps"})
+#: Options that are written without their name.
+NUMBERS = frozenset({"density", "rank"})
 KINDS = {
     "tuple[commbench.training.conclusion.Choice": "choices",
     "Choice": "a choice",
@@ -278,7 +278,7 @@ def _options(hook: type[Hook]) -> list[Sequence[str]]:
             f"`{hook.name}`",
             f"`{name}`",
             "required" if name in NUMBERS else _plain(parameter.default),
-            "from Python only" if name in PYTHON_ONLY else _values(hints[name]),
+            _values(hints[name]),
             _clause(said[name]),
         )
         for name, parameter in inspect.signature(hook).parameters.items()
@@ -300,7 +300,8 @@ def _values(kind: object) -> str:
     """What an option takes."""
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
-    return {bool: "true, false", int: "a whole number", float: "a number"}[kind]  # type: ignore[index]
+    known = {bool: "true, false", int: "a whole number", float: "a number", Sequence[float]: "a list `0.25+0.06`"}
+    return known[kind]  # type: ignore[index]
 
 
 def _workload(name: str) -> tuple[str, ...]:

@@ -58,7 +58,10 @@ def test_options_reach_the_hook() -> None:
     """Read each kind of option from text."""
     options = {"selection": "exact", "values": "float16", "feedback": "no", "warmup": "0.25,0.06", "warmup_steps": "8"}
     hook = make_hook("topk", density=0.5, options=options | {"clip": "2.5"})
+    typed = make_hook("topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"})  # commas separate hooks there
     assert isinstance(hook, TopK)
+    assert isinstance(typed, TopK)
+    assert hook.warmup == typed.warmup
     assert (0.5, False, (0.25, 0.06), 8, 2.5) == (
         hook.density,
         hook.feedback,

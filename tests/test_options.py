@@ -1,5 +1,6 @@
 """Tests of what becomes of what a person typed."""
 
+import dataclasses
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from commbench.options import (
     usable_suite,
 )
 from commbench.suites import Suite
+from commbench.training.cases import Terms
 
 MIB = 1024 * 1024
 
@@ -137,6 +139,14 @@ def test_the_identity_of_a_plan_counts_all_stages_that_are_known() -> None:
     one, other = request(), request(ranks=3)
     assert (1, 2) == (plan_identity([one])["cases"], plan_identity([one, other])["cases"])
     assert plan_identity([one, other])["cases_sha256"] != plan_identity([one])["cases_sha256"]
+
+
+def test_the_identity_of_a_plan_that_trains_has_its_steps_and_threads() -> None:
+    """Do not resume with blocks of another length: their losses could not be compared."""
+    terms = [Terms(seed=seed, block_s=0.5, steps=steps) for seed, steps in ((1, 9), (2, 9), (1, 10))]
+    identities = [plan_identity([dataclasses.replace(request(), training=each)]) for each in terms]
+    assert identities[0] == identities[1]
+    assert identities[0] != identities[2]
 
 
 def test_the_header_says_what_is_to_be_measured() -> None:
