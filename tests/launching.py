@@ -76,6 +76,7 @@ class ScriptLauncher:
     """Starts one plain Python process that plays the ranks: ``script`` sees `PLAYER` before it."""
 
     name = "script"
+    hostfile = None
     oversubscribe = False
     forwards_signals = False
 

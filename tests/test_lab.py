@@ -22,7 +22,7 @@ from commbench.lab import cluster, run_in_lab
 from commbench.lab.network import shape_command
 from commbench.lab.plan import LabPlan, format_rate, parse_rate
 
-LAB = (sys.executable, "-m", "commbench.lab", "run")
+LAB = (sys.executable, "-m", "commbench", "lab", "run")
 SECONDS = 120
 #: What a program in the lab uses to start a shell line on another host.
 ON = "$COMMBENCH_SSH"

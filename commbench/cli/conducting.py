@@ -121,7 +121,7 @@ def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:
     ranks = settings.ranks
     if ranks is None:
         slots = launcher.slots()
-        ranks = slots if settings.hostfile else min(slots, DEFAULT_RANKS)
+        ranks = slots if launcher.hostfile else min(slots, DEFAULT_RANKS)
     task = plan(Place(ranks=ranks, ranks_here=min(ranks, os.cpu_count() or ranks), launcher=launcher.name))
     check_slots(ranks, launcher)
     messages = make_console(sys.stderr) if settings.style != "table" else make_console()

@@ -34,6 +34,10 @@ class Launcher(Protocol):
         """How the launcher is called in messages and in run.json."""
 
     @property
+    def hostfile(self) -> Path | None:
+        """The hosts it was told to use; None for this one, or those of a scheduler."""
+
+    @property
     def oversubscribe(self) -> bool:
         """Whether more ranks than slots were asked for on purpose."""
 
@@ -148,6 +152,7 @@ class TorchrunLauncher:
 
     oversubscribe: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    hostfile: None = None
     name: str = "torchrun"
     forwards_signals: bool = False
 
