@@ -301,11 +301,16 @@ sys.exit(10 + seen)
 """
 
 
+def heed_interrupts() -> None:
+    """Undo what a shell does to its background jobs: they, and the tests among them, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @needs_namespaces
 @pytest.mark.usefixtures("mark")
 def test_signals_are_passed_on() -> None:
     """Send signals to the lab: its command gets each once and chooses the exit code."""
-    process = start(sys.executable, "-c", COUNTER, start_new_session=True)
+    process = start(sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
     wait_for_line(process, "there")
     for count, number in enumerate((signal.SIGINT, signal.SIGUSR1), start=1):
         process.send_signal(number)
@@ -322,6 +327,7 @@ def test_keys_reach_the_command_once() -> None:
     ours, theirs = os.openpty()
 
     def take_terminal() -> None:
+        heed_interrupts()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
     process = start(sys.executable, "-c", COUNTER, stdin=theirs, start_new_session=True, preexec_fn=take_terminal)

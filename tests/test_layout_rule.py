@@ -123,7 +123,8 @@ def model_and_loss(name: str) -> tuple[Any, Loss]:
         return model, lambda called: called(inputs).sum()
     from commbench.ddp.workloads import load_workload
 
-    workload = load_workload(name, seed=0, rank=0, world_size=1, batch_size=2)
+    batch_size = None if name.startswith("trace:") else 2  # a trace has that of its recording
+    workload = load_workload(name, seed=0, rank=0, world_size=1, batch_size=batch_size)
     batch = next(iter(workload.batches))
     return workload.model, lambda called: workload.loss(called, batch)
 

@@ -60,10 +60,11 @@ def test_a_plan_of_training_comes_back_as_it_went() -> None:
 
 
 def test_training_keeps_the_order_of_the_request() -> None:
-    """Leave shuffling to the ranks, and leave out what is done and what has failed."""
+    """Leave shuffling to the ranks, and train all again where some is missing, but for what has failed."""
     request = make_training_request()
     assert [missing_cases(request, [], launch) for launch in range(3)] == [TRAINED] * 3
-    assert TRAINED[1:] == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
+    assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
+    assert [] == missing_cases(request, [make_trained(case, launch=1) for case in TRAINED], 1)
     assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
     assert not any(planned.frozen for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
 
@@ -201,3 +202,12 @@ def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
     )
     (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
     assert Frozen(warmups=9, batch=4) == planned.frozen
+
+
+def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
+    """Begin a new launch although a case of the last one has failed; go on with one that lacks another case."""
+    request = make_training_request()
+    whole = [make_trained(case) for case in TRAINED]
+    failed = dataclasses.replace(whole[1], status="failed")
+    assert 1 == next_launch(request, [whole[0], failed, *whole[2:]])
+    assert 0 == next_launch(request, [whole[0], failed])

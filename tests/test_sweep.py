@@ -189,6 +189,17 @@ def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
     assert [("none", "default"), ("fp16", "5")] == [(c.hook, c.bucket_cap_mb) for c in confirm.cases]  # type: ignore[union-attr]
 
 
+def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
+    """Stay with the cases whose fresh launches have begun, whatever further launches of the sweep favour."""
+    plan = make_plan(TrainingSweep(workload="mlp", bucket_caps=("default", "5"), hooks=("none", "fp16")), 8, 8, 8)
+    _, confirm = requests_of(plan, records_of(plan, {("fp16", "5"): 5.0}))
+    assert confirm is not None
+    begun = [make_training_record(case, step_ms=9.0) for case in confirm.cases[::-1] if isinstance(case, TrainingCase)]
+    _, later = requests_of(plan, [*records_of(plan, {("none", "5"): 4.0}), *begun])
+    assert later is not None
+    assert confirm.cases == later.cases
+
+
 def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None:
     """Leave the second stage out."""
     plan = make_plan(CAPS)

@@ -29,6 +29,7 @@ def make_training_record(
     case = case or make_training_case()
     timed = {
         "step_ms": [step_ms * (1 + 0.01 * (step - 9.5) / 9.5) for step in range(20)],
+        "block_steps": 22,
         "block_lengths": [20],
         "discarded": 2,
         "forward_ms": 0.3 * step_ms,

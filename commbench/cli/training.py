@@ -102,6 +102,14 @@ TrainingBudgetName = Annotated[
         help="quick (3 launches, then 6 fresh ones of the winners), standard (6 and 10) or rigorous (10 and 20).",
     ),
 ]
+MaxLossIncrease = Annotated[
+    float | None,
+    typer.Option(
+        "--max-loss-increase",
+        metavar="SHARE",
+        help="Recommend nothing whose loss after equal steps is higher by more, e.g. 0.05; by default it is stated.",
+    ),
+]
 SweepLaunches = Annotated[
     int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
 ]
@@ -123,6 +131,7 @@ def train(
     world_size: WorldSizes = None,
     backend: TrainingBackend = "gloo",
     steps: Steps = None,
+    max_loss_increase: MaxLossIncrease = None,
     threads: Threads = None,
     ranks: Ranks = None,
     budget: TrainingBudgetName = "quick",
@@ -176,6 +185,7 @@ def train(
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.known_seed())
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
+        training = dataclasses.replace(training, max_loss_increase=max_loss_increase)
         return join_training(Task(name=_short_name(workload), requests=(), stages=()), training)
 
     return carry_out(settings, plan)

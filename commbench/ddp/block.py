@@ -7,6 +7,7 @@ import copy
 import gc
 import inspect
 import itertools
+import random
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -81,8 +82,6 @@ class Rig:
     """Its model holds the initial weights and is never trained itself."""
     seed: int
     steps: int
-    first: bool
-    """Whether this is the configuration's first block in the launch: its losses and metrics are kept."""
     deep: bool
     """Whether to spend extra passes on the gradient's error and on watching a configuration without hook."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -117,7 +116,10 @@ def _start_afresh(rig: Rig) -> None:
     """Blocks of one launch see the same random numbers, and none the memory of the one before."""
     gc.collect()
     reset_peak_memory()
-    torch.manual_seed(rig.seed * 1009 + rig.group.rank())
+    seed = rig.seed * 1009 + rig.group.rank()
+    torch.manual_seed(seed)
+    random.seed(seed)  # a person's own data may draw from any of them
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the one that others' code draws from
 
 
 @contextlib.contextmanager
@@ -186,7 +188,7 @@ class _Training:
             losses.append(loss)
             watched.append(self._take_events())
             began_ns.append(self.backward_began_ns)
-            if rig.first and (step + 1) % every == 0:
+            if (step + 1) % every == 0 or step + 1 == rig.steps:
                 metrics += self._evaluate(step + 1)
         seconds = time.monotonic() - begun
         sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
@@ -225,8 +227,9 @@ class _Training:
         began = time.perf_counter()
         for micro in range(accumulation):
             with self._exchanging(last=micro == accumulation - 1):
+                batch = next(self.batches)
                 start = time.perf_counter()
-                loss = self._loss(next(self.batches))
+                loss = self._loss(batch)
                 between = time.perf_counter()
                 progress.counters[0] += 1  # a rank that never comes to the exchange is then seen to be behind
                 self.backward_began_ns = time.perf_counter_ns()

@@ -47,8 +47,11 @@ def merge(
     first = blocks[0]
     everyone = [rank for ranks in blocks for rank in ranks]
     buckets, totals = _bucket_times(blocks)
+    agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
     return TrainingRecord(
         case=case,
+        status="wrong" if agree is False else "ok",
+        reason="its ranks ended with different parameters" if agree is False else "",
         step_ms=(1e3 * together[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
         block_steps=len(slowest[0]),
@@ -68,7 +71,7 @@ def merge(
         metrics=first[0].metrics,
         target=workload.target if first[0].metrics else None,
         grad_rel_error=next((rank.grad_rel_error for rank in everyone if rank.grad_rel_error is not None), None),
-        ranks_agree=all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None,
+        ranks_agree=agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
         measuring_s=sum(ranks[0].seconds for ranks in blocks),

@@ -59,6 +59,8 @@ def train_launch(
     order = schedule(cases, terms.seed, launch, terms.blocks)
     left = Counter(order)
     session = _Session(terms, launch, control, progress)
+    for case in cases:  # before a case's time runs: a person's workload may read much
+        session.build(case)
     for index in order:
         if not left[index]:
             continue  # it has failed, or this is a block of the baseline beyond those that are left
@@ -111,13 +113,14 @@ class _Session:
 
     def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
         """Train a block. An error that every rank meets alike costs only this case; any other ends the launch."""
-        built = self._build(case)
+        built = self.build(case)
         if self.steps is None:
             own = built.workload.steps if built.workload.evaluate else None  # a metric needs them to mean something
             self.steps = own or self._find_steps(case, built)
+        steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
         deep = self.launch == 0 and last and case.phase == SWEEP
-        samples, refusal = self._try(case, built, self.steps, first=not blocks, deep=deep)
+        samples, refusal = self._try(case, built, steps, deep=deep)
         refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
         gathered = self.control.gather(samples)
         if refused:
@@ -131,7 +134,7 @@ class _Session:
         return _Outcome(over=last, record=self._record(case, built, blocks) if last else None)
 
     def _try(
-        self, case: TrainingCase, built: _Built, steps: int, *, first: bool, deep: bool
+        self, case: TrainingCase, built: _Built, steps: int, *, deep: bool
     ) -> tuple[BlockSamples | None, tuple[Status, str] | None]:
         """A block's samples on this rank, None on one that does not train; or status and reason of a refusal."""
         samples: BlockSamples | None = None
@@ -143,7 +146,6 @@ class _Session:
                 workload=built.workload,
                 seed=self.seed,
                 steps=steps,
-                first=first,
                 deep=deep,
             )
             try:
@@ -158,7 +160,7 @@ class _Session:
     def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
         return merge(case, blocks, built.workload, launch=self.launch, seed=self.seed, threads_per_rank=self.threads)
 
-    def _build(self, case: TrainingCase) -> _Built:
+    def build(self, case: TrainingCase) -> _Built:
         """The case's workload, made once a launch; its weights are rank 0's everywhere, as DDP would have them."""
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
@@ -185,9 +187,14 @@ class _Session:
                 self._groups[ranks] = dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend="gloo")
         return self._groups[ranks]
 
-    def _find_steps(self, case: TrainingCase, built: _Built) -> int:
-        """How many steps fill a block: from a short one of the case that comes first, which is the baseline."""
-        samples, _ = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, first=False, deep=False)
+    def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
+        """How many steps fill a block: from a short one of the case that comes first, which is the baseline.
+
+        None where that cannot be trained.
+        """
+        samples, refusal = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, deep=False)
+        if any(gather_everywhere(self.control, refusal)):
+            return None
         own_s = statistics.median(samples.times[EARLY_STEPS:, -1].tolist()) if samples else 0.0
         step_s = max(gather_everywhere(self.control, own_s))
         fitting = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS

@@ -109,10 +109,13 @@ def missing_cases(
     """The cases that ``launch`` has yet to measure, but for those whose keys are ``left_out``.
 
     Collectives come in the launch's own shuffled order; training in the order of the request, as the ranks shuffle it.
+    What is trained is compared within a launch, so all of it trains again where some of it is missing.
     """
     done = {record.case.key for record in records if record.launch == launch and record.status in DONE}
     order = request.cases if request.training else shuffled(request.cases, request.seed, launch)
-    return [case for case in order if case.key not in done and case.key not in left_out]
+    wanted = [case for case in order if case.key not in left_out]
+    missing = [case for case in wanted if case.key not in done]
+    return wanted if request.training and missing else missing
 
 
 def frozen_values(records: Iterable[AnyRecord]) -> dict[str, Frozen]:
@@ -166,10 +169,18 @@ def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
 
 
 def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
-    """Which launch an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one."""
+    """Which launch an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one.
+
+    What could not be trained in a launch does not keep it unfinished for ever.
+    """
     asked = {case.key for case in request.cases}
     begun = sorted({record.launch for record in records if record.case.key in asked})
-    unfinished = [launch for launch in begun if missing_cases(request, records, launch)]
+    failed = {(record.launch, record.case.key) for record in training_records(records) if record.status not in DONE}
+    unfinished = [
+        launch
+        for launch in begun
+        if missing_cases(request, records, launch, {key for number, key in failed if number == launch})
+    ]
     return unfinished[0] if unfinished else max(begun, default=-1) + 1
 
 

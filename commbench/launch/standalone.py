@@ -27,8 +27,9 @@ from commbench.launch.wire import LastWords
 from commbench.records import Status
 from commbench.store import Store
 from commbench.timing.progress import Progress
+from commbench.training.records import TrainingRecord
 
-_DONE_CODE, _HUNG_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
+_DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
 #: How long other ranks leave rank 0 to write that the launch is hung.
 _AFTER_RANK_0_S = 2.0
 
@@ -50,6 +51,8 @@ class StoreSink:
     ) -> None:
         self.store = store
         self.wrong = False
+        self.failed = ""
+        """Why the first case that could not be trained could not."""
         self.cut = False
         self._plan = plan
         self._stage = stage
@@ -91,6 +94,8 @@ class StoreSink:
             self._done += 1
             self._measuring_s += record.measuring_s
             self.wrong = self.wrong or record.status == "wrong"
+            if isinstance(record, TrainingRecord) and record.status == "failed":
+                self.failed = self.failed or f"{record.reason}, in case {record.case}"
             self.store.append(record)
             self._display.record(record)
 
@@ -99,7 +104,8 @@ class StoreSink:
         self.cut = not finished
         reason = "the time limit ended the launch" if self.cut else ""
         others = "" if self._is_last else f"stage {self._stage} has got its launch and the next stage has not begun"
-        self._close("complete" if self._is_last else "partial", "cut" if self.cut else "ok", reason, reason or others)
+        status = "complete" if self._is_last and not self.failed else "partial"
+        self._close(status, "cut" if self.cut else "ok", reason, reason or self.failed or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
         """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``."""
@@ -171,6 +177,7 @@ class _Standalone:
         self.begun = time.monotonic()
         self.store: Store | None = None
         self.sink: StoreSink | None = None
+        self.failed = ""
         self.code = _DONE_CODE
         self.heart = Heart(identity.rank, Progress(), timeout_s=STARTUP_TIMEOUT_S, on_stall=self._end_hung_launch)
 
@@ -190,6 +197,9 @@ class _Standalone:
             self.heart.timeout_s = plan.case_timeout_s
             self.heart.enter(-1, "")
             opened = run_rank(plan, control, self.sink, self.heart, self.variables, opened=opened)
+            if self.sink and self.sink.failed:
+                self.failed = self.failed or self.sink.failed
+                self.code = _PARTIAL_CODE
             if self.sink and self.sink.wrong:
                 self.code = _WRONG_CODE
         if sentence:  # rank 0 speaks, all leave
@@ -220,7 +230,10 @@ class _Standalone:
             request = self.stages.pop(0)(tuple(store.records))
             if request:
                 return request
-        store.update(status="complete", reason="")
+        if self.failed:
+            store.update(status="partial", reason=self.failed)
+        else:
+            store.update(status="complete", reason="")
         return None
 
     def _plan(self, store: Store, request: RunRequest) -> LaunchPlan:
@@ -260,7 +273,7 @@ class _Standalone:
         elif self.identity.rank:
             time.sleep(_AFTER_RANK_0_S)
         self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}.")
-        leave(_HUNG_CODE)
+        leave(_PARTIAL_CODE)
 
     def _watch_signals(self) -> None:
         """Keep what was measured when the launcher ends us: by a thread, as the main one may be inside a library."""

@@ -10,7 +10,7 @@ from commbench.budgets import Budget, TrainingBudget
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.plan import RunRequest, Stage
 from commbench.launch.timeplan import dry_run_estimate
-from commbench.training.cases import Terms, TrainingCase, TrainingSweep
+from commbench.training.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.training.layout import bucket_sizes, case_layout, group_by_layout
 from commbench.training.recommendation import candidates
 from commbench.training.workload import WorkloadFacts
@@ -36,6 +36,8 @@ class TrainingPlan:
     ranks: int
     seed: int
     budget: TrainingBudget
+    max_loss_increase: float | None = None
+    """Share of the baseline's loss by which a recommended setting's may be higher; None: losses are not judged."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.training.cases.Terms`."""
     threads: int | None = None
@@ -67,6 +69,7 @@ class TrainingPlan:
         return {
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
             "layouts": {case.key: list(self._bucket_bytes(case)) for case in self.measured if case.uses_ddp},
+            "max_loss_increase": self.max_loss_increase,
             "batches": [case.batch_per_rank for case in self.cases[:1]],
         }
 
@@ -113,11 +116,17 @@ class TrainingPlan:
         return dataclasses.replace(request, time_limit_s=limit_s)
 
     def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """The baseline and the winners, in turns; nothing where there is nothing to compare the baseline with."""
-        found = candidates(training_records(records), self.info)
+        """The baseline and the winners, in turns; nothing where there is nothing to compare the baseline with.
+
+        Once begun it stays with its winners, though further launches of the sweep may favour others.
+        """
+        begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
+        found = list(begun) or candidates(training_records(records), self.info)
         if len(found) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        return self._request("confirm", found, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+        baseline = baseline_of(found)
+        cases = sorted(found, key=lambda case: case != baseline)
+        return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
 
     def _request(
         self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None

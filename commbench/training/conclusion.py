@@ -150,8 +150,12 @@ def paragraph(recommendation: Recommendation) -> str:
         sentences.append(_without_compression(plain, found.baseline))
     if found.cost is not None and _alters_learning(best, found.baseline):
         sentences.append(_cost_sentence(found.cost, best))
-    elif _is_compressed(best):
-        sentences.append("What compression does to accuracy was not measured: the workload has no loss.")
+    elif _alters_learning(best, found.baseline):
+        sentences.append("What this does to learning was not measured: the workload has no loss.")
+    if best.accumulation != found.baseline.accumulation:
+        sentences.append(
+            "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
+        )
     if found.doubts:
         sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
     return " ".join(sentences)

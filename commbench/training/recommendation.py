@@ -163,7 +163,7 @@ def _paired_losses(
 
 def _steps(record: TrainingRecord) -> int:
     """Optimiser steps of all blocks, those included that were not timed."""
-    return len(record.step_ms) + record.discarded * max(1, len(record.block_lengths))
+    return record.block_steps * len(record.block_lengths) or len(record.step_ms)
 
 
 # ------------------------------------------------------------------------------------------------- the decision
