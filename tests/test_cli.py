@@ -15,7 +15,7 @@ from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.records import COLUMNS
-from commbench.store import Store
+from commbench.store import Store, load_run
 from commbench.training.cases import TrainingCase
 from commbench.training.records import DDP_COLUMNS, TrainingRecord
 
@@ -270,11 +270,11 @@ def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatc
             requests=[request],
             stages=single_stage(request),
             left_out=["No GPU."],
-            conclude=lambda store: store.write_recommendation({"verdict": "keep"}),
+            conclude=lambda store: store.update(concluded=True),
         )
 
     assert 0 == carry_out(make_settings(out=out), plan)
-    assert (out / "recommendation.json").exists()
+    assert load_run(out).info["concluded"]
 
 
 def test_a_dry_run_lists_every_stage_that_is_known(commbench: Command, capsys: pytest.CaptureFixture[str]) -> None:

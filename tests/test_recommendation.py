@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
 
+from commbench.errors import InputError
 from commbench.training.cases import CONFIRM, TrainingCase, schedule
 from commbench.training.conclusion import Recommendation, setting_of
 from commbench.training.recommendation import candidates, paragraph, recommend
@@ -541,3 +542,9 @@ def test_setting_has_what_a_user_chooses() -> None:
     """Carry every field of a case but where and when it runs."""
     left = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
     assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == left
+
+
+def test_a_foreign_recommendation_is_refused() -> None:
+    """Say what is wrong with an edited file."""
+    with pytest.raises(InputError, match="not one of commbench"):
+        Recommendation.from_json({"verdict": "keep"})

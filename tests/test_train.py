@@ -16,7 +16,7 @@ from launching import marked_environment
 from commbench import cli
 from commbench.launch.launchers import MpirunLauncher
 from commbench.store import load_run
-from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS
+from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
@@ -69,6 +69,11 @@ def statuses(folder: Path) -> list[tuple[str, str, str]]:
     return sorted((record.case.phase, record.case.hook, record.status) for record in records)
 
 
+def sweep_records(folder: Path) -> list[TrainingRecord]:
+    """Return the records of the sweep in the order of writing."""
+    return [record for record in load_run(folder).training_records if record.case.phase == "sweep"]
+
+
 @pytest.fixture
 def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process may be left behind."""
@@ -106,7 +111,11 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
     again = statuses(tmp_path / "r")
     for hook in ("none", "local", "topk", "randomk", "bf16", "fp16"):
-        assert 1 == again.count(("sweep", hook, "ok"))
+        assert ("sweep", hook, "ok") in again
+    last = {record.case.hook: number for number, record in enumerate(sweep_records(tmp_path / "r"))}
+    assert sorted(last.values()) == list(range(min(last.values()), max(last.values()) + 1)), (
+        "not one start of the ranks"
+    )
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from commbench.errors import InputError
 from commbench.records import SCHEMA
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
 
@@ -123,16 +124,23 @@ class Recommendation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
-        """Rebuild what `to_json` gave; fields that this version does not know are ignored."""
-        choices = {name: _choice(data[name]) for name in ("baseline", "best", "best_uncompressed")}
-        others = {
-            "alternatives": tuple(_choice(one) for one in data.get("alternatives", ())),
-            "cost": _cost(data["cost"]) if data.get("cost") else None,
-            "speedup_ci": _bounds(data.get("speedup_ci")),
-            "doubts": tuple(data.get("doubts", ())),
-        }
+        """Rebuild what `to_json` gave; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: it is something else.
+        """
         known = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{**{name: value for name, value in data.items() if name in known}, **choices, **others})
+        try:
+            choices = {name: _choice(data[name]) for name in ("baseline", "best", "best_uncompressed")}
+            others = {
+                "alternatives": tuple(_choice(one) for one in data.get("alternatives", ())),
+                "cost": _cost(data["cost"]) if data.get("cost") else None,
+                "speedup_ci": _bounds(data.get("speedup_ci")),
+                "doubts": tuple(data.get("doubts", ())),
+            }
+            return cls(**{**{name: value for name, value in data.items() if name in known}, **choices, **others})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
 
 
 def paragraph(recommendation: Recommendation) -> str:
