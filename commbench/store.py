@@ -350,8 +350,8 @@ class Store:
     def write_summary(self) -> list[Row]:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
 
-        These are ``collectives.csv``, unless all records are of training, ``overlap.csv`` for non-blocking
-        collectives, ``ddp.csv`` and ``buckets.csv`` for training.
+        These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``ddp.csv`` and ``buckets.csv`` for
+        training.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
@@ -359,7 +359,7 @@ class Store:
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
         with _refusing(self.path / SUMMARY, LaunchError):
-            if collectives or not trainings:
+            if collectives:
                 _replace(self.path / SUMMARY, csv_text(rows, COLUMNS))
             if overlaps:
                 _replace(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))

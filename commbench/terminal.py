@@ -49,10 +49,12 @@ class LineDisplay:
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch
         """Remember how far the run is."""
-        self._place, self._eta_s = (done + 1, total), eta_s
+        self._place, self._eta_s = (done, total), eta_s
 
     def record(self, record: AnyRecord) -> None:
-        """Say what cannot be shown later: a case that failed."""
+        """Count what is finished, and say what cannot be shown later: a case that failed."""
+        done, total = self._place
+        self._place = (min(done + (record.status not in {"failed", "hung"}), total), total)
         if record.status in {"failed", "hung", "wrong"}:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
 

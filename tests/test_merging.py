@@ -106,20 +106,20 @@ def test_every_time_of_a_bucket() -> None:
     first, second = merged([make_ranks()]).buckets
     common: dict[str, Any] = {"size_bytes": 1000, "parameters": 2}
     assert (
-        Bucket(**common, ready_ms=3.0, start_ms=6.0, done_ms=10.0, comm_ms=4.0, skew_wait_ms=1.0, compress_ms=1.0)
+        Bucket(**common, ready_ms=3.0, start_ms=6.0, done_ms=10.0, comm_ms=4.0, skew_wait_ms=0.75, compress_ms=1.0)
         == first
     )
     assert (
-        Bucket(**common, ready_ms=6.0, start_ms=10.0, done_ms=17.0, comm_ms=7.0, skew_wait_ms=0.5, compress_ms=1.5)
+        Bucket(**common, ready_ms=6.0, start_ms=10.0, done_ms=17.0, comm_ms=6.5, skew_wait_ms=0.25, compress_ms=1.5)
         == second
     )
 
 
 def test_communication_that_overlaps_counts_once() -> None:
-    """Unite the buckets' intervals: [2, 5] and [4, 8] on rank 0, [3, 5] and [5, 8.5] on rank 1, where least is left."""
+    """Unite the buckets' intervals: [2, 4.75] and [4, 7.25] on rank 0, where least is left, [3, 5] and [5, 8.5] on 1."""
     record = merged([make_ranks()])
-    assert 2 * 5.5 == record.comm_ms
-    assert 2 * (6.0 - 5.5) / 2 == record.skew_wait_ms
+    assert 2 * 5.25 == record.comm_ms
+    assert 2 * (5.5 - 5.25) / 2 == record.skew_wait_ms
     assert 2 * (2.0 + 0.5) / 2 == record.compress_ms
     assert 2 * (1.0 + 0.5) / 2 == record.encode_ms
 
@@ -161,7 +161,7 @@ def test_blocks_are_put_together() -> None:
     assert ([2, 2, 2], 5, 3) == (record.block_lengths, record.block_steps, record.skipped_steps)
     assert 4.0 == record.measuring_s
     assert 5.5 == pytest.approx(record.backward_ms)
-    in_order = sorted([3.0, 9.0, 2.0, 6.0, 3.0, 9.0])
+    in_order = sorted([2.75, 8.25, 2.0, 6.0, 2.75, 8.25])
     assert (in_order[2] + in_order[3]) / 2 == record.buckets[0].comm_ms
 
 
@@ -215,7 +215,7 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
 def test_one_rank_waits_for_nobody() -> None:
     """Find no skew, and nothing that a dense all-reduce would send."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
-    assert (2 * 6.0, 0.0, 0.0, True) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes, record.ranks_agree)
+    assert (2 * 5.25, 0.0, 0.0, True) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes, record.ranks_agree)
     assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
 
 

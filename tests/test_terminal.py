@@ -22,3 +22,13 @@ def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
     assert "  failed: mpi all_reduce 1 KiB float32 sum: rank 1 raised" == failed
     assert finished.startswith(f"{name}: 5")
     assert "5 of 9 measurements" in finished
+
+
+def test_a_log_counts_what_is_finished() -> None:
+    """Count a case with its record, not when it begins: an interrupted one has not been measured."""
+    stream = io.StringIO()
+    display = LineDisplay(make_console(stream))
+    display.launch_started(0, 3)
+    display.case(0, 9, "a case", 12.0)
+    display.launch_finished(5.0)
+    assert "0 of 9 measurements" in stream.getvalue()

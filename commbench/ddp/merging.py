@@ -100,7 +100,8 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
     common = Counter(step.shape for step in steps).most_common(1)[0][0]
     stamps = np.stack([step for step in steps if step.shape == common])  # (steps, ranks, buckets, stamps)
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
-    lasted = done - start
+    arrived = done - decode  # what is there still has to be decompressed
+    lasted = arrived - start
     least = lasted.min(axis=1)
     waited = (lasted - least[:, None]).mean(axis=1)
     compress = (encode + decode).mean(axis=1)
@@ -119,7 +120,7 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
         )
         for i, (size, count) in enumerate(sizes[: common[1]])
     ]
-    busy = np.array([[_union(start[s, r], done[s, r]) for r in range(common[0])] for s in range(len(stamps))])
+    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(common[0])] for s in range(len(stamps))])
     fastest = busy.min(axis=1)
     return buckets, {
         "comm_ms": _median_ms(fastest),

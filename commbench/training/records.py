@@ -27,7 +27,7 @@ class Bucket:
     done_ms: float
     """Its result is there, on the slowest rank."""
     comm_ms: float
-    """From start to done on the rank where that took least: communication without waiting for slower ranks."""
+    """Start to done without decompressing, on the rank where that took least: nor is waiting for slower ranks in it."""
     skew_wait_ms: float
     """What a rank spends more than that, the mean over ranks."""
     compress_ms: float = 0.0
@@ -227,7 +227,7 @@ class BucketRow:
     ready_ms: float | None = _column("all gradients there on the slowest rank, since the backward began")
     start_ms: float | None = _column("communication begins on the slowest rank")
     done_ms: float | None = _column("result there on the slowest rank")
-    comm_ms: float | None = _column("start to done on the rank where that took least")
+    comm_ms: float | None = _column("start to done without decompressing, on the rank where that took least")
     skew_wait_ms: float | None = _column("what a rank spends more, mean over ranks")
     compress_ms: float | None = _column("compressing and decompressing, mean over ranks")
 
