@@ -116,7 +116,7 @@ def test_every_time_of_a_bucket() -> None:
 
 
 def test_communication_that_overlaps_counts_once() -> None:
-    """Unite the buckets' intervals: [2, 4.75] and [4, 7.25] on rank 0, where least is left, [3, 5] and [5, 8.5] on 1."""
+    """Unite intervals: [2, 4.75] and [4, 7.25] on rank 0, where least is left, [3, 5] and [5, 8.5] on rank 1."""
     record = merged([make_ranks()])
     assert 2 * 5.25 == record.comm_ms
     assert 2 * (5.5 - 5.25) / 2 == record.skew_wait_ms
