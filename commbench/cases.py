@@ -13,12 +13,12 @@ from typing import TypeVar
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
 from commbench.errors import InputError
+from commbench.patterns import check_pattern
 from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
 BACKENDS = ("mpi", "gloo", "fake")
-PATTERNS = ("flat",)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python")
 IN_PLACE = ("default", "in", "out", "both")
@@ -67,6 +67,8 @@ class Case:
             words.append("in place" if self.in_place else "out of place")
         if self.root:
             words.append(f"root {self.root}")
+        if self.pattern != "flat":
+            words.append(f"pattern {self.pattern}")
         return " ".join(words)
 
 
@@ -100,12 +102,13 @@ class Sweep:
         for axis, given, known in (
             ("backend", self.backends, BACKENDS),
             ("reduction", self.redops, REDOPS),
-            ("pattern", self.patterns, PATTERNS),
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
             ("in_place value", [self.in_place], IN_PLACE),
         ):
             _check_known(axis, given, known)
+        for pattern in self.patterns:
+            check_pattern(pattern)
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -123,8 +126,10 @@ class Sweep:
         """The cases on ``world_size`` ranks, in axis order; axes that an operation lacks are left out.
 
         Raises:
-            InputError: a root that is not a rank.
+            InputError: a root that is not a rank, or a pattern that does not divide the ranks.
         """
+        for pattern in self.patterns:
+            check_pattern(pattern, world_size)
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from commbench.cases import BACKENDS, IN_PLACE, LOOPS, PATTERNS, SYNCS
+from commbench.cases import BACKENDS, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
+from commbench.patterns import PATTERNS
 from commbench.report.formats import STYLES
 
 

@@ -38,6 +38,37 @@ class Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupTimes:
+    """One of several groups that ran at the same time, in one launch; fields mean what they mean in `Record`."""
+
+    group: str
+    group_size: int
+    message_bytes: int
+    """The true size in this group: a rank's share has been rounded up to one element."""
+    times_us: Sequence[float] = ()
+    rank_mean_us: Sequence[float] = ()
+    skew_us: Sequence[float] = ()
+    rank_median_us: Sequence[float] = ()
+    rank_arrival_us: Sequence[float] = ()
+    rank_slowest: Sequence[int] = ()
+    wrong: int | None = None
+    transport: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTimes:
+    """One ordered pair of ranks of a matrix, in one launch: a summary, since a matrix has very many."""
+
+    source: int
+    target: int
+    time_us: float
+    """Median over repetitions of the slower of the two, of one operation as in `Record`."""
+    time_us_p95: float
+    repetitions: int
+    wrong: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One case in one launch: raw times, what was done to get them, and under which conditions.
 
@@ -80,6 +111,11 @@ class Record:
     algorithm: str = ""
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
+    groups: Sequence[GroupTimes] = ()
+    """Of patterns that make several groups, each of them; the record's own times are then those of all groups
+    together."""
+    pairs: Sequence[PairTimes] = ()
+    """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
@@ -102,8 +138,10 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            plain = {k: v for k, v in data.items() if k in known - {"case", "overlap"}}
-            return cls(**plain, case=case, overlap=overlap)
+            groups = [GroupTimes(**group) for group in data.get("groups", ())]
+            pairs = [PairTimes(**pair) for pair in data.get("pairs", ())]
+            plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
+            return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
 
@@ -218,4 +256,6 @@ FLAGS = {
     "late": "more than a fifth of the repetitions started late and were dropped",
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
+    "slowest_group": "of the groups that ran at the same time, this one was the slowest",
+    "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
 }
