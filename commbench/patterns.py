@@ -37,7 +37,9 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
     """
     counted = _COUNTED.fullmatch(pattern)
     if not counted and (pattern not in PATTERNS or pattern.endswith(":K")):
-        raise InputError(f"Unknown pattern {pattern!r}; choose from {', '.join(PATTERNS)}, where K is a number of ranks.")
+        raise InputError(
+            f"Unknown pattern {pattern!r}; choose from {', '.join(PATTERNS)}, where K is a number of ranks."
+        )
     if counted and world_size is not None and world_size % int(counted[2]):
         raise InputError(
             f"Pattern {pattern} needs a multiple of {counted[2]} ranks and this run has {world_size}; "
