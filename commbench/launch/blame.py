@@ -77,7 +77,7 @@ def blame_exit(
     text = " ".join(" ".join(stderr_lines).split())
     found = _by_launcher(text, {pid: rank for rank, pid in (pids or {}).items()})
     causes = [words for words in errors if not _VICTIM.search(words.text)]
-    if found and found.signal:
+    if found and found.signal and not found.is_late:
         return found.blame(is_out_of_memory)
     if causes:
         return _raised(causes[0])
@@ -119,6 +119,8 @@ class _Exit:
     code: int
     """Exit status; negative: the signal that ended it."""
     host: str = ""
+    is_late: bool = False
+    """Whether the launcher has noticed another rank's end before."""
 
     @property
     def signal(self) -> int:
@@ -154,7 +156,7 @@ def _by_launcher(text: str, ranks: Mapping[int, int]) -> _Exit | None:
 def _by_torchrun(noticed: _Exit, others: Sequence[_Exit]) -> _Exit:
     """Choose between the failure that torchrun noticed first and ``others``: a killed rank may be noticed later."""
     killed = [other for other in others if other.signal]
-    return killed[0] if noticed.code > 0 and killed else noticed
+    return replace(killed[0], is_late=True) if noticed.code > 0 and killed else noticed
 
 
 def _last_line(lines: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -185,7 +186,8 @@ class _StageRun:
         """What keeps a launch from being started."""
         run = self.run_
         if run.interrupts.number is not None:
-            return Ending(status="interrupted", reason="interrupted between launches")
+            name = signal.Signals(run.interrupts.number).name
+            return Ending(status="interrupted", reason=f"interrupted by {name} between launches")
         if run.store.records and not self.times.fits(time.monotonic(), cases=cases):
             return self._out_of_time(launch)
         return None

@@ -18,7 +18,7 @@ from typing import IO, Literal, NamedTuple
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
 #: How long the launcher may take to end its ranks, everywhere, before they are killed here.
 GRACE_S = 5.0
-#: How long what a launcher wrote may take to arrive after it has ended.
+#: How long what was written may take to arrive once its writers have ended; one on another host may not have.
 REST_S = 1.0
 #: How long ranks get to tell their stacks.
 STACKS_S = 2.0
@@ -134,19 +134,20 @@ class Launched:
             self.drain(GRACE_S, handle)
         in_time = self.returncode is not None
         self.kill()
-        self.drain(GRACE_S, handle)
+        self.drain(REST_S, handle)
         return in_time
 
     def finish(self, handle: Callable[[Event], None]) -> int:
         """Handle the rest of what was written once the launcher has ended; return its exit status."""
         self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
         self.kill()
-        self.drain(GRACE_S, handle)
+        self.drain(REST_S, handle)
         return self._process.wait()
 
     def close(self) -> None:
         """Leave nothing behind, however far the launch had come."""
-        self.stop(lambda _: None)
+        if self.returncode is None:
+            self.stop(lambda _: None)
         self._told.put(None)
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TextIO
 
 from commbench.kinds import AnyCase, AnyRecord
@@ -58,7 +58,7 @@ class LastWords:
     text: str
     bad_input: bool = False
     """Whether what was asked for cannot be done, rather than something having gone wrong."""
-    stack: Sequence[str] = ()
+    stack: Sequence[str] = field(default_factory=list)
     """Where, as `Stack.stack`."""
 
 
