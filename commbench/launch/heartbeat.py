@@ -25,6 +25,8 @@ STARTUP_TIMEOUT_S = 60.0
 ABANDONED_S = 10.0
 #: And if even this thread hangs, the interpreter ends the process after so much longer.
 LAST_RESORT_S = 5.0
+#: Signals that end a rank at once.
+DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
 #: Daemons that serve one launch only; on a host that is cut off nobody else ends them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
 _NAME_LENGTH = 15
@@ -35,8 +37,8 @@ HELPERS = frozenset({"heartbeat", "conductor"})
 class Heart:
     """Beats every half second, and answers signals although the main thread may be stuck in a library.
 
-    SIGUSR1 makes it tell the stacks of all threads; so does SIGTERM before it ends the rank: a launcher that ends the
-    others after one has died lets them say what they were waiting in.
+    SIGUSR1 makes it tell the stacks of all threads; so do SIGTERM and SIGHUP before they end the rank: a launcher that
+    ends the others after one has died lets them say what they were waiting in.
 
     Args:
         rank: this rank's number.
@@ -48,8 +50,7 @@ class Heart:
         on_stall: called from the heartbeat's thread.
         leave_with_parent: end the rank where the process that has started it is gone, and with it the launch.
         signals: where signals come from; None: this process has its own way with them.
-        on_signal: called from the heartbeat's thread with each other signal of ``signals``, and with SIGTERM before the
-            rank ends.
+        on_signal: called from the heartbeat's thread with each signal, before anything else is done about it.
     """
 
     def __init__(
@@ -133,11 +134,10 @@ class Heart:
         return []
 
     def _answer(self, number: signal.Signals) -> None:
-        if number in {signal.SIGUSR1, signal.SIGTERM}:
+        self._on_signal(number)
+        if number == signal.SIGUSR1 or number in DEADLY:
             self.tell_stacks()
-        if number != signal.SIGUSR1:
-            self._on_signal(number)
-        if number == signal.SIGTERM:
+        if number in DEADLY:
             die_of(number)
 
     def _look_for_stall(self, beat: Heartbeat) -> None:

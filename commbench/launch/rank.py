@@ -25,7 +25,7 @@ from commbench.environment import relevant_variables
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.facts import Place, are_crowded, collect_session, gather_places, share_clock
-from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.signals import SignalFeed
 from commbench.launch.stacks import stack_of_error
@@ -166,7 +166,7 @@ def main() -> NoReturn:
     variables = relevant_variables(os.environ)
     identity = identify(os.environ, "rank")
     startup_s = float(sys.argv[1]) if len(sys.argv) > 1 else STARTUP_TIMEOUT_S
-    signals = SignalFeed([signal.SIGUSR1, signal.SIGTERM])
+    signals = SignalFeed([signal.SIGUSR1, *DEADLY])
     heart = Heart(
         identity.rank,
         Progress(),

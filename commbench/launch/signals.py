@@ -47,8 +47,12 @@ class Interrupts:
 
 
 def _caught() -> list[signal.Signals]:
-    """The signals to catch: a SIGHUP that nohup has told this process to ignore is not among them."""
-    return [number for number in _CATCHABLE if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    return [number for number in _CATCHABLE if number not in _ignored()]
+
+
+def _ignored() -> set[signal.Signals]:
+    """SIGHUP where nohup has told this process to ignore it."""
+    return {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
 
 
 class SignalFeed:
@@ -58,7 +62,7 @@ class SignalFeed:
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
-        self._numbers = set(numbers)
+        self._numbers = set(numbers) - _ignored()
         self._reader, writer = os.pipe()
         for descriptor in (self._reader, writer):
             os.set_blocking(descriptor, False)
