@@ -17,7 +17,7 @@ def carried_by(transports: Sequence[str], ranks: Sequence[int]) -> str:
 
 def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record:
     """The record of wrong data, with the number of wrong elements in each group where they are reported each."""
-    groups = _groups(prepared, checked) if prepared.several else []
+    groups = _groups(prepared, checked) if prepared.several else ()
     where = ", ".join(group.group for group in groups if group.wrong)
     reason = f"{checked.wrong} elements differ from the known answer{f' in group {where}' if where else ''}"
     return replace(record, status="wrong", wrong=checked.wrong, reason=reason, groups=groups)
@@ -25,7 +25,7 @@ def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record
 
 def timed_groups(
     prepared: Prepared, checked: Checked, samples: Samples, transports: Sequence[str], per: int
-) -> list[GroupTimes]:
+) -> tuple[GroupTimes, ...]:
     """What each group saw of the same repetitions; nothing where they are not reported each.
 
     Args:
@@ -36,17 +36,17 @@ def timed_groups(
         per: operations in one repetition.
     """
     if not prepared.several or not samples.valid:
-        return []
+        return ()
     timed = []
     for group, ranks in zip(_groups(prepared, checked), prepared.active, strict=True):
         own, transport = samples.within(ranks), carried_by(transports, ranks)
         timed.append(replace(group, **own.summary(per), transport=transport, flags=own.doubts(per)))
-    return timed
+    return tuple(timed)
 
 
-def _groups(prepared: Prepared, checked: Checked) -> list[GroupTimes]:
+def _groups(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
     """The groups of a case, not yet timed."""
-    return [
+    return tuple(
         GroupTimes(
             group=rank_list(ranks),
             group_size=len(ranks),
@@ -54,4 +54,4 @@ def _groups(prepared: Prepared, checked: Checked) -> list[GroupTimes]:
             wrong=checked.within(group),
         )
         for group, ranks in zip(prepared.groups, prepared.active, strict=True)
-    ]
+    )

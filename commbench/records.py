@@ -140,8 +140,8 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = [GroupTimes(**group) for group in data.get("groups", ())]
-            pairs = [PairTimes(**pair) for pair in data.get("pairs", ())]
+            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
+            pairs = tuple(PairTimes(**pair) for pair in data.get("pairs", ()))
             plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
             return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
         except (KeyError, TypeError, AttributeError) as error:
