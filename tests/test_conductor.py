@@ -422,6 +422,14 @@ def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") 
     return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
 
 
+CASES_BY_KEY = {case.key: case for case in MANY}
+
+
+def failed_key(path: Path) -> str:
+    """Return the case that did not end well."""
+    return next(key for key, _, status in measured(path) if status != "ok")
+
+
 def on_rank(path: Path, rank: int, number: signal.Signals) -> Callable[[], None]:
     """Return what sends a signal to a rank of the current launch."""
 
@@ -451,6 +459,22 @@ def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
     assert [(0, status), (0, "ok"), (1, "ok")] == ends
 
 
+def find_culprit(path: Path) -> dict[str, Any]:
+    """Return what run.json says of the first launch that failed."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    culprit: dict[str, Any] = next(entry["culprit"] for entry in entries if "culprit" in entry)
+    assert os.uname().nodename == culprit["host"]
+    assert culprit["pid"] > 0
+    return culprit
+
+
+def assert_ended_in_time(path: Path, timeout_s: float) -> None:
+    """Check that the launch that failed took no longer than its other work, the deadline and 15 s."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    failed = next(entry for entry in entries if entry["status"] != "ok")
+    assert failed["seconds"] < failed["startup_s"] + failed["measuring_s"] + timeout_s + 15
+
+
 @pytest.mark.mpi
 def test_real_ranks_measure(tmp_path: Path) -> None:
     """Measure both launches by mpirun, with the conditions of real hosts."""
@@ -473,6 +497,10 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
     assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
     assert "ValueError: boom" in [line.strip() for line in display.lines]
+    culprit = find_culprit(tmp_path / "run")
+    assert (1, "raised ValueError: boom") == (culprit["rank"], culprit["state"])
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    assert_ended_in_time(tmp_path / "run", 0.0)
     assert_resumes(tmp_path / "run", request)
 
 
@@ -500,7 +528,26 @@ def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert (3, "partial") == (code, info["status"])
     assert info["reason"].startswith(f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9")
     assert_went_on(tmp_path, request, "failed")
+    culprit = find_culprit(tmp_path)
+    assert (1, str(CASES_BY_KEY[failed_key(tmp_path)])) == (culprit["rank"], culprit["case"])
+    assert culprit["state"].startswith("was killed by signal 9")
+    assert_ended_in_time(tmp_path, 0.0)
     assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
+    """Give the stack of a rank that SIGSEGV ended, and what the other was waiting in."""
+    launcher = sabotage(tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)")
+    code, info, display = run(tmp_path / "run", launcher, make_request(MANY), fail_fast=True)
+    assert 3 == code
+    assert "rank 1" in info["reason"]
+    assert "was killed by signal 11 (segmentation fault), in case " in info["reason"]
+    culprit = find_culprit(tmp_path / "run")
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert [f"Rank 0 was in {waiting['in']}."] == display.warnings
 
 
 @pytest.mark.mpi
@@ -512,7 +559,14 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     assert 3 == code
     assert f"no progress for 2 s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
     assert_went_on(tmp_path, request, "hung")
-    assert any("most recent call first" in line for line in display.lines)
+    culprit = find_culprit(tmp_path)
+    assert (1, "is stopped", []) == (culprit["rank"], culprit["state"], culprit["stack"])
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert "commbench/" in waiting["in"]
+    assert f"rank 0 on host {os.uname().nodename}, most recent call first:" in display.lines
+    assert f"Rank 0 was in {waiting['in']}." in display.warnings
+    assert_ended_in_time(tmp_path, 2.0)
     assert_resumes(tmp_path, request)
 
 
@@ -524,6 +578,18 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
     code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=2.0), fail_fast=True)
     assert 3 == code
     assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
+    """Blame the rank that cannot even beat, and get its stack from the interpreter."""
+    launcher = sabotage(tmp_path, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=4.0), fail_fast=True)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} has not been heard of for " in info["reason"]
+    assert "although its process sleeps, in case " in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
 
 
 @pytest.mark.mpi
@@ -549,7 +615,7 @@ t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
 
 @pytest.mark.mpi
 def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
-    """End by themselves when the conductor has no chance to end them."""
+    """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
     script = CONDUCTOR.format(tests=str(Path(__file__).parent))
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
         assert conductor.stdout is not None
@@ -557,3 +623,4 @@ def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: s
         assert any("commbench.launch.rank" in command for command in find_marked(mark))
         conductor.kill()
     assert wait_until(lambda: not find_marked(mark))
+    assert_resumes(tmp_path / "run", make_request(MANY))

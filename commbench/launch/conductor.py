@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions
@@ -92,7 +93,8 @@ class _Run:
                 if ending.status != "refused":  # still within: a second Ctrl-C must not keep the end from run.json
                     return self._finish(ending, complete=complete)
         except BaseException as error:
-            self.store.update(status="partial", reason=str(error))
+            with contextlib.suppress(LaunchError):  # a disk that is full has been complained about
+                self.store.update(status="partial", reason=str(error))
             raise
         self._restore(ending.reason)
         raise InputError(ending.reason)
@@ -277,14 +279,17 @@ class _LaunchRun:
         run, request = self.run_, self.stage.request
         run.display.launch_started(self.launch, request.budget.launches, self.stage.label)
         supervisor = Supervisor(self.plan, request.ranks, run.launcher, self, run.interrupts)
-        ending = Ending(status="failed", reason="the conductor itself failed")
         try:
             ending = self._blame_case(supervisor.run(), supervisor.current)
         except InputError as error:
             ending = Ending(status="refused", reason=str(error))
-        finally:
-            if ending.status != "refused":
-                self._enter(ending)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, LaunchError) else "the conductor itself failed"
+            with contextlib.suppress(LaunchError):
+                self._enter(Ending(status="failed", reason=reason))
+            raise
+        if ending.status != "refused":
+            self._enter(ending)
         if ending.status in _BROKEN:
             run.display.output([*supervisor.stderr, *supervisor.told])
         if ending.culprit and ending.culprit.waiting:
