@@ -584,7 +584,8 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
 @pytest.mark.mpi
 def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
     """Blame the rank that cannot even beat, and get its stack from the interpreter."""
-    launcher = sabotage(tmp_path, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    lock = "import ctypes; lock, twice = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock; "
+    launcher = sabotage(tmp_path, f"{lock} twice(lock); twice(lock)")
     code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=4.0), fail_fast=True)
     assert 3 == code
     assert f"rank 1 on host {os.uname().nodename} has not been heard of for " in info["reason"]
