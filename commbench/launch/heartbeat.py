@@ -21,7 +21,7 @@ INTERVAL_S = 0.5
 #: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
 STARTUP_TIMEOUT_S = 60.0
 #: A rank that nobody has ended so long after its repetition hung ends itself: the conductor is gone or out of reach.
-#: Between repetitions it may wait for others that do make progress, so it stays longer by the time limit once more.
+#: Between repetitions it may wait for others that do make progress, so it stays at least the time limit once more.
 ABANDONED_S = 10.0
 #: And if even this thread hangs, the interpreter ends the process after so much longer.
 LAST_RESORT_S = 5.0
@@ -151,7 +151,7 @@ class Heart:
             if not self._stalled:
                 self._stalled = True
                 self._on_stall()
-            patience_s = ABANDONED_S if beat.entered > beat.left else limit_s + ABANDONED_S
+            patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
             if now - self._seen_at > limit_s + patience_s and not self._stopped.is_set():
                 _leave_abandoned()
 
