@@ -21,7 +21,7 @@ from commbench.launch.plan import LaunchPlan
 from commbench.launch.process import STACKS_S, Event, Launched
 from commbench.launch.signals import Interrupts
 from commbench.launch.watchdog import Watchdog
-from commbench.launch.wire import FINISH, Heartbeat, LastWords, parse_frame, split_line
+from commbench.launch.wire import FINISH, FRAME_HEAD, Heartbeat, LastWords, parse_frame, split_line
 
 #: What the launcher is to start: a rank, without the command line around it.
 PROGRAM = ("-m", "commbench.launch.rank")
@@ -95,7 +95,7 @@ class Supervisor:
         self.current: int | None = None
         """Index of the case that has begun and not finished."""
         self.stderr: deque[str] = deque(maxlen=KEPT_LINES)
-        """What was written on stderr beside our messages."""
+        """What was written beside our messages and frames."""
         self.told: list[str] = []
         """Where the ranks of a failed launch were, for people."""
 
@@ -209,6 +209,8 @@ class Supervisor:
             if frame is not None:
                 self._watchdog.progress(time.monotonic())
                 self._frame(frame)
+            elif event.line.strip() and not event.line.startswith(FRAME_HEAD):
+                self.stderr.append(event.line)  # mpirun complains on either stream
         elif event.source == "stderr":
             self._stderr_line(event.line)
 

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, TextIO
 from commbench.kinds import AnyCase, AnyRecord
 
 MARK = "@commbench "
+#: How every frame begins, also one that was torn.
+FRAME_HEAD = '{"frame":'
 #: What the conductor tells rank 0 when the case that is being measured is to be the last.
 FINISH = "finish"
 #: Longest text of last words, in characters.
@@ -120,7 +122,7 @@ def split_line(line: str) -> tuple[str, Message | None]:
 
 def parse_frame(line: str) -> dict[str, Any] | None:
     """The frame that a line of rank 0's stdout holds; None for anything else."""
-    if not line.startswith('{"frame":'):
+    if not line.startswith(FRAME_HEAD):
         return None
     try:
         frame = json.loads(line)
