@@ -21,8 +21,8 @@ from commbench.lab.plan import LabPlan
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
-    "Only the rate of each host's link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that "
-    "rate passes unshaped, and all hosts share the cores and memory of this machine."
+    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that rate "
+    "passes unshaped, and all hosts share the cores and memory of this machine."
 )
 #: What a lab is built with, and the packages that bring it; tc is for shaping.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
@@ -36,7 +36,16 @@ PASSED_ON = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signa
 _FROM_KEYS = {signal.SIGINT, signal.SIGQUIT}
 
 
-def run_in_lab(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host: int = 1) -> int:
+def run_in_lab(
+    hosts: int,
+    rate: str,
+    command: Sequence[str],
+    *,
+    ranks_per_host: int = 1,
+    slow: Sequence[str] = (),
+    racks: int = 1,
+    uplink: str | None = None,
+) -> int:
     """Run a command on the first of several emulated hosts; when it ends, everything in the lab ends.
 
     A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and System V memory; files,
@@ -48,6 +57,9 @@ def run_in_lab(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host:
         rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
         command: the program and its arguments.
         ranks_per_host: slots of each host in the hostfile.
+        slow: hosts whose link has another rate, each written ``HOST=RATE``.
+        racks: switches among which the hosts are spread evenly, in order; several hang from a core switch.
+        uplink: rate of each rack's link to the core, each way; without it, that of a host's link.
 
     Returns:
         The command's exit code; 128 + n if signal n has ended it.
@@ -55,7 +67,7 @@ def run_in_lab(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host:
     Raises:
         InputError: bad numbers, rate or command, no root, a program missing, or a kernel that cannot.
     """
-    plan = LabPlan.uniform(hosts, rate, ranks_per_host=ranks_per_host)
+    plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow, racks=racks, uplink=uplink)
     _check_machine(plan)
     if not command:
         raise InputError("No command was given to run in the emulated cluster; write it after --.")
@@ -82,9 +94,8 @@ def _check_machine(plan: LabPlan) -> None:
         raise InputError(
             f"An emulated cluster needs root and this is user {os.geteuid()}; put sudo before the command."
         )
-    shaped = any(host.rate_bps is not None for host in plan.hosts)
     for program, package in PROGRAMS.items():
-        if (shaped or program != "tc") and shutil.which(program) is None:
+        if (plan.is_shaped or program != "tc") and shutil.which(program) is None:
             raise InputError(
                 f"An emulated cluster needs the program {program}, which was not found; install {package}."
             )
