@@ -14,7 +14,7 @@ import psutil
 import pytest
 from launching import MARK, find_marked, wait_until
 
-from commbench.lab import cluster
+from commbench.lab.plan import DIRECTORY
 
 LAB = (sys.executable, "-m", "commbench", "lab")
 SECONDS = 120
@@ -39,7 +39,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def is_left() -> bool:
     """Whether the directory of labs is there although no lab lives."""
     try:
-        handle = os.open(cluster.DIRECTORY, os.O_RDONLY)
+        handle = os.open(DIRECTORY, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(handle)
     except FileNotFoundError:

@@ -14,7 +14,9 @@ import pytest
 from labs import ON, SECONDS, finish, is_left, mark, sh, start, wait_for_line
 from launching import find_marked, wait_until
 
-from commbench.lab import cluster, run_in_lab
+from commbench.lab import run_in_lab
+from commbench.lab.plan import DIRECTORY
+from commbench.lab.signals import PASSED_ON
 
 __all__ = ["mark"]  # a fixture
 
@@ -178,7 +180,7 @@ def test_a_killed_lab_leaves_no_process_and_its_directory_to_the_next(mark: str)
     process.kill()
     process.communicate(timeout=SECONDS)
     assert wait_until(lambda: not find_marked(mark))
-    assert [] == list(cluster.DIRECTORY.iterdir())
+    assert [] == list(DIRECTORY.iterdir())
     assert "next\n" == sh("echo next")
     assert not is_left()
 
@@ -189,13 +191,13 @@ def test_labs_at_once_do_not_meet() -> None:
     first = start("cat", stdin=subprocess.PIPE)
     assert "one\n" == sh("echo one > /run/commbench-lab/file; cat /run/commbench-lab/file")
     second = start("sh", "-c", f"{ON} host1 hostname; ls /run/commbench-lab")
-    assert "agent\nhostfile\nhosts\npids\nsys\n" == finish(second).replace("host1\n", "", 1)
+    assert "agent\nhostfile\nhosts\npids\nplan\nsys\n" == finish(second).replace("host1\n", "", 1)
     assert ("two", "") == first.communicate("two", timeout=SECONDS)
 
 
 @pytest.mark.usefixtures("mark")
 def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
     """Run a lab in this process; afterwards signals are handled as before."""
-    before = [signal.getsignal(number) for number in cluster.PASSED_ON]
+    before = [signal.getsignal(number) for number in PASSED_ON]
     assert 3 == run_in_lab(1, "none", ["sh", "-c", "exit 3"])
-    assert before == [signal.getsignal(number) for number in cluster.PASSED_ON]
+    assert before == [signal.getsignal(number) for number in PASSED_ON]

@@ -143,6 +143,6 @@ def test_a_machine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say where it goes."""
-    monkeypatch.setattr(cluster, "_check_machine", lambda _: None)
+    monkeypatch.setattr(cluster, "check_machine", lambda **_: None)
     with pytest.raises(InputError, match="write it after --"):
         run_in_lab(2, "1gbit", [])

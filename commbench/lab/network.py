@@ -42,6 +42,27 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
         run_program(["tc", "-batch", "-"], towards)
 
 
+def change_link(before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], on_host: Sequence[str]) -> None:
+    """Bring a host's link from one state to another while the lab runs.
+
+    Args:
+        before: the host as it is.
+        after: the host as it is to be.
+        on_switch: words before a command that lead to the switches' network namespace.
+        on_host: words before a command that lead to the host's.
+
+    Raises:
+        InputError: ip or tc cannot do it here.
+    """
+    for place, device in ((on_switch, before.name), (on_host, INTERFACE)):
+        if after.rate_bps is not None:
+            run_program([*place, "tc", "-batch", "-"], [shape_command(device, after.rate_bps)])
+        elif before.rate_bps is not None:
+            run_program([*place, "tc", "-batch", "-"], [f"qdisc del dev {device} root"])
+    state = "up" if after.is_up else "down"  # of the switch's port: the host sees its cable pulled
+    run_program([*on_switch, "ip", "-batch", "-"], [f"link set {before.name} {state}"])
+
+
 def _uplinks(plan: LabPlan) -> list[tuple[str, str]]:
     """The two ends of each rack's link to the core: in the rack, and in the core."""
     return [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)] if plan.racks > 1 else []
@@ -75,7 +96,7 @@ def shape_command(device: str, rate_bps: int) -> str:
     bytes_per_s = rate_bps / 8
     burst = min(max(int(bytes_per_s * BURST_S), BURST_BYTES[0]), BURST_BYTES[1])
     limit = burst + max(int(bytes_per_s * QUEUE_S), BURST_BYTES[0])
-    return f"qdisc add dev {device} root tbf rate {rate_bps}bit burst {burst} limit {limit}"
+    return f"qdisc replace dev {device} root tbf rate {rate_bps}bit burst {burst} limit {limit}"
 
 
 def run_program(command: Sequence[str], lines: Sequence[str] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -15,6 +15,12 @@ from commbench.launch.launchers import EMULATED, HOSTFILE
 
 #: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
 NETWORK = IPv4Network("10.99.0.0/16")
+#: Where a lab mounts its files, visible to its own processes only.
+DIRECTORY = Path("/run/commbench-lab")
+#: Names of files there: the plan as it is now, and whether the lab stays when the command that made it has ended.
+PLAN, STAYS = "plan", "stays"
+#: Tells a lab's first process that the lab is to stay; sent back when it will.
+STAY = b"s"
 #: The network interface of every host.
 INTERFACE = "eth0"
 #: More hosts than this share one machine so thinly that nothing measured on them means anything.
@@ -38,6 +44,8 @@ class HostPlan:
     slots: int
     rate_bps: int | None
     rack: int = 0
+    is_up: bool = True
+    """Whether the link carries anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +116,23 @@ class LabPlan:
             "rate": format_rate(self.rate_bps),
             **({"slow": slow} if slow else {}),
             **(racks if self.racks > 1 else {}),
+            **({"down": down} if (down := [host.name for host in self.hosts if not host.is_up]) else {}),
         }
+
+    def host(self, name: str | None) -> HostPlan:
+        """Return the host of a name; the first one without.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        for host in self.hosts:
+            if name in {host.name, None}:
+                return host
+        raise InputError(f"There is no emulated host {name!r}; choose from {host_range(len(self.hosts))}.")
+
+    def with_host(self, changed: HostPlan) -> LabPlan:
+        """The plan with one host as it is now."""
+        return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))
 
     def to_json(self) -> str:
         """The plan as one line."""
