@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import termios
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +83,42 @@ def wait_for_line(process: "subprocess.Popen[str]", expected: str) -> None:
     """Wait until a lab's command has written a line."""
     assert process.stdout is not None
     assert expected == process.stdout.readline().strip()
+
+
+#: Says when it is there, then counts signals until it is told to end.
+COUNTER = """
+import signal, sys
+awaited = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+seen = 0
+print("there", flush=True)
+while signal.sigwait(awaited) != signal.SIGTERM:
+    seen += 1
+    print("seen", seen, flush=True)
+sys.exit(10 + seen)
+"""
+
+
+def heed_interrupts() -> None:
+    """Undo what a shell does to its background jobs: they, and the tests among them, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def start_in_terminal(*command: str, **options: object) -> "tuple[subprocess.Popen[str], int]":
+    """Start a command in a terminal of its own; return it with the descriptor that types, reads and closes."""
+    ours, theirs = os.openpty()
+
+    def take_terminal() -> None:
+        heed_interrupts()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, **options}
+    process = subprocess.Popen(
+        command,
+        text=True,
+        start_new_session=True,
+        preexec_fn=take_terminal,  # noqa: PLW1509 - the tests have one thread here
+        **streams,  # type: ignore[call-overload]
+    )
+    os.close(theirs)
+    return process, ours

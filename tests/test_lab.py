@@ -1,17 +1,28 @@
 """Tests of the emulated cluster: its hosts, what runs there, and that it leaves nothing behind."""
 
 import csv
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
-from labs import ON, SECONDS, finish, is_left, mark, sh, start, wait_for_line
+from labs import (
+    COUNTER,
+    LAB,
+    ON,
+    SECONDS,
+    finish,
+    heed_interrupts,
+    is_left,
+    mark,
+    sh,
+    start,
+    start_in_terminal,
+    wait_for_line,
+)
 from launching import find_marked, wait_until
 
 from commbench.lab import run_in_lab
@@ -119,25 +130,6 @@ def test_a_lab_can_be_ended_while_it_is_built(monkeypatch: pytest.MonkeyPatch, t
     assert 143 == process.returncode
 
 
-#: Says when it is there, then counts signals until it is told to end.
-COUNTER = """
-import signal, sys
-awaited = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
-signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-seen = 0
-print("there", flush=True)
-while signal.sigwait(awaited) != signal.SIGTERM:
-    seen += 1
-    print("seen", seen, flush=True)
-sys.exit(10 + seen)
-"""
-
-
-def heed_interrupts() -> None:
-    """Undo what a shell does to its background jobs: they, and the tests among them, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.usefixtures("mark")
 def test_signals_are_passed_on() -> None:
     """Send signals to the lab: its command gets each once and chooses the exit code."""
@@ -154,22 +146,16 @@ def test_signals_are_passed_on() -> None:
 @pytest.mark.usefixtures("mark")
 def test_keys_reach_the_command_once() -> None:
     """Press Ctrl-C in a terminal that the lab runs in: the command gets one signal, and the lab waits for it."""
-    ours, theirs = os.openpty()
-
-    def take_terminal() -> None:
-        heed_interrupts()
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-
-    process = start(sys.executable, "-c", COUNTER, stdin=theirs, start_new_session=True, preexec_fn=take_terminal)
+    command = [sys.executable, "-c", COUNTER]
+    process, terminal = start_in_terminal(*LAB, "run", "--rate", "none", "--", *command, stdout=subprocess.PIPE)
     wait_for_line(process, "there")
-    os.write(ours, b"\x03")
+    os.write(terminal, b"\x03")
     wait_for_line(process, "seen 1")
     process.send_signal(signal.SIGUSR1)
     wait_for_line(process, "seen 2")
     process.terminate()
     process.communicate(timeout=SECONDS)
-    os.close(ours)
-    os.close(theirs)
+    os.close(terminal)
     assert 12 == process.returncode
 
 
