@@ -338,6 +338,17 @@ def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command
     assert "have no place in this format" in commbench("report trained --format osu").out
 
 
+@pytest.mark.parametrize(
+    "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
+)
+def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Say so in one sentence, and how to go on."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    outcome = commbench(f"lab {line}")
+    sentence = "commbench: An emulated cluster needs root and this is user 1000; put sudo before the command.\n"
+    assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
+
+
 def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand the command over as it is, and end with its exit code."""
     told: list[Any] = []
@@ -347,7 +358,7 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
-    options = "--hosts 3 --rate 200mbit --ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none"
-    assert 7 == commbench(f"lab run {options} -- commbench bench -n 6 --seed 1").code
-    shape = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none"}
-    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], shape)] == told
+    shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name mine"
+    assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
+    asked = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none", "name": "mine"}
+    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], asked)] == told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import Annotated
 
@@ -126,12 +127,16 @@ def status(
 ) -> int:
     """List the labs that are up: their hosts, links and racks, since when they are there, what runs."""
     check_machine()
-    labs = find_all() if name is None else [Lab.find(name)]
     console = make_console()
+    if name is not None:
+        _print(Lab.find(name), console)
+        return 0
+    labs = find_all()
     if not labs:
         console.print("There is no emulated cluster; `commbench lab up` starts one.", markup=False)
     for lab in labs:
-        _print(lab, console)
+        with contextlib.suppress(InputError):  # it has just ended
+            _print(lab, console)
     return 0
 
 

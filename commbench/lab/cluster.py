@@ -28,6 +28,7 @@ NOT_EMULATED = (
 #: What a lab is built with, and the packages that bring it; tc is for shaping.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 #: Starts a program as process 1 of a lab, in fresh namespaces that end with it; killed itself, it kills that program.
+#: What is mounted on the machine meanwhile comes to the lab, and nothing goes the other way.
 FRESH = ("unshare", "--mount", "--propagation=slave", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 
 

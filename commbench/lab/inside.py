@@ -6,6 +6,7 @@ kernel ends every process of the lab with it, and takes away the namespaces, lin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -23,6 +24,7 @@ from commbench.errors import InputError
 from commbench.lab import agent
 from commbench.lab.network import build_network, cannot, run_program
 from commbench.lab.plan import PLAN, STAY, STAYS, HostPlan, LabPlan
+from commbench.lab.registry import ANSWER
 
 #: What makes a process a host ($1: its name, $2: the lab's directory), run in fresh namespaces. Memory under /dev/shm
 #: is a host's own, /sys shows its own interfaces, and the machine's InfiniBand devices are out of reach.
@@ -84,7 +86,7 @@ class Builder:
         return {name: holder.pid for name, holder in self._holders.items()}
 
     def _start_host(self, host: HostPlan) -> subprocess.Popen[str]:
-        kinds = ("--net", "--uts", "--ipc", "--mount")
+        kinds = ("--net", "--uts", "--ipc", "--mount", "--propagation=slave")
         command = ["unshare", *kinds, "sh", "-c", _HOST, "host", host.name, str(self._directory)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -135,7 +137,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     listener.listen()  # from now on the lab is found by its name
     connection.sendall(b"\n")
     while True:
-        listener.accept()[0].close()  # whoever calls learns from the kernel whom they have reached
+        with contextlib.suppress(OSError), listener.accept()[0] as caller:
+            caller.send(ANSWER)  # the caller learns from the kernel whom they have reached
 
 
 if __name__ == "__main__":

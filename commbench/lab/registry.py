@@ -17,6 +17,8 @@ from commbench.errors import InputError
 
 #: What a lab is called where nobody says.
 DEFAULT_NAME = "lab"
+#: What a lab that is up says to whoever calls: its name outlives it by a moment.
+ANSWER = b"!"
 _PREFIX = "commbench-lab/"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _CREDENTIALS = struct.Struct("3i")
@@ -62,6 +64,8 @@ def first_process(name: str) -> int | None:
         caller.settimeout(_TIMEOUT_S)
         try:
             caller.connect(f"\0{_PREFIX}{name}")
+            if caller.recv(1) != ANSWER:
+                return None
         except OSError:
             return None
         said = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -8,7 +8,7 @@ import json
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +47,18 @@ class Lab:
             f"There is no emulated cluster called {name!r}{there}; start it by `commbench lab up{option}`."
         )
 
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """Say in a sentence that the lab has ended while it was looked at.
+
+        Raises:
+            InputError: it has.
+        """
+        try:
+            yield
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess) as error:
+            raise InputError(f"The emulated cluster {self.name!r} has just ended; start it again.") from error
+
     @property
     def _files(self) -> Path:
         """The lab's own directory, as its processes see it."""
@@ -54,8 +66,12 @@ class Lab:
 
     @property
     def plan(self) -> LabPlan:
-        """What the lab consists of now."""
-        with (self._files / PLAN).open(encoding="utf-8") as file:
+        """What the lab consists of now.
+
+        Raises:
+            InputError: it has just ended, here and elsewhere.
+        """
+        with self._there(), (self._files / PLAN).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             return LabPlan.from_json(file.read())
 
@@ -67,11 +83,13 @@ class Lab:
     @property
     def since(self) -> datetime:
         """When it was begun, in local time."""
-        return datetime.fromtimestamp(psutil.Process(self.pid).create_time()).astimezone()
+        with self._there():
+            return datetime.fromtimestamp(psutil.Process(self.pid).create_time()).astimezone()
 
     def running(self) -> list[Running]:
         """The commands that run there."""
-        return running(self.pid)
+        with self._there():
+            return running(self.pid)
 
     def execute(self, command: Sequence[str], *, host: str | None = None) -> int:
         """Run a command on a host, by default the first one; return its exit code, 128 + n after signal n.
@@ -94,7 +112,7 @@ class Lab:
         Raises:
             InputError: no such host, a state that is not understood, or a machine that cannot.
         """
-        with (self._files / PLAN).open("r+", encoding="utf-8") as file:
+        with self._there(), (self._files / PLAN).open("r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             plan = LabPlan.from_json(file.read())
             before = plan.host(host)

@@ -115,11 +115,11 @@ class _Visit:
 
 def running(lab: int) -> list[Running]:
     """Return the commands that run in a lab, whose first process is given."""
-    found = []
+    here, found = _namespace(lab), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # it has just ended
             words = process.cmdline()
-            if _is_visitor(words) and _namespace(process.pid) == _namespace(lab):
+            if _is_visitor(words) and _namespace(process.pid) == here:
                 host, *command = words[len(_VISITOR) + 2 + len(_AGENT) :]
                 pids = sorted(child.pid for child in process.children())
                 found += [Running(host=host, command=tuple(command), pid=pid) for pid in pids[:1]]
