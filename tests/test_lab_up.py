@@ -171,6 +171,8 @@ def test_status_lists_hosts_and_what_runs(mark: str) -> None:
     assert f"host0 10.99.0.1 1gbit 0 1 sh -c 'echo there; read word' ({command.pid})" == " ".join(hosts[0].split())
     assert "host3 10.99.0.4 250mbit 1 1 nothing" == " ".join(hosts[3].split())
     assert "sh" == psutil.Process(command.pid).name()
+    lab("link", "--name", mark, "host1", "down")
+    assert "host1 10.99.0.2 cut 0 1 nothing" == " ".join(lab("status", "--name", mark).splitlines()[3].split())
     process.communicate("word\n", timeout=SECONDS)
 
 
