@@ -58,10 +58,12 @@ def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
     assert {1} == set(map(len, warmups.values()))
 
 
+@pytest.mark.slow
 def test_ranks_started_by_hand_make_groups_too(
     tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Add two launches of Gloo groups under mpirun, one an invocation: rows are over both."""
+    pytest.importorskip("torch")
     for name, value in mpi_environment.items():
         monkeypatch.setenv(name, value)
     ranks = (mpirun.mpirun, "-n", "3", "--oversubscribe", "--bind-to", "none", *RUN[:1], "-m", "mpi4py", *RUN[1:-1])
@@ -77,6 +79,7 @@ def test_ranks_started_by_hand_make_groups_too(
 @pytest.fixture(scope="module")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
+    pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
     lab = (
         sys.executable,
@@ -100,7 +103,6 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
     """Find groups on a host much faster than those across; both rails together move no more than the link does."""
-    pytest.importorskip("torch")
     rows = [row for row in rows_of(shaped) if row["backend"] == backend]
     by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
     for row in rows:
