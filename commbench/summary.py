@@ -167,6 +167,8 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
 def overlap_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[OverlapRow]:
     """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
     records = list(records)
+    if not any(record.overlap for record in records):
+        return []
     by_case = records_by_case(records)
     first: dict[str, Row] = {}
     for (key, _), row in keyed_rows(records, info).items():
