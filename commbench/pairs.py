@@ -17,6 +17,7 @@ from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.records import FLAGS, SCHEMA, PairTimes, Record
 from commbench.summary import MANY_LAUNCHES, ordered, records_by_case
+from commbench.units import algbw_GBps
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -106,11 +107,9 @@ class Matrix:
         """Whether no wrong data was found, (pairs,)."""
         return ~(self.wrong > 0)
 
-    @cached_property
-    def algbw_GBps(self) -> Floats:  # noqa: N802 - a unit
-        """Each pair's bandwidth; NaN for wrong data, (pairs,)."""
-        size = OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes
-        return np.where(self.is_sound, size / (self.time_us * 1e3), np.nan)
+    def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
+        """The bandwidth of an operation that takes ``time_us``."""
+        return algbw_GBps(OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us)
 
     @cached_property
     def ratio_to_typical(self) -> Floats:
@@ -214,7 +213,7 @@ def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[
         "time_us_ci_low": _plain(low),
         "time_us_ci_high": _plain(high),
         "time_us_p95": _plain(_median(matrix.p95_us)),
-        "algbw_GBps": _plain(matrix.algbw_GBps),
+        "algbw_GBps": _plain(np.where(matrix.is_sound, matrix.rate_GBps(matrix.time_us), np.nan)),
         "ratio_to_typical": _plain(matrix.ratio_to_typical),
         "wrong": [None if np.isnan(count) else int(count) for count in matrix.wrong],
         "status": np.where(matrix.is_sound, "ok", "wrong").tolist(),

@@ -14,6 +14,7 @@ from commbench.advice import advise
 from commbench.errors import InputError
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
+from commbench.report.matrix import conclude, render_matrices
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
 from commbench.store import DDP, SAMPLES, SUMMARY, Run
@@ -54,8 +55,12 @@ def _print_collectives(run_: Run, console: Console) -> None:
     console.print(render_table(run_.rows, width=console.width))
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
+    for part in render_matrices(run_.matrices, run_.findings):
+        console.print(part)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
+    if sentence := conclude(run_.findings):
+        console.print(sentence, markup=False)
 
 
 def _results_file(run_: Run) -> str:

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from commbench.suspects.judging import Floats, Judgement, judge, launches_needed
+from commbench.suspects.judging import RELEVANT, Floats, Judgement, judge, launches_needed
+
+#: Any host or rank.
+ANY = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +23,26 @@ class Suspect:
     """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts) or ``group``."""
     name: str
     does: str
-    """What it does slowly, as a sentence goes on: ``its links take``."""
+    """What it does slowly, as a sentence goes on after the name, with ``{}`` for the factor."""
+    measured: str
+    """In what."""
     factor: float
     """How many times as long it takes as its typical peer."""
     ci: tuple[float, float] | None
     """The factor's 95 % interval over launches; None for one launch."""
-    evidence: str
-    """What was measured, and how steadily it showed."""
+    steadiness: str
+    """How it showed over launches."""
+    links: Sequence[tuple[str, str]] = ()
+    """Of a matrix: the links that are slow with it, from and to; `ANY` stands for all."""
+
+    @property
+    def evidence(self) -> str:
+        """What was measured, and how it showed."""
+        return f"{self.measured}, {self.steadiness}"
+
+    def covers(self, source: str, target: str) -> bool:
+        """Whether the link between two of the matrix is slow because of this."""
+        return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
 
     def to_json(self) -> dict[str, Any]:
         """The suspect as ``run.json`` holds it."""
@@ -43,8 +59,8 @@ class Suspect:
 class Family:
     """Units that were compared with each other."""
 
-    noun: str
-    """Of one unit: ``host``, ``link``, ..."""
+    kind: str
+    """Of the units: ``host``, ``rank``, ``link`` or ``group``."""
     count: int
     """How many units were compared with their peers; those that something coarser explains are not."""
     judgement: Judgement
@@ -52,6 +68,8 @@ class Family:
     level: float
     """How probable a false alarm in this family may be."""
     suspects: Sequence[Suspect] = ()
+    slowest: str = ""
+    """Which came out slowest and by how much, where that would matter; no more than a hint."""
 
     @property
     def needed(self) -> int:
@@ -99,45 +117,58 @@ def joined(findings: Iterable[Findings]) -> Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How a family speaks of its units."""
+    """How to speak of one unit of a family; fields as in `Suspect`."""
 
-    kind: str
-    does: str | Callable[[int, Judgement], str]
-    """What a slow unit does, as in `Suspect`."""
-    measured: str
-    """What was measured."""
+    name: str
+    does: str
+    links: Sequence[tuple[str, str]] = ()
 
 
-def make_family(values: Floats, name: Callable[[int], str], words: Words, level: float, **options: bool) -> Family:
-    """Judge units by their values, (launches, units), and name the slow ones, the worst first.
+def make_family(
+    kind: str, measured: str, values: Floats, say: Callable[[int, Judgement], Words], level: float, **options: bool
+) -> Family:
+    """Judge units by their values and name the slow ones, the worst first.
 
     Args:
-        values: logarithms of times; a unit that lacks a launch is not judged.
-        name: of a unit.
-        words: how to speak of them.
+        kind: of the units, as in `Suspect`.
+        measured: likewise.
+        values: logarithms of times, (launches, units); a unit that lacks a launch is not judged.
+        say: how to speak of a slow unit.
         level: how probable a false alarm in this family may be.
         options: of `judge`.
     """
     judgement = judge(values, alpha=level, **options)
     return Family(
-        noun=words.kind,
+        kind=kind,
         count=int(np.isfinite(judgement.effects).sum()),
         judgement=judgement,
         launches=len(values),
         level=level,
-        suspects=[_suspect(name(unit), unit, judgement, words) for unit in judgement.slow],
+        suspects=[_suspect(kind, measured, unit, judgement, say(unit, judgement)) for unit in judgement.slow],
+        slowest=_slowest(judgement, say),
     )
 
 
-def _suspect(name: str, unit: int, judgement: Judgement, words: Words) -> Suspect:
+def _slowest(judgement: Judgement, say: Callable[[int, Judgement], Words]) -> str:
+    known = np.nan_to_num(judgement.effects, nan=-math.inf)
+    unit = int(known.argmax()) if len(known) else 0
+    if not len(known) or known[unit] < math.log(RELEVANT):
+        return ""
+    return f"{say(unit, judgement).name}, {math.exp(known[unit]):.3g} times the typical,"
+
+
+def _suspect(kind: str, measured: str, unit: int, judgement: Judgement, words: Words) -> Suspect:
     interval = judgement.interval(unit)
-    in_launches = judgement.launches[:, unit]
-    steadily = f"slower than the typical in {int((in_launches > 0).sum())} of {len(in_launches)} launches"
+    launches = judgement.launches[:, unit]
+    slower = int((launches > 0).sum())
     return Suspect(
-        kind=words.kind,
-        name=name,
-        does=words.does(unit, judgement) if callable(words.does) else words.does,
+        kind=kind,
+        name=words.name,
+        does=words.does,
+        measured=measured,
         factor=math.exp(float(judgement.effects[unit])),
         ci=(interval.low, interval.high) if interval else None,
-        evidence=f"{words.measured}, {steadily}, p = {judgement.p_values[unit]:.2g}",
+        steadiness=f"slower than the typical {kind} in {slower} of {len(launches)} launches, "
+        f"p = {judgement.p_values[unit]:.1g}",
+        links=words.links,
     )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.pairs import Matrix
-from commbench.suspects.findings import Family, Findings, Words, make_family
+from commbench.suspects.findings import ANY, Family, Findings, Words, make_family
 from commbench.suspects.judging import RELEVANT, Floats, Judgement
 from commbench.suspects.uplinks import merge_uplink
 from commbench.units import format_size
@@ -38,6 +38,9 @@ class Links:
     source: Integers
     target: Integers
     values: Floats
+
+    def __len__(self) -> int:
+        return len(self.source)
 
     def __getitem__(self, chosen: Booleans) -> Links:
         """Some of the links."""
@@ -60,7 +63,7 @@ class Links:
     @cached_property
     def is_symmetric(self) -> bool:
         """Whether both directions of each pair have the same times, because they were measured as one."""
-        if not len(self.source):
+        if not len(self):
             return False
         units = int(max(self.source.max(), self.target.max())) + 1
         forth, back = self.source * units + self.target, self.target * units + self.source
@@ -102,7 +105,7 @@ class _Search:
     def __init__(self, matrix: Matrix, alpha: float) -> None:
         self.matrix = matrix
         self.alpha = alpha
-        self.names, self.host = _places(matrix.hosts)
+        self.names, self.host = places(matrix.hosts)
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.log(np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan))
         links = Links(source=matrix.source, target=matrix.target, values=values)
@@ -161,8 +164,14 @@ class _Search:
     def _hosts_within(self, alpha: float) -> Family:
         """Hosts by the typical pair of their own ranks."""
         values = grouped_quantile(self.intra.values, self.host[self.intra.source], len(self.names), 0.5)
-        words = Words(kind="host", does="pairs of its own ranks take", measured=self.measured)
-        family = make_family(values, self.names.__getitem__, words, alpha)
+
+        def say(host: int, _: Judgement) -> Words:
+            name = self.names[host]
+            return Words(
+                name=name, does=": pairs of its own ranks take {} as long as the others'", links=[(name, name)]
+            )
+
+        family = make_family("host", self.measured, values, say, alpha)
         self.slow_within = set(family.judgement.slow)
         return family
 
@@ -193,19 +202,28 @@ class _Search:
         def way(unit: int, judgement: Judgement) -> str:
             return "both" if links.is_symmetric else _way(unit, sends, receives, judgement)
 
-        words = Words(kind=kind, does=lambda *slow: _DOES[way(*slow)], measured=self.measured)
-        family = make_family(np.fmax(sends, receives), name, words, alpha)
+        def say(unit: int, judgement: Judgement) -> Words:
+            how, own = way(unit, judgement), name(unit)
+            touched = {"sends": [(own, ANY)], "receives": [(ANY, own)], "both": [(own, ANY), (ANY, own)]}
+            return Words(name=own, does=_DOES[how], links=touched[how])
+
+        family = make_family(kind, self.measured, np.fmax(sends, receives), say, alpha)
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
 
     def _single(self, links: Links, name: Callable[[int], str], alpha: float) -> tuple[Links, Family]:
         """Judge links one by one, and return which; both directions of those that were measured as one count once."""
-        judged, arrow = (links[links.source < links.target], "-") if links.is_symmetric else (links, "->")
+        symmetric = links.is_symmetric
+        judged = links[links.source < links.target] if symmetric else links
 
-        def link_name(link: int) -> str:
-            return f"{name(int(judged.source[link]))} {arrow} {name(int(judged.target[link]))}"
+        def say(link: int, _: Judgement) -> Words:
+            ends = name(int(judged.source[link])), name(int(judged.target[link]))
+            return Words(
+                name=f" {'-' if symmetric else '->'} ".join(ends),
+                does=" takes {} as long as the typical link",
+                links=[ends, ends[::-1]] if symmetric else [ends],
+            )
 
-        words = Words(kind="link", does="takes", measured=self.measured)
-        return judged, make_family(judged.values, link_name, words, alpha, minority=False)
+        return judged, make_family("link", self.measured, judged.values, say, alpha, minority=False)
 
     def _remarks(self) -> list[str]:
         """What cannot be told of so few."""
@@ -226,14 +244,14 @@ class _Search:
         steady = bool((np.sign(difference) == np.sign(middle)).all())
         if not steady or abs(middle) < math.log(RELEVANT):
             return ""
-        first, second = self.names if middle > 0 else reversed(self.host_names)
+        first, second = self.names if middle > 0 else reversed(self.names)
         return f"{first} to {second} takes {math.exp(abs(middle)):.2g} times as long as back, but "
 
 
 _DOES = {
-    "both": "its links take",
-    "sends": "sending takes it",
-    "receives": "receiving takes it",
+    "both": ": its links take {} as long as the others'",
+    "sends": ": sending takes it {} as long as the others",
+    "receives": ": receiving takes it {} as long as the others",
 }
 
 
@@ -249,7 +267,7 @@ def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> st
     return "sends" if send > receive else "receives"
 
 
-def _places(hosts: Sequence[str]) -> tuple[list[str], Integers]:
+def places(hosts: Sequence[str]) -> tuple[list[str], Integers]:
     """The names of the hosts in the order of their first rank, and the number of each rank's."""
     names = list(dict.fromkeys(hosts))
     number = {name: place for place, name in enumerate(names)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.suspects.findings import Family, Suspect
+from commbench.suspects.judging import Floats
 
 Integers = NDArray[np.int64]
 
@@ -21,7 +22,7 @@ SHOWN = 4
 
 
 def merge_uplink(
-    family: Family, source: Integers, target: Integers, names: Sequence[str], *, leave_out: Set[int]
+    family: Family, source: Integers, target: Integers, names: Sequence[str], *, leave_out: Collection[int]
 ) -> Family:
     """The family with one suspect in place of its slow links if these are just what joins parts of the hosts.
 
@@ -30,7 +31,8 @@ def merge_uplink(
 
     Args:
         family: of links, judged.
-        source, target: hosts that each link of the family joins.
+        source: host at which each link of the family begins.
+        target: host at which it ends.
         names: of all hosts.
         leave_out: slow hosts, whose links are no part of the family.
     """
@@ -49,11 +51,13 @@ def merge_uplink(
     between = [link for link in slow if place[source[link]] != place[target[link]]]
     if len(parts) < 2 or min(map(len, parts)) < 2 or len(between) < MOST * len(slow):  # noqa: PLR2004 - two of two
         return family
-    rest = [s for link, s in zip(slow, family.suspects, strict=True) if link not in set(between)]
-    return replace(family, suspects=[_uplink(family, between, parts, names), *rest])
+    by_link = dict(zip(slow, family.suspects, strict=True))
+    merged = [by_link.pop(link) for link in between]
+    in_launches = np.median(family.judgement.launches[:, between], axis=1)
+    return replace(family, suspects=[_uplink(merged, in_launches, parts, names), *by_link.values()])
 
 
-def _parts(linked: NDArray[np.bool_], leave_out: Set[int]) -> list[list[int]]:
+def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[int]]:
     """Hosts that reach each other over ``linked``, (hosts, hosts)."""
     parts, unseen = [], set(range(len(linked))) - set(leave_out)
     while unseen:
@@ -67,19 +71,20 @@ def _parts(linked: NDArray[np.bool_], leave_out: Set[int]) -> list[list[int]]:
     return parts
 
 
-def _uplink(family: Family, between: Sequence[int], parts: Sequence[Sequence[int]], names: Sequence[str]) -> Suspect:
+def _uplink(
+    merged: Sequence[Suspect], in_launches: Floats, parts: Sequence[Sequence[int]], names: Sequence[str]
+) -> Suspect:
     """What joins the parts: as slow as the median of its links."""
-    judgement = family.judgement
-    in_launches = np.median(judgement.launches[:, between], axis=1)
     interval = stats.launch_interval(np.exp(in_launches))
-    first = family.suspects[0]
     return Suspect(
         kind="uplink",
-        name=f"between {' and '.join(_listed([names[host] for host in part]) for part in parts)}",
-        does="links take",
+        name=f"links between {' and '.join(_listed([names[host] for host in part]) for part in parts)}",
+        does=" take {} as long as the typical link",
+        measured=merged[0].measured,
         factor=math.exp(float(np.median(in_launches))),
         ci=(interval.low, interval.high) if interval else None,
-        evidence=f"{first.evidence.partition(', ')[0]}, all {len(between)} links between them are slow",
+        steadiness=f"all {len(merged)} are slow",
+        links=[link for suspect in merged for link in suspect.links],
     )
 
 
