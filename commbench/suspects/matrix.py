@@ -27,6 +27,9 @@ Booleans = NDArray[np.bool_]
 
 #: Which partner of a unit stands for it: a quarter of them must be fast with it.
 GOOD_SHARE = 0.25
+#: Of the false alarms that may be, the share of the coarsest level. With it one of four hosts is named also where in one
+#: of six launches another one was slower.
+FIRST_SHARE = 0.7
 #: The fewest units of which one can be the odd one.
 FEWEST = 3
 
@@ -118,10 +121,10 @@ class _Search:
         """Hosts whose own pairs are slow."""
 
     def findings(self) -> Findings:
-        """All levels that these hosts and ranks allow; the first gets half of what may be false, the others share."""
+        """All levels that these hosts and ranks allow; the others share what the first one leaves."""
         levels = self._levels()
-        share = self.alpha / 2 / max(1, len(levels) - 1)
-        alphas = [self.alpha / 2 if len(levels) > 1 else self.alpha, *([share] * (len(levels) - 1))]
+        first = FIRST_SHARE * self.alpha if len(levels) > 1 else self.alpha
+        alphas = [first, *([(self.alpha - first) / max(1, len(levels) - 1)] * (len(levels) - 1))]
         families = [level(alpha) for level, alpha in zip(levels, alphas, strict=False)]
         return Findings(families=families, remarks=self._remarks())
 
