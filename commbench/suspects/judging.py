@@ -27,8 +27,8 @@ ALPHA = 0.01
 RELEVANT = 1.1
 #: With how many peers the exact distribution of a sum of ranks is worth its time; beyond, its limit is as good.
 EXACT_PEERS = 1000
-#: How surely a difference said to be detectable is found, as aimed at; simulated it is 88 to 100 %, because what is slow
-#: also changes the peers' spread.
+#: How surely a difference said to be detectable is found, as aimed at. Simulated it is 88 to 100 %, because what is
+#: slow also changes the peers' spread.
 POWER = 0.98
 
 _NORMAL = NormalDist()

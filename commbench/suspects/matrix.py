@@ -27,9 +27,10 @@ Booleans = NDArray[np.bool_]
 
 #: Which partner of a unit stands for it: a quarter of them must be fast with it.
 GOOD_SHARE = 0.25
-#: Of the false alarms that may be, the share of the coarsest level. With it one of four hosts is named also where in one
-#: of six launches another one was slower.
-FIRST_SHARE = 0.7
+#: The parts of the levels in the false alarms that may be, by their methods' names: chosen so that four hosts and six
+#: launches suffice to name something on each level, and one host also where in one launch another one was slower.
+_PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
+_OTHER_PART = 2
 #: The fewest units of which one can be the odd one.
 FEWEST = 3
 
@@ -121,11 +122,10 @@ class _Search:
         """Hosts whose own pairs are slow."""
 
     def findings(self) -> Findings:
-        """All levels that these hosts and ranks allow; the others share what the first one leaves."""
+        """All levels that these hosts and ranks allow, each with its share of the false alarms that may be."""
         levels = self._levels()
-        first = FIRST_SHARE * self.alpha if len(levels) > 1 else self.alpha
-        alphas = [first, *([(self.alpha - first) / max(1, len(levels) - 1)] * (len(levels) - 1))]
-        families = [level(alpha) for level, alpha in zip(levels, alphas, strict=False)]
+        parts = [_PARTS.get(level.__name__, _OTHER_PART) for level in levels]
+        families = [level(self.alpha * part / sum(parts)) for level, part in zip(levels, parts, strict=True)]
         return Findings(families=families, remarks=self._remarks())
 
     def _levels(self) -> list[Callable[[float], Family]]:
