@@ -66,6 +66,7 @@ def _is_plain(record: Record) -> bool:
     return (
         record.status == "ok"
         and record.case.pattern == "flat"
+        and record.case.world_size is None
         and record.case.operation in ALIKE
         and len(record.rank_median_us) >= FEWEST
         and "oversubscribed" not in record.flags
