@@ -85,6 +85,8 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("run --loop endless", "Unknown loop 'endless'"),
         ("run --in-place yes", "Unknown in_place value 'yes'"),
         ("run -c broadcast --root two", "--root two is not a list of ranks"),
+        ("run --world-sizes two", "--world-sizes two is not a list of numbers of ranks"),
+        ("run -n 2 --world-sizes 2,4", "World size 4 was asked for and this run has 2 ranks"),
         ("run -c broadcast --root 7 -n 2", "Root 7 is not a rank of a run with 2 ranks"),
         ("run slow", "Unknown suite 'slow'"),
         ("run bad.py", "cannot be run (ZeroDivisionError"),
