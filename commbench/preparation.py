@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commbench.arrangements import arranged
 from commbench.cases import Case
-from commbench.collectives import Buffers, Operation, Shape, check_ranks, find_operation, window_of
+from commbench.collectives import Operation, Shape, check_ranks, window_of
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
 from commbench.errors import UnsupportedError
+from commbench.primitives import Buffers
 from commbench.timing.loops import Call, Timer
 
 #: How late the last rank enters the barrier that is being verified.
@@ -30,6 +32,11 @@ class Prepared:
     buffers: Buffers[Any]
     data: KnownData
     calls: Sequence[Call]
+
+    @property
+    def window(self) -> int:
+        """Messages in flight."""
+        return self.shape.window
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -125,7 +132,7 @@ def prepare(case: Case, communicator: Communicator) -> Prepared:
     Raises:
         UnsupportedError: the backend or its library cannot do the case; the same on every rank.
     """
-    operation = find_operation(case.operation)
+    operation = arranged(case.operation, case.pattern, communicator.size)
     check_ranks(operation, communicator.size)
     dtype = DTYPES[case.dtype or "int8"]
     shape = Shape(
@@ -135,7 +142,7 @@ def prepare(case: Case, communicator: Communicator) -> Prepared:
         root=case.root or 0,
         window=window_of(operation, case.message_bytes),
     )
-    _check_count(shape.block if operation.divided else shape.elements, communicator)
+    check_count(shape.block if operation.divided else shape.elements, communicator)
     data = KnownData(dtype=dtype, size=communicator.size, redop=case.redop)
     buffers = _allocate(case, operation, shape, dtype, communicator)
     calls = operation.call(communicator, buffers, shape, case.redop or "")
@@ -150,7 +157,7 @@ def prepare(case: Case, communicator: Communicator) -> Prepared:
     )
 
 
-def _check_count(elements: int, communicator: Communicator) -> None:
+def check_count(elements: int, communicator: Communicator) -> None:
     """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
     most = communicator.most_elements
     if most is not None and elements > most:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from commbench import stats
+from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.records import FLAGS, Overlap, OverlapRow, Record, Row
@@ -239,7 +240,7 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
         return {}
-    operation = OPERATIONS[row.operation]
+    operation = arranged(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 

@@ -16,6 +16,7 @@ import numpy as np
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
@@ -133,8 +134,8 @@ class Communicator(ABC):
     def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
         raise self._cannot("send_receive")
 
-    def exchange_window(self, send: Any, receive: Any, peer: int, window: int) -> Call:  # noqa: ANN401, ARG002
-        """Post ``window`` receives and sends with ``peer`` (either may be None), then wait for all."""
+    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:  # noqa: ARG002
+        """Post ``window`` receives and sends with each of the peers, then wait for all."""
         raise self._cannot("a window of messages")
 
     @abstractmethod

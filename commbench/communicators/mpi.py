@@ -16,6 +16,7 @@ from commbench.communicators.mpi_control import MpiControl
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.timing.progress import Progress
@@ -290,27 +291,24 @@ class MpiCommunicator(HostCommunicator):
         )
         return Call(run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG), rows=[row], keep=(status,))
 
-    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
-        """MPI_Irecv and MPI_Isend ``window`` times each, then MPI_Waitall."""
-        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer | None]] = [
-            ("MPI_Irecv", self._comm.Irecv, receive),
-            ("MPI_Isend", self._comm.Isend, send),
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
+        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
+            *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
+            *(("MPI_Isend", self._comm.Isend, buffer, peer) for buffer, peer in sends),
         ]
-        used = [(name, function, buffer) for name, function, buffer in posts if buffer is not None]
-        size = _c_size(MPI.Request)
-        requests = np.zeros(len(used) * window * size, dtype=np.uint8)
+        size, total = _c_size(MPI.Request), len(posts) * window
+        requests, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
+        slots = iter(range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size))
         rows = []
-        for i, (name, _, buffer) in enumerate(used):
+        for name, _, buffer, peer in posts:
             arguments = (buffer.address, buffer.count, _c_handle(_moving(buffer.dtype)), peer, TAG, self._handle)
-            slots = [int(requests.ctypes.data) + (i * window + j) * size for j in range(window)]
-            rows += [self._c_call(name, *arguments, slot) for slot in slots]
-        total = len(used) * window
-        statuses = _statuses(total)
+            rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
         rows.append(self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data)))
-        specs = [(function, [b.memory, b.count, _moving(b.dtype)]) for _, function, b in used]
+        specs = [(function, [b.memory, b.count, _moving(b.dtype)], peer) for _, function, b, peer in posts]
 
         def run() -> None:
-            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec in specs for _ in range(window)])
+            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)])
 
         return Call(run=run, rows=rows, keep=(requests, statuses))
 

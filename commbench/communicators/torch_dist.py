@@ -16,6 +16,7 @@ from commbench.communicators.torch_control import TIMEOUT, join_world, unpinned
 from commbench.control import Control
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -179,15 +180,14 @@ class GlooCommunicator(HostCommunicator):
 
         return Call(run=run)
 
-    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
-        """dist.irecv and dist.isend ``window`` times each, then wait for all."""
-        into = _tensor(receive) if receive else None
-        out = _tensor(send) if send else None
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """dist.irecv and dist.isend ``window`` times with each peer, then wait for all."""
+        into = [(_tensor(buffer), peer) for buffer, peer in receives]
+        out = [(_tensor(buffer), peer) for buffer, peer in sends]
 
         def run() -> None:
-            works = [dist.irecv(into, peer, self._group) for _ in range(window)] if into is not None else []
-            if out is not None:
-                works += [dist.isend(out, peer, self._group) for _ in range(window)]
+            works = [dist.irecv(tensor, peer, self._group) for tensor, peer in into for _ in range(window)]
+            works += [dist.isend(tensor, peer, self._group) for tensor, peer in out for _ in range(window)]
             _wait_all(works)
 
         return Call(run=run)
