@@ -1,13 +1,15 @@
-"""Operations in patterns that arrange one group otherwise: in a ring, around one rank, as pairs of a matrix."""
+"""Operations in patterns that arrange all ranks otherwise: ring, fan, hierarchy, pairs of a matrix."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from commbench.collectives import WINDOW_BYTES, Operation, Piece, Shape, find_operation, left, own, right, whole
 from commbench.errors import UnsupportedError
+from commbench.patterns import Group, groups_of
 from commbench.primitives import Buffers, CallT_co, Ends, Primitives
 
 MATRIX = "matrix"
@@ -18,6 +20,7 @@ OFFERED = {
     "ring": ("latency", "bandwidth", "bibandwidth", "sendrecv"),
     "fan-in": ("bandwidth", "bibandwidth"),
     "fan-out": ("bandwidth", "bibandwidth"),
+    "hierarchical": ("all_reduce",),
     MATRIX: ("latency", "bandwidth", "bibandwidth", "sendrecv"),
 }
 
@@ -37,12 +40,12 @@ def arranged(name: str, pattern: str, size: int) -> Operation:
         return plain
     if name not in offered:
         raise UnsupportedError(
-            f"pattern {pattern} is for {' and '.join([', '.join(offered[:-1]), offered[-1]]).removeprefix(' and ')} "
+            f"pattern {pattern} is for {' or '.join([', '.join(offered[:-1]), offered[-1]]).removeprefix(' or ')}, "
             f"and {name} was asked for; use pattern flat"
         )
     if pattern == MATRIX:
         return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
-    make = _RING.get(name) if pattern == "ring" else _FAN[pattern, name]
+    make = _ARRANGED.get((pattern, name))
     return make(plain, size) if make else plain
 
 
@@ -92,19 +95,19 @@ def _ring(plain: Operation, **changes: Any) -> Operation:  # noqa: ANN401 - fiel
     return replace(plain, **{**common, **changes})
 
 
-_RING: dict[str, Callable[[Operation, int], Operation]] = {
-    "latency": lambda plain, size: _ring(
+_RING: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
+    ("ring", "latency"): lambda plain, size: _ring(
         plain,
         summary="a token that is passed on from rank to rank, once round; the time of one hop",
         call=_token,
         operations_per_call=size,
     ),
-    "bandwidth": lambda plain, _: _ring(
+    ("ring", "bandwidth"): lambda plain, _: _ring(
         plain,
         summary="every rank sends a window of messages to the next and receives one from the rank before",
         call=_to_the_next,
     ),
-    "bibandwidth": lambda plain, _: _ring(
+    ("ring", "bibandwidth"): lambda plain, _: _ring(
         plain,
         summary="every rank exchanges windows of messages with both neighbours",
         receive=lambda shape: 2 * shape.elements,
@@ -218,3 +221,52 @@ _FAN: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
     ("fan-in", "bibandwidth"): _fan_both_ways,
     ("fan-out", "bibandwidth"): _fan_both_ways,
 }
+
+# -------------------------------------------------------------------------------------------------------- hierarchy
+
+
+def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
+    """The ranks of each host, and the rails across the hosts.
+
+    Raises:
+        UnsupportedError: not every rank of a host has its like on every other.
+    """
+    counts = Counter(hosts)
+    if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
+        found = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
+        raise UnsupportedError(
+            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
+            f"{found}{', ...' * (len(counts) > 4)}; use pattern flat"  # noqa: PLR2004 - those that are named
+        )
+    return groups_of("node", hosts), groups_of("cross", hosts)
+
+
+def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[CallT_co]:
+    """Reduce a piece for each rank of the host, reduce the pieces across hosts on one rail each, put them together.
+
+    The first and the last step stay within the host; the message crosses between hosts once, in as many streams as a
+    host has ranks (as Horovod's NCCLHierarchicalAllreduce divides it).
+    """
+    nodes, rails = _hierarchy(shape.hosts)
+    node, rail = backend.split(nodes), backend.split(rails)
+    assert node is not None and rail is not None  # noqa: S101, PT018 - every rank is in one of each
+    piece = backend.like(buffers.receive, shape.elements // len(nodes[0]))
+    return [
+        node.reduce_scatter(buffers.send, piece, redop),
+        rail.all_reduce(piece, piece, redop),
+        node.all_gather(piece, buffers.receive),
+    ]
+
+
+def _hierarchical(plain: Operation, _: int) -> Operation:
+    """The message is rounded up as if every rank had a block of it: then the ranks of any host divide it too."""
+    return replace(
+        plain,
+        summary="reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each host",
+        call=_by_levels,
+        divided=True,
+        algorithm="commbench hierarchical",
+    )
+
+
+_ARRANGED = {**_RING, **_FAN, ("hierarchical", "all_reduce"): _hierarchical}

@@ -32,6 +32,8 @@ class Shape:
     """Elements of the message: the larger of the send and the receive buffer of any rank."""
     root: int = 0
     window: int = 1
+    hosts: Sequence[str] = ()
+    """The host of each rank, where an operation must know it."""
 
     @property
     def block(self) -> int:
@@ -196,6 +198,8 @@ class Operation:
     """How often a message crosses one after the other in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
     """Messages that the reported bandwidth counts per crossing: 2 where both directions carry data."""
+    algorithm: str = ""
+    """Whose algorithm runs, where the operation is composed here rather than by the library."""
     overlaps: bool = False
     """Whether ``call`` is a start and a completion, between which computing may go on (non-blocking collectives)."""
     moves_data: bool = True

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,13 +18,14 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
+from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.overlap import measure_overlap
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
-from commbench.stats import StoppingRule, is_bimodal, is_steady
+from commbench.stats import StoppingRule
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -48,6 +49,8 @@ class Session:
     progress: Progress
     shared_clock: bool = False
     oversubscribed: bool = False
+    hosts: Sequence[str] = ()
+    """The host of each rank; empty: all are on one."""
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
@@ -111,33 +114,35 @@ def measure(
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, frozen)
-    prepared, timer, refusal = _ready(case, communicator, session, prepare)
+    make = partial(prepare, case, communicator, session.hosts)
+    prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
-    if refusal:
-        return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    if wrong:
-        reason = f"{wrong} elements differ from the known answer"
-        return _on_root(session, replace(record, status="wrong", wrong=wrong, reason=reason))
+    checked = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
+    if checked.refusal:
+        return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
+    if checked.wrong:
+        return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
         settled, samples = _sample(prepared, timer, session, frozen)
-        overlap = _overlap(prepared, session)
+        overlap = _overlap(prepared, communicator, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
-    if samples is None:
+    transports = session.control.gather(prepared.communicator.transport())
+    if samples is None or transports is None:
         return None
     record = replace(
         record,
-        wrong=wrong,
+        wrong=checked.wrong,
         warmups=settled.warmups,
         batch=settled.batch,
         harness_us=harness_us,
         overlap=overlap,
-        transport=communicator.transport(),
+        transport=carried_by(transports, prepared.participants),
     )
-    return _with_samples(record, samples, session, stopwatch)
+    record = _with_samples(record, samples, session, stopwatch)
+    return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
 
 
 def frozen_from(record: Record) -> Frozen | None:
@@ -169,7 +174,8 @@ def _measure_matrix(
     record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, frozen: Frozen | None
 ) -> Record | None:
     """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
-    matrix, timer, refusal = _ready(record.case, communicator, session, prepare_matrix)
+    make = partial(prepare_matrix, record.case, communicator)
+    matrix, timer, refusal = _ready(record.case, communicator, session, make)
     if not matrix or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     sampler = MatrixSampler(
@@ -219,19 +225,19 @@ def _where_wrong(pairs: Sequence[PairTimes]) -> str:
 
 
 def _ready(
-    case: Case, communicator: Communicator, session: Session, prepare: Callable[[Case, Communicator], PreparedT]
+    case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
 ) -> tuple[PreparedT | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator)
+        prepared = make()
         session.check(case, communicator)
     except UnsupportedError as error:
         refusal = str(error)
     refusal = next((text for text in gather_everywhere(session.control, refusal) if text), "")
     if refusal or not prepared:
         return None, None, refusal
-    return prepared, session.timer(case, communicator), ""
+    return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
 
 def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
@@ -244,17 +250,18 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
         rule=session.rule,
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
+        watched=prepared.participants if prepared.several else (0,),
     )
     settled = sampler.settle(frozen)
     samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
     return settled, sampler.collect(samples, settled.batch)
 
 
-def _overlap(prepared: Prepared, session: Session) -> Overlap | None:
+def _overlap(prepared: Prepared, communicator: Communicator, session: Session) -> Overlap | None:
     """The overlap of a non-blocking collective; None for others."""
     if not prepared.operation.overlaps:
         return None
-    timer = session.timer(replace(prepared.case, loop="python"), prepared.communicator)
+    timer = session.timer(replace(prepared.case, loop="python"), communicator)
     slice_s = session.slice_s or session.budget.slice_s
     return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
 
@@ -269,6 +276,7 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
         "group": rank_list(participants),
         "group_size": len(participants),
         "window": prepared.window,
+        "algorithm": prepared.operation.algorithm,
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }
@@ -278,21 +286,23 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
         return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
-    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
-    per = record.batch * record.window * operation.operations_per_call
-    times_us = samples.slowest_us(per)
+    per = _operations(record)
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "bimodal": is_bimodal(times_us),
-        "unsteady": not is_steady(times_us),
     }
     return replace(
         record,
         **samples.summary(per),
         late_discarded=samples.late,
-        flags=tuple(name for name, raised in flags.items() if raised),
+        flags=(*(name for name, raised in flags.items() if raised), *samples.doubts(per)),
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
+
+
+def _operations(record: Record) -> int:
+    """Operations in one repetition."""
+    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
+    return record.batch * record.window * operation.operations_per_call

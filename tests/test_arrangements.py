@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from commbench.arrangements import MATRIX, MATRIX_WINDOW_BYTES, OFFERED, arranged
+from commbench.arrangements import MATRIX, MATRIX_WINDOW_BYTES, OFFERED, _hierarchy, arranged
 from commbench.cases import Case, Sweep
 from commbench.collectives import OPERATIONS, WINDOW_BYTES, Operation, Shape, window_of
 from commbench.errors import UnsupportedError
@@ -14,7 +14,7 @@ from commbench.primitives import Buffers
 from commbench.records import Row
 from commbench.summary import _bandwidths
 
-RINGS_AND_FANS = [(p, name) for p, names in OFFERED.items() if p in {"ring", "fan-in", "fan-out"} for name in names]
+RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in OFFERED[p]]
 MIB = 2**20
 
 
@@ -163,6 +163,33 @@ def test_sweeps_vary_the_root_of_a_fan() -> None:
     assert expected == [(case.operation, case.pattern, case.root) for case in sweep.cases(3)]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "found"),
+    [
+        ("aab", "2 on a, 1 on b"),
+        ("aa", "2 on a"),
+        ("abc", "1 on a, 1 on b, 1 on c"),
+        ("abcdef", "1 on a, 1 on b, 1 on c, 1 on d, ..."),
+    ],
+)
+def test_no_hierarchy_is_refused(hosts: str, found: str) -> None:
+    """Say where the ranks are, and what to do."""
+    with pytest.raises(UnsupportedError, match=rf"on each, and this run has {found}; use pattern flat$"):
+        _hierarchy(hosts)
+
+
+def test_a_hierarchy_is_hosts_and_rails() -> None:
+    """Take the ranks of each host, and one of each host for every rail, however they were placed."""
+    assert (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))) == _hierarchy("aaabbb")
+    assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
+
+
+def test_a_hierarchical_message_can_be_divided() -> None:
+    """Round the message up to one element a rank."""
+    (case,) = Sweep(patterns=["hierarchical"], sizes=[20], backends=["mpi"]).cases(4)
+    assert 32 == case.message_bytes
+
+
 # ------------------------------------------------------------------------------------------------------- real ranks
 
 BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
@@ -177,20 +204,36 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     return found["cases"]
 
 
+def refusal(entry: Any, size: int) -> str | None:
+    """Return the sentence, or its beginning, that must refuse a case; None for one that must work."""
+    case, placed = entry["case"], entry["hosts"][:size]
+    if case.pattern == "hierarchical" and placed not in {"ABAB", "AABB"}:
+        return "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
+    return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else None
+
+
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_results_are_right_and_wrong_ones_are_caught(verified: Any) -> None:
+def test_results_are_right_and_wrong_ones_are_caught(verified: Any, request: pytest.FixtureRequest) -> None:
     """Find nothing wrong in the loops of either kind, one element that was flipped, and what was never sent."""
+    size = request.node.callspec.params["verified"]
     for entry in verified:
+        expected = refusal(entry, size)
+        if expected:
+            assert entry["refused"].startswith(expected), str(entry["case"])
+            continue
         found = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
         assert {"refused": None, "clean": 0, "corrupted": 1} == found, str(entry["case"])
-        assert entry["idle"] > 0, str(entry["case"])
+        assert entry["idle"] > 0 or entry["case"].message_bytes < 64, str(entry["case"])
         assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(entry["case"])
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_every_combination_ran(verified: Any) -> None:
-    """Verify each offered operation of each pattern on each backend."""
+def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) -> None:
+    """Verify each offered operation of each pattern on each backend; a hierarchy needs four ranks here."""
     expected = {(b, p, name) for b in BACKENDS.split(",") for p, name in RINGS_AND_FANS}
-    assert expected == {(e["case"].backend, e["case"].pattern, e["case"].operation) for e in verified}
+    if request.node.callspec.params["verified"] > 3:
+        expected |= {(b, "hierarchical", "all_reduce") for b in BACKENDS.split(",")}
+    ran = [e["case"] for e in verified if "corrupted" in e]
+    assert expected == {(case.backend, case.pattern, case.operation) for case in ran}

@@ -104,6 +104,7 @@ class _Duty:
             progress=self.heart.progress,
             shared_clock=share_clock(places),
             oversubscribed=are_crowded(places),
+            hosts=[place.host for place in places],
         )
         for index, planned in enumerate(self.plan.cases):
             case = planned.case

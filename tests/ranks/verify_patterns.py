@@ -12,6 +12,7 @@ from verify_all import findings
 from commbench.arrangements import MATRIX, OFFERED
 from commbench.budgets import Budget
 from commbench.cases import Case, Sweep, all_cases
+from commbench.collectives import REDOPS
 from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
 from commbench.control import Control
@@ -21,6 +22,8 @@ from commbench.timing.progress import Progress
 
 #: The least, and numbers that no library likes.
 ELEMENTS = (1, 301, 5001)
+#: Four ranks on hosts: by turns, one host after the other, and placements that are no hierarchy.
+PLACEMENTS = ("ABAB", "AABB", "AAAB", "AAAA", "ABCD")
 BUDGET = Budget(name="quick", launches=1, relative_half_width=0.5, slice_s=0.05)
 #: Who sends what was not asked for to whom, where a matrix is spoiled.
 LIAR, VICTIM = 2, 1
@@ -33,7 +36,19 @@ def cases(backend: str, size: int) -> list[Case]:
         [
             Sweep(operations=operations, patterns=[pattern], sizes=[4 * elements for elements in ELEMENTS], **common)
             for pattern, operations in OFFERED.items()
-            if pattern != MATRIX
+            if pattern not in {"hierarchical", MATRIX}
+        ],
+        size,
+    )
+
+
+def hierarchies(backend: str, size: int) -> list[Case]:
+    """Hierarchical reductions of all kinds, in place and not."""
+    common: dict[str, Any] = {"backends": [backend], "patterns": ["hierarchical"], "in_place": "both"}
+    return all_cases(
+        [
+            Sweep(dtypes=["float32"], sizes=[4 * elements for elements in ELEMENTS], redops=REDOPS, **common),
+            Sweep(dtypes=["int8", "float64"], sizes=[64], **common),
         ],
         size,
     )
@@ -110,8 +125,11 @@ def main() -> None:
         if what == "matrices":
             found["matrices"][backend] = matrices(communicator, control)
         else:
-            for number, case in enumerate(cases(backend, control.size)):
-                found["cases"].append({"case": vars(case)} | dict(findings(case, number, communicator, control)))
+            planned = [(case, "") for case in cases(backend, control.size)]
+            planned += [(case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS]
+            for number, (case, hosts) in enumerate(planned):
+                entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
+                found["cases"].append({"case": vars(case), "hosts": hosts} | entry)
         communicator.close()
     if control.rank == 0:
         sys.stdout.write("\n" + json.dumps(found) + "\n")
