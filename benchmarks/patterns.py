@@ -1,4 +1,4 @@
-"""What does it matter who talks to whom? The same operations within hosts, across them, and in shapes that load links."""
+"""What does it matter who talks to whom? The same operations within hosts, across them, and where links are loaded."""
 
 from commbench import Sweep
 
