@@ -276,7 +276,7 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
         "group": rank_list(participants),
         "group_size": len(participants),
         "window": prepared.window,
-        "algorithm": prepared.operation.algorithm,
+        "algorithm": prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name),
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }

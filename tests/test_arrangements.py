@@ -1,9 +1,12 @@
 """Tests of operations in a ring, around one rank and in hierarchies: their geometry, and results of real ranks."""
 
 import importlib.util
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from launching import records_from_lab
 
 from commbench.arrangements import MATRIX, MATRIX_WINDOW_BYTES, OFFERED, _hierarchy, arranged
 from commbench.cases import Case, Sweep
@@ -237,3 +240,37 @@ def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) ->
         expected |= {(b, "hierarchical", "all_reduce") for b in BACKENDS.split(",")}
     ran = [e["case"] for e in verified if "corrupted" in e]
     assert expected == {(case.backend, case.pattern, case.operation) for case in ran}
+
+
+# ------------------------------------------------------------------------------------------------- emulated clusters
+
+
+def by_pattern(records: Any) -> dict[str, Any]:
+    """Return the records by pattern."""
+    assert all(record.status == "ok" for record in records), records
+    return {record.case.pattern: record for record in records}
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
+    """Reduce faster by levels than flat on Gloo, where two hosts of two ranks share links of 200 Mbit/s."""
+    pytest.importorskip("torch")
+    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4M", "--backend", "gloo")
+    lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit")
+    found = by_pattern(records_from_lab(tmp_path / "run", *what, lab=lab))
+    assert median(found["hierarchical"].times_us) < 0.95 * median(found["flat"].times_us)
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_the_algorithm_is_stated(tmp_path: Path) -> None:
+    """Name ours, and the component of Open MPI between hosts; what the library says of itself reaches nobody."""
+    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4K", "--backend", "mpi")
+    lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "none")
+    found = by_pattern(records_from_lab(tmp_path / "run", *what, lab=lab))
+    assert "commbench hierarchical" == found["hierarchical"].algorithm
+    if found["flat"].library.startswith("Open MPI 5"):
+        assert "coll/han" == found["flat"].algorithm

@@ -3,6 +3,8 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from faking import EXACT, FakeRun, fake_case
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import records_from_lab
 
 from commbench.communicators.fake import FakeTimer, Script
 from commbench.matrix import FEWEST, MOST, MatrixSampler, _Share, _TurnTimes
@@ -230,3 +233,23 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
             record = matrices[backend, f"{operation} spoiled"]
             assert ("wrong", 2000, ()) == (record.status, record.wrong, tuple(record.times_us))
             assert [(2, 1, 2000)] == [(p.source, p.target, p.wrong) for p in record.pairs if p.wrong]
+
+
+# ------------------------------------------------------------------------------------------------- emulated clusters
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
+    """Give one host of four a quarter of the rate: its pairs take about four times as long, and only its."""
+    what = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "512K", "--backend", backend)
+    lab = ("--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit")
+    (record,) = records_from_lab(tmp_path / "run", *what, lab=lab)
+    assert isinstance(record, Record)
+    assert ("ok", 12) == (record.status, len(record.pairs))
+    slow = [pair.time_us for pair in record.pairs if 2 in {pair.source, pair.target}]
+    others = [pair.time_us for pair in record.pairs if 2 not in {pair.source, pair.target}]
+    assert 2.5 < median(slow) / median(others) < 6
+    assert min(slow) > median(others)

@@ -54,6 +54,10 @@ class Communicator(ABC):
     def transport(self) -> str:
         """What carries messages between the ranks; known once the first operation has run."""
 
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
+        """What the library carries an operation with, where it can be known."""
+        return ""
+
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """A new timed loop, one of ``loops`` or ``auto`` for the best."""

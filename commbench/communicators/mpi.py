@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from commbench.collectives import Operation, Shape
 from commbench.communicators.base import HostBuffer, HostCommunicator
 from commbench.communicators.mpi_control import MpiControl
+from commbench.communicators.mpi_report import algorithm_of, with_component
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
@@ -44,15 +46,20 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or ``comm``, a part of it on ``hosts``; carries nothing but what is measured."""
+    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` makes; carries only what is measured."""
 
     backend = "mpi"
     loops = ("native", "python")
     most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
 
-    def __init__(self, control: MpiControl, comm: MPI.Comm | None = None, hosts: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        control: MpiControl,
+        make: Callable[[], MPI.Comm] = MPI.COMM_WORLD.Dup,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
         self._control = control
-        self._comm = comm or MPI.COMM_WORLD.Dup()
+        self._comm, self._component = with_component(make)
         self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
@@ -71,6 +78,10 @@ class MpiCommunicator(HostCommunicator):
     def transport(self) -> str:
         """The component in use as the library reports it, e.g. ``sm``; empty where it does not say."""
         return self._transport if self.size > 1 else "self"
+
+    def algorithm(self, operation: str) -> str:
+        """The component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
+        return algorithm_of(self._component, operation)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """Native unless Python is asked for."""
@@ -106,10 +117,11 @@ class MpiCommunicator(HostCommunicator):
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
         """By MPI_Comm_split: one call makes all groups."""
         number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
-        comm = self._comm.Split(number, self.rank)
+        make = partial(self._comm.Split, number, self.rank)
         if number == MPI.UNDEFINED:
+            make()
             return None
-        return MpiCommunicator(self._control, comm, [self._hosts[rank] for rank in groups[number]])
+        return MpiCommunicator(self._control, make, [self._hosts[rank] for rank in groups[number]])
 
     def close(self) -> None:
         """Free the communicator and its parts."""
