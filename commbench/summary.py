@@ -271,7 +271,7 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
     interval = _interval(timed)
     return {
         "launches": len(timed),
-        "repetitions": sum(len(r.times_us) for r in timed),
+        "repetitions": sum(_repetitions(r) for r in timed),
         "late_discarded": sum(r.late_discarded for r in timed),
         "time_us": _median(launch_medians(timed, ("ok", "wrong"))),
         "time_us_ci_low": interval.low if interval else None,
@@ -284,6 +284,11 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "skew_us": _median_of_medians(r.skew_us for r in timed),
         "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
     }
+
+
+def _repetitions(record: Record) -> int:
+    """Valid repetitions, in a matrix of all pairs, whose times are one a pair."""
+    return sum(pair.repetitions for pair in record.pairs) if record.pairs else len(record.times_us)
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:

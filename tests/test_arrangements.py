@@ -257,7 +257,7 @@ def by_pattern(records: Any) -> dict[str, Any]:
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
     """Reduce faster by levels than flat on Gloo, where two hosts of two ranks share links of 200 Mbit/s."""
     pytest.importorskip("torch")
-    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4M", "--backend", "gloo")
+    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "2M", "--backend", "gloo")
     lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit")
     found = by_pattern(records_from_lab(tmp_path / "run", *what, lab=lab))
     assert median(found["hierarchical"].times_us) < 0.95 * median(found["flat"].times_us)

@@ -1,6 +1,7 @@
 """Tests of the matrix of pairs: its rounds, what is made of stamps, and matrices of scripted and of real ranks."""
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from commbench.communicators.fake import FakeTimer, Script
 from commbench.matrix import FEWEST, MOST, MatrixSampler, _Share, _TurnTimes
 from commbench.patterns import rounds_of
 from commbench.records import Record
+from commbench.summary import summarise_run
 from commbench.timing.loops import Repetitions
 
 # ----------------------------------------------------------------------------------------------------------- rounds
@@ -121,6 +123,17 @@ def test_pairs_with_a_slow_rank_are_slow() -> None:
     record = matrix("latency", script=replace(EXACT, slow_rank=3, slow_rank_factor=2.0))
     slow = {(p.source, p.target) for p in record.pairs if p.time_us > 1.5 * min(record.times_us)}
     assert {(p.source, p.target) for p in record.pairs if 3 in {p.source, p.target}} == slow
+
+
+def test_pairs_are_stored_by_column() -> None:
+    """Write a list a field and read the same pairs; the row counts the repetitions of all of them."""
+    record = matrix(ranks=3)
+    stored = json.loads(json.dumps(record.to_json()))
+    assert [0, 0, 1, 1, 2, 2] == stored["pairs"]["source"]
+    assert list(record.pairs) == list(Record.from_json(stored).pairs)
+    (row,) = summarise_run([record], {})
+    assert sum(pair.repetitions for pair in record.pairs) == row.repetitions
+    assert median(record.times_us) == row.time_us
 
 
 def test_wrong_data_is_told_by_pair() -> None:
@@ -244,7 +257,7 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
     """Give one host of four a quarter of the rate: its pairs take about four times as long, and only its."""
-    what = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "512K", "--backend", backend)
+    what = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "16K", "--backend", backend)
     lab = ("--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit")
     (record,) = records_from_lab(tmp_path / "run", *what, lab=lab)
     assert isinstance(record, Record)
