@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
+from commbench.arrangements import MATRIX, arranged
 from commbench.budgets import Budget
 from commbench.cases import Case
-from commbench.collectives import find_operation
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
+from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.overlap import measure_overlap
 from commbench.preparation import Prepared, prepare
-from commbench.records import Frozen, Overlap, Record
+from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
@@ -32,6 +33,11 @@ from commbench.timing.sync import SyncPlan, choose_method
 HARNESS_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
+NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
+#: Pairs that the reason of a wrong matrix names.
+NAMED_PAIRS = 3
+
+PreparedT = TypeVar("PreparedT")
 
 
 @dataclass
@@ -106,7 +112,10 @@ def measure(
     """
     stopwatch = Stopwatch()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
-    prepared, timer, refusal = _ready(case, communicator, session)
+    if case.pattern == MATRIX:
+        return _measure_matrix(record, communicator, session, stopwatch, frozen)
+    make = partial(prepare, case, communicator, session.hosts)
+    prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
@@ -161,11 +170,67 @@ class Stopwatch:
         return time.perf_counter() - self._begun - self.measuring_s
 
 
-def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Prepared | None, Timer | None, str]:
+def _measure_matrix(
+    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, frozen: Frozen | None
+) -> Record | None:
+    """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
+    make = partial(prepare_matrix, record.case, communicator)
+    matrix, timer, refusal = _ready(record.case, communicator, session, make)
+    if not matrix or not timer:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    sampler = MatrixSampler(
+        control=session.control,
+        timer=timer,
+        matrix=matrix,
+        slice_s=session.slice_s or session.budget.slice_s,
+        reading_ns=session.reading_ns(timer),
+    )
+    with stopwatch.measuring():
+        settled, pairs = sampler.collect(record.launch, frozen)
+    record = replace(
+        record,
+        **_conditions(matrix, timer),
+        pairs=pairs,
+        wrong=sampler.wrong,
+        warmups=settled.warmups,
+        batch=settled.batch,
+        harness_us=round(session.harness_us(record.case, communicator, settled.batch), 4),
+        transport=communicator.transport(),
+        late_discarded=sampler.late,
+        measuring_s=round(stopwatch.measuring_s, 6),
+        other_s=round(stopwatch.other_s, 6),
+    )
+    return _on_root(session, _concluded(record, session))
+
+
+def _concluded(record: Record, session: Session) -> Record:
+    """A record of a matrix with what follows from its pairs."""
+    if record.wrong:
+        reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
+        return replace(record, status="wrong", reason=reason)
+    if not record.pairs:
+        return replace(record, status="failed", reason=NEVER_ON_TIME)
+    late = record.late_discarded
+    tried = late + sum(pair.repetitions for pair in record.pairs)
+    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * tried}
+    raised = tuple(name for name, is_raised in flags.items() if is_raised)
+    return replace(record, times_us=[pair.time_us for pair in record.pairs], flags=raised)
+
+
+def _where_wrong(pairs: Sequence[PairTimes]) -> str:
+    """The end of a sentence: the first of the pairs that got wrong data, and how many others did."""
+    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
+    more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
+    return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
+
+
+def _ready(
+    case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
+) -> tuple[PreparedT | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator, session.hosts)
+        prepared = make()
         session.check(case, communicator)
     except UnsupportedError as error:
         refusal = str(error)
@@ -205,12 +270,13 @@ def _on_root(session: Session, record: Record) -> Record | None:
     return record if session.control.rank == 0 else None
 
 
-def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
+def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, Any]:
     participants = prepared.participants
     return {
         "group": rank_list(participants),
         "group_size": len(participants),
         "window": prepared.window,
+        "algorithm": prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name),
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }
@@ -219,8 +285,7 @@ def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
 def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
-        reason = "no repetition started on time; use --sync dissemination"
-        return replace(record, status="failed", reason=reason, late_discarded=samples.late)
+        return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
     per = _operations(record)
     flags = {
         "oversubscribed": session.oversubscribed,
@@ -239,4 +304,5 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
 
 def _operations(record: Record) -> int:
     """Operations in one repetition."""
-    return record.batch * record.window * find_operation(record.case.operation).operations_per_call
+    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
+    return record.batch * record.window * operation.operations_per_call

@@ -32,6 +32,7 @@ class FakeRun:
 
     script: Script = EXACT
     ranks: int = 2
+    hosts: Sequence[str] = ()
     shared_clock: bool = True
     relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
@@ -49,6 +50,7 @@ class FakeRun:
                 budget=budget,
                 progress=Progress(),
                 shared_clock=self.shared_clock,
+                hosts=self.hosts,
                 slice_s=self.slice_s,
             )
             communicator = FakeCommunicator(control, self.script, launch=number)
