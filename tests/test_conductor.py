@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from launching import (
 )
 
 from commbench.cases import Case, Sweep
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, MpirunLauncher
 from commbench.launch.signals import Interrupts
@@ -218,6 +219,33 @@ def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
     code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
     assert (3, []) == (code, measured(tmp_path))
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
+
+
+def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the first launch where the program is gone before the second, and resume when it is back."""
+    launcher = ScriptLauncher(ALL)
+    command = launcher.command
+    monkeypatch.setattr(launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"])
+    gone: list[bool] = []
+    display = Recorder(lambda: gone.append(True), when=4)
+    code, info, _ = run(tmp_path, launcher, display=display)
+    assert (3, "partial", 4) == (code, info["status"], len(measured(tmp_path)))
+    expected = "/gone cannot be started (No such file or directory); install it again, or load its module"
+    assert expected == info["reason"]
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
+    """Write what was measured anew where the directory is removed in a running sweep; the same call resumes."""
+    out = tmp_path / "run"
+    with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
+        run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))
+    info = json.loads((out / "run.json").read_text())
+    assert ("partial", 2) == (info["status"], len(measured(out)))
+    assert "has vanished" in info["reason"]
+    assert 0 == run(out, ALL)[0]
+    assert EVERYTHING == sorted(measured(out))
 
 
 def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> None:
     """Send SIGINT to every rank, as srun does: the case is kept, the run interrupted, and completed the next time."""
     path = tmp_path / "run"

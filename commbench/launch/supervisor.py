@@ -103,7 +103,11 @@ class Supervisor:
         """Start the launch and stay until it is over."""
         program = (*PROGRAM, f"{self._startup_s:g}")
         command = self._launcher.command(self._ranks, program, training=self._plan.training is not None)
-        launched = Launched(command, {**os.environ, **self._launcher.environment()}, self._plan.to_json())
+        try:
+            launched = Launched(command, {**os.environ, **self._launcher.environment()}, self._plan.to_json())
+        except OSError as error:
+            why = f"{command[0]} cannot be started ({error.strerror}); install it again, or load its module"
+            return Ending(status="failed", reason=why)
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
