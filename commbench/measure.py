@@ -18,12 +18,13 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
-from commbench.overlap import measure_overlap
+from commbench.overlap import measure_overlap, slowest_rank_ns
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule, is_bimodal, is_steady
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -31,6 +32,11 @@ from commbench.timing.sync import SyncPlan, choose_method
 HARNESS_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
+#: Ranks start at an agreed instant where their clocks agree to this share of the time: the bound holds whatever the
+#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+CLOCK_SHARE = 0.1
+#: Operations that tell whether one lasts that long.
+PROBES = 5
 
 
 @dataclass
@@ -41,6 +47,8 @@ class Session:
     budget: Budget
     progress: Progress
     shared_clock: bool = False
+    """Whether ranks' stamps can be compared: they are of one clock, or ``clock`` makes them so."""
+    clock: GlobalClock = field(default_factory=GlobalClock)
     oversubscribed: bool = False
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
@@ -70,16 +78,25 @@ class Session:
                 "round-time synchronisation needs ranks that share a clock; use --sync dissemination"
             )
 
-    def timer(self, case: Case, communicator: Communicator) -> Timer:
-        """The timed loop for a case, calibrated once a launch, all ranks together."""
-        method = choose_method(case.sync, shared_clock=self.shared_clock, own_threads=communicator.own_threads)
+    def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
+        """The timed loop for a case, calibrated once a launch, all ranks together.
+
+        ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
+        """
+        shared = self.shared_clock and self.clock.error_ns <= CLOCK_SHARE * lasting_ns
+        method = choose_method(case.sync, shared_clock=shared, own_threads=communicator.own_threads)
         key = (case.backend, case.loop, method)
         if key not in self._timers:
-            plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)
+            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
             timer = communicator.timer(case.loop, plan, self.progress)
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
+
+    def refresh_clock(self) -> None:
+        """Compare the hosts' clocks again where that was long ago, all ranks together."""
+        if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
+            self.clock.refresh()
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
         """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
@@ -102,12 +119,14 @@ def measure(
     with status ``unsupported``, wrong data one with status ``wrong`` and no times.
     """
     stopwatch = Stopwatch()
+    session.refresh_clock()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     prepared, timer, refusal = _ready(case, communicator, session)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    refusal, wrong = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
+    one_clock = session.shared_clock and session.clock.exact
+    refusal, wrong = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
     if refusal:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     if wrong:
@@ -115,6 +134,8 @@ def measure(
         return _on_root(session, replace(record, status="wrong", wrong=wrong, reason=reason))
     prepared.refill()
     with stopwatch.measuring():
+        timer = _suit_clock(prepared, timer, session, frozen)
+        record = replace(record, **_conditions(prepared, timer))
         settled, samples = _sample(prepared, timer, session, frozen)
         overlap = _overlap(prepared, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
@@ -134,7 +155,7 @@ def measure(
 
 def frozen_from(record: Record) -> Frozen | None:
     """What later launches keep of a case's record in an earlier one; None if it was not measured."""
-    return Frozen(warmups=record.warmups, batch=record.batch) if record.times_us else None
+    return Frozen(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
 
 
 class Stopwatch:
@@ -169,6 +190,22 @@ def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Pr
     if refusal or not prepared:
         return None, None, refusal
     return prepared, session.timer(case, communicator), ""
+
+
+def _suit_clock(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> Timer:
+    """The timed loop for an operation of this length: how ranks start together may depend on it."""
+    case, communicator = prepared.case, prepared.communicator
+    if case.sync != "auto" or session.clock.exact or communicator.own_threads:
+        return timer
+    if frozen and frozen.sync:
+        return session.timer(replace(case, sync=frozen.sync), communicator)
+    lasting_ns = 0
+    for repetitions in (1, PROBES):  # the first is for warming up, and enough where it is long
+        probed_ns = slowest_rank_ns(session.control, timer, prepared.calls, prepared.participants, repetitions)
+        lasting_ns = session.control.broadcast_int(probed_ns)
+        if CLOCK_SHARE * lasting_ns > PROBES * session.clock.error_ns:
+            break
+    return session.timer(case, communicator, lasting_ns=lasting_ns)
 
 
 def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
@@ -219,10 +256,12 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     operation = find_operation(record.case.operation)
     per = record.batch * record.window * operation.operations_per_call
     times_us = samples.slowest_us(per)
+    median_us = float(np.median(times_us))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "clock": record.sync == "round-time" and session.clock.error_ns > CLOCK_SHARE * 1e3 * per * median_us,
         "bimodal": is_bimodal(times_us),
         "unsteady": not is_steady(times_us),
     }

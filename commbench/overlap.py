@@ -32,13 +32,13 @@ def measure_overlap(
         slice_s: time for all of it, in seconds.
     """
     start, completion = calls
-    first_ns = _median_ns(control, timer, calls, participants, 3)
+    first_ns = slowest_rank_ns(control, timer, calls, participants, 3)
     affordable = int(SHARE * slice_s * 1e9 / max(first_ns, 1))
     repetitions = control.broadcast_int(max(6, min(REPETITIONS, affordable)))
-    pure_ns = control.broadcast_int(_median_ns(control, timer, calls, participants, repetitions))
+    pure_ns = control.broadcast_int(slowest_rank_ns(control, timer, calls, participants, repetitions))
     compute = Call(run=Computing(pure_ns).run)
-    compute_ns = _median_ns(control, timer, [compute], participants, repetitions)
-    overall_ns = _median_ns(control, timer, [start, compute, completion], participants, repetitions)
+    compute_ns = slowest_rank_ns(control, timer, [compute], participants, repetitions)
+    overall_ns = slowest_rank_ns(control, timer, [start, compute, completion], participants, repetitions)
     if control.rank:
         return None
     return Overlap(pure_us=pure_ns / 1e3, compute_us=compute_ns / 1e3, overall_us=overall_ns / 1e3)
@@ -60,10 +60,10 @@ class Computing:
             np.dot(self._matrix, self._vector, out=self._product)
 
 
-def _median_ns(
+def slowest_rank_ns(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> int:
-    """Median over repetitions of the slowest rank, on rank 0; 0 elsewhere."""
+    """Time ``calls``: median over repetitions of the slowest rank, on rank 0; 0 elsewhere."""
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
         return 0

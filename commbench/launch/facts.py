@@ -123,12 +123,19 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "libraries": {**session["libraries"], **known.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
         "shared_clock": session["shared_clock"],
+        **_worst_clock(session, known),
         "oversubscribed": session["oversubscribed"],
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
         "tick_us": max(ticks_us, default=None),
     }
+
+
+def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """How far the ranks' clocks agreed (see `commbench.timing.clocks`), in the launch in which they did least."""
+    stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
+    return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
 
 
 def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
