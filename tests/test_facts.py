@@ -88,6 +88,16 @@ def test_the_first_environment_stays_and_gains_a_library() -> None:
     assert "Open MPI" == fields["environment"]["mpi_library"]
 
 
+def test_the_launch_with_the_worst_clock_is_stated() -> None:
+    """Keep the largest bound of all launches, and none where ranks only trained."""
+    clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
+    known: dict[str, object] = {}
+    for clock in clocks:
+        known |= header_fields({**session(), "clock": clock}, known)
+    assert clocks[1] == known["clock"]
+    assert "clock" not in header_fields(session(), {})
+
+
 def test_other_conditions_are_refused() -> None:
     """Name the difference and the way out."""
     known = {"environment": session()["environment"]}
