@@ -53,6 +53,9 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert nothing is None
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
+    ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
+    assert [0, 1] == [rank["rank"] for rank in ranks]
+    assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
     assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
     assert {"fake": "commbench fake"} == session["libraries"]

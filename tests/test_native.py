@@ -42,6 +42,7 @@ def make_timer(
     meet: Any = (),
     tell: Any = (),
     instant: Any = None,
+    *,
     slack_ns: int = 1_000_000_000,
     clock: GlobalClock | None = None,
 ) -> tuple[NativeTimer, Progress]:
