@@ -13,7 +13,7 @@ from typing import TypeVar
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
 from commbench.errors import InputError
-from commbench.patterns import check_pattern
+from commbench.patterns import check_pattern, shares_of
 from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
@@ -31,7 +31,8 @@ DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 
 class Case:
     """One point of a sweep. None means that the axis does not apply to the operation.
 
-    ``message_bytes`` is the true size: a rank's share has been rounded up to one element.
+    ``message_bytes`` is the true size: a rank's share has been rounded up to one element. Where the hosts decide how
+    many ranks a group has (patterns ``node`` and ``cross``), each group may round it up once more.
     """
 
     backend: str
@@ -173,7 +174,9 @@ class Sweep:
             yield Case(
                 backend=backend,
                 operation=operation.name,
-                message_bytes=true_message_bytes(operation, requested, find_dtype(dtype).itemsize, world_size),
+                message_bytes=true_message_bytes(
+                    operation, requested, find_dtype(dtype).itemsize, shares_of(pattern, world_size)
+                ),
                 dtype=dtype if operation.moves_data else None,
                 redop=redop if operation.reduces else None,
                 root=root if operation.rooted else None,

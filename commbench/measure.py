@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,12 +18,13 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
+from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.overlap import measure_overlap, slowest_rank_ns
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
-from commbench.stats import StoppingRule, is_bimodal, is_steady
+from commbench.stats import StoppingRule
 from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
@@ -50,6 +51,8 @@ class Session:
     """Whether ranks' stamps can be compared: they are of one clock, or ``clock`` makes them so."""
     clock: GlobalClock = field(default_factory=GlobalClock)
     oversubscribed: bool = False
+    hosts: Sequence[str] = ()
+    """The host of each rank; empty: all are on one."""
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
@@ -83,8 +86,11 @@ class Session:
 
         ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
         """
-        shared = self.shared_clock and self.clock.error_ns <= CLOCK_SHARE * lasting_ns
-        method = choose_method(case.sync, shared_clock=shared, own_threads=communicator.own_threads)
+        method = choose_method(
+            case.sync,
+            shared_clock=self.shared_clock and self.is_close(lasting_ns),
+            own_threads=communicator.own_threads,
+        )
         key = (case.backend, case.loop, method)
         if key not in self._timers:
             plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
@@ -92,6 +98,10 @@ class Session:
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
+
+    def is_close(self, lasting_ns: float) -> bool:
+        """Whether ranks' clocks agree closely enough for what takes so long."""
+        return self.clock.error_ns <= CLOCK_SHARE * lasting_ns
 
     def refresh_clock(self) -> None:
         """Compare the hosts' clocks again where that was long ago, all ranks together."""
@@ -126,31 +136,32 @@ def measure(
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
     one_clock = session.shared_clock and session.clock.exact
-    refusal, wrong = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
-    if refusal:
-        return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    if wrong:
-        reason = f"{wrong} elements differ from the known answer"
-        return _on_root(session, replace(record, status="wrong", wrong=wrong, reason=reason))
+    checked = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
+    if checked.refusal:
+        return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
+    if checked.wrong:
+        return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
-        timer = _suit_clock(prepared, timer, session, frozen)
+        timer = _suit_clock(prepared, communicator, timer, session, frozen)
         record = replace(record, **_conditions(prepared, timer))
         settled, samples = _sample(prepared, timer, session, frozen)
-        overlap = _overlap(prepared, session)
+        overlap = _overlap(prepared, communicator, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
-    if samples is None:
+    transports = session.control.gather(prepared.communicator.transport())
+    if samples is None or transports is None:
         return None
     record = replace(
         record,
-        wrong=wrong,
+        wrong=checked.wrong,
         warmups=settled.warmups,
         batch=settled.batch,
         harness_us=harness_us,
         overlap=overlap,
-        transport=communicator.transport(),
+        transport=carried_by(transports, prepared.participants),
     )
-    return _with_samples(record, samples, session, stopwatch)
+    record = _with_samples(record, samples, session, stopwatch)
+    return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
 
 
 def frozen_from(record: Record) -> Frozen | None:
@@ -182,19 +193,21 @@ def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Pr
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator)
+        prepared = prepare(case, communicator, session.hosts)
         session.check(case, communicator)
     except UnsupportedError as error:
         refusal = str(error)
     refusal = next((text for text in gather_everywhere(session.control, refusal) if text), "")
     if refusal or not prepared:
         return None, None, refusal
-    return prepared, session.timer(case, communicator), ""
+    return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
 
-def _suit_clock(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> Timer:
+def _suit_clock(
+    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
+) -> Timer:
     """The timed loop for an operation of this length: how ranks start together may depend on it."""
-    case, communicator = prepared.case, prepared.communicator
+    case = prepared.case
     if case.sync != "auto" or session.clock.exact or communicator.own_threads:
         return timer
     if frozen and frozen.sync:
@@ -203,7 +216,7 @@ def _suit_clock(prepared: Prepared, timer: Timer, session: Session, frozen: Froz
     for repetitions in (1, PROBES):  # the first is for warming up, and enough where it is long
         probed_ns = slowest_rank_ns(session.control, timer, prepared.calls, prepared.participants, repetitions)
         lasting_ns = session.control.broadcast_int(probed_ns)
-        if CLOCK_SHARE * lasting_ns > PROBES * session.clock.error_ns:
+        if session.is_close(lasting_ns / PROBES):
             break
     return session.timer(case, communicator, lasting_ns=lasting_ns)
 
@@ -218,17 +231,18 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
         rule=session.rule,
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
+        watched=prepared.participants if prepared.several else (0,),
     )
     settled = sampler.settle(frozen)
     samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
     return settled, sampler.collect(samples, settled.batch)
 
 
-def _overlap(prepared: Prepared, session: Session) -> Overlap | None:
+def _overlap(prepared: Prepared, communicator: Communicator, session: Session) -> Overlap | None:
     """The overlap of a non-blocking collective; None for others."""
     if not prepared.operation.overlaps:
         return None
-    timer = session.timer(replace(prepared.case, loop="python"), prepared.communicator)
+    timer = session.timer(replace(prepared.case, loop="python"), communicator)
     slice_s = session.slice_s or session.budget.slice_s
     return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
 
@@ -242,7 +256,7 @@ def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
     return {
         "group": rank_list(participants),
         "group_size": len(participants),
-        "window": prepared.shape.window,
+        "window": prepared.window,
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }
@@ -253,23 +267,24 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     if not samples.valid:
         reason = "no repetition started on time; use --sync dissemination"
         return replace(record, status="failed", reason=reason, late_discarded=samples.late)
-    operation = find_operation(record.case.operation)
-    per = record.batch * record.window * operation.operations_per_call
-    times_us = samples.slowest_us(per)
-    median_us = float(np.median(times_us))
+    per = _operations(record)
+    median_us = float(np.median(samples.slowest_us(per)))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "clock": record.sync == "round-time" and session.clock.error_ns > CLOCK_SHARE * 1e3 * per * median_us,
-        "bimodal": is_bimodal(times_us),
-        "unsteady": not is_steady(times_us),
+        "clock": record.sync == "round-time" and not session.is_close(1e3 * per * median_us),
     }
     return replace(
         record,
         **samples.summary(per),
         late_discarded=samples.late,
-        flags=tuple(name for name, raised in flags.items() if raised),
+        flags=(*(name for name, raised in flags.items() if raised), *samples.doubts(per)),
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
+
+
+def _operations(record: Record) -> int:
+    """Operations in one repetition."""
+    return record.batch * record.window * find_operation(record.case.operation).operations_per_call

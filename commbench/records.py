@@ -53,6 +53,8 @@ class GroupTimes:
     rank_slowest: Sequence[int] = ()
     wrong: int | None = None
     transport: str = ""
+    flags: Sequence[str] = ()
+    """Doubts about these times alone, in place of the record's of the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +140,8 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = [GroupTimes(**group) for group in data.get("groups", ())]
-            pairs = [PairTimes(**pair) for pair in data.get("pairs", ())]
+            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
+            pairs = tuple(PairTimes(**pair) for pair in data.get("pairs", ()))
             plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
             return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
         except (KeyError, TypeError, AttributeError) as error:
@@ -168,7 +170,9 @@ class Row:
     transport: str = field(default="", metadata={"about": "what carried the row: sm, tcp, ucx/rc, tcp/lo, ..."})
     operation: str = field(default="", metadata={"about": "what was timed"})
     pattern: str = field(default="", metadata={"about": "who talks to whom"})
-    group: str = field(default="", metadata={"about": "ranks that took part"})
+    group: str = field(
+        default="", metadata={"about": "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3"}
+    )
     world_size: int | None = field(default=None, metadata={"about": "ranks of the launch"})
     group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
     nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
@@ -228,6 +232,7 @@ class OverlapRow:
     run_id: str = field(default="", metadata={"about": "name of the run's directory"})
     backend: str = field(default="", metadata={"about": "as in collectives.csv"})
     operation: str = field(default="", metadata={"about": "iall_reduce or iall_gather"})
+    pattern: str = field(default="", metadata={"about": "who talks to whom; times are of all its groups together"})
     dtype: str | None = field(default=None, metadata={"about": "element type"})
     redop: str | None = field(default=None, metadata={"about": "reduction"})
     in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from commbench.control import Control
+from commbench.control import Control, gather_everywhere
 from commbench.records import Frozen
 from commbench.samples import Samples
 from commbench.stats import StoppingRule, warmup_count
@@ -50,6 +50,8 @@ class Sampler:
     slice_s: float
     reading_ns: float
     """What one reading of the clock costs in this timer's loop."""
+    watched: Sequence[int] = (0,)
+    """The ranks whose slowest settles warm-up and batch: rank 0 alone where all ranks do the same together."""
     _begun: float = field(default=0.0, init=False)
     _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
@@ -123,11 +125,15 @@ class Sampler:
         return time.perf_counter() - self._begun
 
     def _run(self, repetitions: int, batch: int) -> list[int]:
-        """Times of repetitions that are thrown away, in nanoseconds, on this rank."""
+        """Times of repetitions that are thrown away, in nanoseconds: of the watched ranks, else of this one."""
         if repetitions <= 0:
             return []
         seen = self.timer.run(self.calls, repetitions, batch)
-        times: list[int] = (seen.end_ns - seen.start_ns).tolist()
+        lasting = seen.end_ns - seen.start_ns
+        if tuple(self.watched) != (0,):
+            gathered = gather_everywhere(self.control, lasting)
+            lasting = np.max([gathered[rank] for rank in self.watched], axis=0)
+        times: list[int] = lasting.tolist()
         return times
 
     def _guesses(self, first_ns: float) -> int:

@@ -19,7 +19,7 @@ from commbench.records import Record
 from commbench.report.comparison import compare
 from commbench.stats import Verdict
 from commbench.store import Run
-from commbench.summary import rows_by_case
+from commbench.summary import keyed_rows
 from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Call, Repetitions
 from commbench.timing.sync import MINIMUM_SLACK_NS
@@ -272,8 +272,8 @@ MANY = [fake_case(message_bytes=4 * (index + 1)) for index in range(600)]
 
 def summarise(records: Sequence[Record]) -> list[Any]:
     """Return the rows, in the order of `MANY`."""
-    rows = rows_by_case(records, make_info(world_size=1, nodes=1, ranks_per_node=1))
-    return [rows[case.key] for case in MANY if case.key in rows]
+    rows = keyed_rows(records, make_info(world_size=1, nodes=1, ranks_per_node=1))
+    return [rows[case.key, ""] for case in MANY if (case.key, "") in rows]
 
 
 @pytest.mark.parametrize("launches", [6, 10])

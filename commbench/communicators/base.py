@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
+from commbench.patterns import Group
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
@@ -27,7 +29,7 @@ STALE = 0xA5
 
 
 class Communicator(ABC):
-    """One backend in one launch, seen from one rank.
+    """One backend in one launch or in a group of its ranks, seen from one rank.
 
     Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
     """
@@ -86,8 +88,35 @@ class Communicator(ABC):
         """In place, the element of the whole buffer at which this rank's own block begins."""
         return shape.rank * shape.block
 
-    def close(self) -> None:  # noqa: B027 - many backends hold nothing
+    def split(self, groups: Sequence[Group]) -> Communicator | None:
+        """The communicator of this rank's group, None in no group; all ranks together, each division made once.
+
+        In it, ``rank`` and ``size`` are the group's. Its timed loops are not for use: all groups run in the loop of the
+        whole, which synchronises all ranks. It is closed with the whole.
+
+        Args:
+            groups: disjoint, each ascending, the same on every rank.
+        """
+        wanted = tuple(groups)
+        if wanted == (tuple(range(self.size)),):
+            return self
+        if wanted not in self._splits:
+            self._splits[wanted] = self._split(wanted)
+        return self._splits[wanted]
+
+    @cached_property
+    def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
+        return {}
+
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002 - a backend overrides it
+        raise self._cannot("groups of ranks")
+
+    def close(self) -> None:
         """Release what the backend holds, all ranks together."""
+        for part in self._splits.values():
+            if part is not None:
+                part.close()
+        self._splits.clear()
 
     # Primitives; a backend overrides those it has.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from commbench.communicators.mpi_control import MpiControl
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
+from commbench.patterns import Group
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.timing.progress import Progress
@@ -42,23 +43,23 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD that carries nothing but what is measured."""
+    """A duplicate of MPI_COMM_WORLD, or ``comm``, a part of it on ``hosts``; carries nothing but what is measured."""
 
     backend = "mpi"
     loops = ("native", "python")
     most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
 
-    def __init__(self, control: MpiControl) -> None:
+    def __init__(self, control: MpiControl, comm: MPI.Comm | None = None, hosts: Sequence[str] | None = None) -> None:
         self._control = control
-        self._comm = MPI.COMM_WORLD.Dup()
-        self.rank = control.rank
-        self.size = control.size
+        self._comm = comm or MPI.COMM_WORLD.Dup()
+        self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
         self._library = ctypes.CDLL(MPI.__file__)
         self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
-        hosts = gather_everywhere(control, MPI.Get_processor_name())
         on_host, off_host = control.connections
-        many, repeated = len(set(hosts)) > 1, len(set(hosts)) < len(hosts)
+        many, repeated = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
         self._transport = "+".join(part for part, used in ((on_host, repeated), (off_host, many)) if used and part)
 
     def library(self) -> str:
@@ -82,14 +83,15 @@ class MpiCommunicator(HostCommunicator):
         tell = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
         meet = [self._c_call("MPI_Barrier", handle)]
         if plan.method == "dissemination":
-            meet = [self._c_exchange(distance, handle) for distance in _doubling(self.size)]
+            meet = [self._c_exchange(distance, handle) for distance in _doubling(self._control.size)]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
         return SyncCalls(meet=meet, tell=[tell], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
         """One round of a dissemination barrier: an empty message to the right and from the left."""
         here, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
-        target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+        rank, size = self._control.rank, self._control.size
+        target, source = (rank + distance) % size, (rank - distance) % size
         ends = (here, 0, byte, target, TAG, here, 0, byte, source, TAG)
         return self._c_call("MPI_Sendrecv", *ends, comm, int(self._status.ctypes.data))
 
@@ -99,6 +101,19 @@ class MpiCommunicator(HostCommunicator):
     def _call(self, name: str, run: Callable[[], object], *arguments: int) -> Call:
         """One MPI function, from Python and by address; the communicator is always the last argument."""
         return Call(run=run, rows=[self._c_call(name, *arguments, self._handle)])
+
+    def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
+        """By MPI_Comm_split: one call makes all groups."""
+        number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
+        comm = self._comm.Split(number, self.rank)
+        if number == MPI.UNDEFINED:
+            return None
+        return MpiCommunicator(self._control, comm, [self._hosts[rank] for rank in groups[number]])
+
+    def close(self) -> None:
+        """Free the communicator and its parts."""
+        super().close()
+        self._comm.Free()
 
     def null_calls(self) -> list[Call]:
         """MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""

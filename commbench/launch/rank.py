@@ -108,6 +108,7 @@ class _Duty:
             shared_clock=True,
             clock=clock,
             oversubscribed=are_crowded(places),
+            hosts=[place.host for place in places],
         )
         for index, planned in enumerate(self.plan.cases):
             case = planned.case

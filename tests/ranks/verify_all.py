@@ -82,16 +82,16 @@ def findings(case: Case, number: int, communicator: Communicator, control: Contr
     if isinstance(prepared, str):
         yield "refused", prepared
         return
-    refusal, wrong = prepared.verify(control, shared_clock=True)
-    if refusal:
-        yield "refused", refusal
+    checked = prepared.verify(control, shared_clock=True)
+    if checked.refusal:
+        yield "refused", checked.refusal
         return
-    yield "clean", wrong
+    yield "clean", checked.wrong
     chosen = holders(prepared)[number % len(holders(prepared))]
     tamper = corruption(case, number) if control.rank == chosen else None
-    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper)[1]
+    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper).wrong
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    yield "idle", idle.verify(control, shared_clock=True)[1]
+    yield "idle", idle.verify(control, shared_clock=True).wrong
     if "native" in communicator.loops:
         yield "native", natively_wrong(prepared, control)
 
@@ -102,7 +102,7 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
         Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator
     )
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    return {name: each.verify(control, shared_clock=True)[1] for name, each in (("real", prepared), ("idle", idle))}
+    return {name: each.verify(control, shared_clock=True).wrong for name, each in (("real", prepared), ("idle", idle))}
 
 
 def main() -> None:
