@@ -19,7 +19,7 @@ from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
-from commbench.overlap import measure_overlap, slowest_rank_ns
+from commbench.overlap import measure_overlap, try_out
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, Record
 from commbench.samples import Samples, rank_list
@@ -36,8 +36,9 @@ FLAGGED_LATE = 0.2
 #: Ranks start at an agreed instant where their clocks agree to this share of the time: the bound holds whatever the
 #: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
 CLOCK_SHARE = 0.1
-#: Operations that tell whether one lasts that long.
+#: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
 PROBES = 5
+PROBING_SHARE = 0.1
 
 
 @dataclass
@@ -212,13 +213,13 @@ def _suit_clock(
         return timer
     if frozen and frozen.sync:
         return session.timer(replace(case, sync=frozen.sync), communicator)
-    lasting_ns = 0
-    for repetitions in (1, PROBES):  # the first is for warming up, and enough where it is long
-        probed_ns = slowest_rank_ns(session.control, timer, prepared.calls, prepared.participants, repetitions)
-        lasting_ns = session.control.broadcast_int(probed_ns)
-        if session.is_close(lasting_ns / PROBES):
-            break
-    return session.timer(case, communicator, lasting_ns=lasting_ns)
+    lasting_us = 0.0
+    for share in (0.0, PROBING_SHARE):  # the first is for warming up
+        affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        probes = max(1, min(PROBES, int(affordable)))
+        tried = try_out(session.control, timer, prepared.calls, prepared.participants, probes)
+        lasting_us = session.control.broadcast(min(tried, default=0.0))
+    return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 
 def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
