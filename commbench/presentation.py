@@ -51,7 +51,8 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
-    console.print(render_table(run_.rows, width=console.width))
+    ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    console.print(render_table(run_.rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
     for warning in warnings_for(run_.rows, run_.info):

@@ -33,6 +33,7 @@ class FakeRun:
 
     script: Script = EXACT
     ranks: int = 2
+    hosts: Sequence[str] = ()
     shared_clock: bool = True
     clock: type[GlobalClock] = GlobalClock
     relative_half_width: float = 0.05
@@ -52,6 +53,7 @@ class FakeRun:
                 progress=Progress(),
                 shared_clock=self.shared_clock,
                 clock=self.clock(),
+                hosts=self.hosts,
                 slice_s=self.slice_s,
             )
             communicator = FakeCommunicator(control, self.script, launch=number)

@@ -80,14 +80,16 @@ class GlooCommunicator(HostCommunicator):
         return f"torch {torch.__version__.split('+')[0]} gloo"
 
     def transport(self) -> str:
-        """``tcp/`` and the network interface that carries the connections: on one host the kernel's loopback."""
+        """``tcp/`` and the network interfaces that carry the connections: within a host the kernel's loopback."""
         if self.size == 1:
             return "self"
-        return "tcp/lo" if len(set(self._hosts)) == 1 else self._interface
+        here, elsewhere = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
+        names = [*(self._interfaces if elsewhere else []), *(["lo"] if here else [])]
+        return f"tcp/{'+'.join(names)}" if names else "tcp"
 
     @cached_property
-    def _interface(self) -> str:
-        """``tcp/`` and the interfaces that this process's established connections have their addresses from."""
+    def _interfaces(self) -> list[str]:
+        """The interfaces but the loopback that this process's established connections have their addresses from."""
         names = {
             address.address: name
             for name, addresses in psutil.net_if_addrs().items()
@@ -97,7 +99,7 @@ class GlooCommunicator(HostCommunicator):
         used = {
             names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
         }
-        return "tcp/" + "+".join(sorted(name for name in used if name)) if any(used) else "tcp"
+        return sorted(name for name in used if name and name != "lo")
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Calls of torch are timed from Python."""
