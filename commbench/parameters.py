@@ -70,8 +70,8 @@ Sync = Annotated[
     typer.Option(
         "--sync",
         metavar="HOW",
-        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock, else a "
-        "dissemination barrier.",
+        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock or "
+        "theirs agree closely enough, else a dissemination barrier; Gloo gets a barrier.",
     ),
 ]
 Loop = Annotated[
