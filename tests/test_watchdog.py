@@ -221,6 +221,18 @@ MPICH = """
 =   CLEANING UP REMAINING PROCESSES"""
 
 
+SRUN = """
+srun: error: n1: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-21T20:13:01 ***
+srun: error: n0: task 0: Terminated
+srun: error: n2: tasks 2-3: Killed
+srun: Force Terminated StepId=12.0
+"""
+SEGFAULT = "rank 1 on host n1 was killed by signal 11 (segmentation fault)"
+SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
+
+
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
@@ -231,6 +243,9 @@ MPICH = """
         (TORCHRUN.format(code=7), "rank 1 left with exit status 7"),
         (TORCHRUN.format(code=-9), "rank 1 was killed by signal 9 (killed); the system may have run out of memory"),
         (MPICH, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN.replace("Killed", "Segmentation fault (core dumped)", 1), SEGFAULT),
+        (SRUN.replace("Killed", "Exited with exit code 7", 1).replace(": Killed", ": Terminated"), SRUN_EXIT),
     ],
 )
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:

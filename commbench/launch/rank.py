@@ -26,6 +26,7 @@ from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.facts import Place, are_crowded, collect_session, gather_places, share_clock
 from commbench.launch.heartbeat import Heart
+from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
@@ -209,7 +210,9 @@ def run_process(
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     control: Control | None = None
     try:
-        control = connect_control(identity.launcher, identity.world_size)
+        if identity.launcher == "slurm" and not identity.carries_mpi:
+            os.environ.update(meeting_variables(identity, os.environ))
+        control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
         for communicator in work(control):
             communicator.close()
         control.close()

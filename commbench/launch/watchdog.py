@@ -8,6 +8,7 @@ ranks that poll while they wait, the idle one. The rank that times out first is 
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,6 +191,9 @@ _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
+#: srun names tasks host by host, first the one that ended first; of those that it ended itself it says "Terminated".
+_SRUN = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][A-Za-z ]*))")
+_SRUN_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": 9}
 #: What our own tear-down does to the ranks that were still alive.
 _SIGTERM = 15
 _SIGNALS = {
@@ -239,9 +243,10 @@ def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[_Blame | None, _B
         return _death(int(found[1]), "", int(found[2]))
     if found := _OPENMPI_ABORT.search(text):
         return None, (int(found[1]), f"rank {found[1]} aborted MPI")
-    if found := _MPICH.search(text):
-        return _death(ranks.get(int(found[1])), f" on host {found[2]}", -int(found[3]))
-    return None, None
+    if tasks := _SRUN.findall(text):
+        return _by_srun(tasks)
+    found = _MPICH.search(text)
+    return _death(ranks.get(int(found[1])), f" on host {found[2]}", -int(found[3])) if found else (None, None)
 
 
 def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tuple[_Blame | None, _Blame | None]:
@@ -251,6 +256,16 @@ def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tup
         death, _ = _death(killed[0][0], "", killed[0][1])
         return None, death
     return _death(rank, "", code)
+
+
+def _by_srun(failures: Sequence[Sequence[str]]) -> tuple[_Blame | None, _Blame | None]:
+    """Choose the first death that is not srun's own doing, else the first exit status."""
+    for host, rank, _, word in failures:
+        number = _SRUN_SIGNALS.get(word.split(" srun")[0].split(" slurmstepd")[0].strip())
+        if number is not None and number != _SIGTERM:
+            return _death(int(rank), f" on host {host}", -number)
+    exits = [(host, rank, code) for host, rank, code, _ in failures if code]
+    return _death(int(exits[0][1]), f" on host {exits[0][0]}", int(exits[0][2])) if exits else (None, None)
 
 
 def _death(rank: int | None, where: str, code: int) -> tuple[_Blame | None, _Blame | None]:
