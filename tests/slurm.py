@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -91,6 +92,17 @@ class Cluster:
             out, err = process.communicate()
             raise AssertionError(f"{command} did not end in {seconds} s: {out}{err}\n{self.log()}") from None
         return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def wait(self, job: str) -> int:
+        """Wait for the end of a job; return its exit code. ``sbatch --wait`` would look every ten seconds only."""
+        assert wait_until(lambda: bool(self._ended(job)), JOB_S), f"job {job} did not end\n{self.log()}"
+        code, number = re.findall(r"ExitCode=(\d+):(\d+)", self._ended(job))[0]
+        return int(code) or (128 + int(number) if int(number) else 0)
+
+    def _ended(self, job: str) -> str:
+        """What Slurm says of a job that is over; empty while it is not."""
+        told = self.run("scontrol", "show", "job", job).stdout
+        return told if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told) else ""
 
     def log(self) -> str:
         """What the daemons wrote last."""

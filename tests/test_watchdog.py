@@ -253,6 +253,30 @@ def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     assert (1, expected) == blame_exit(stderr.splitlines(), [], 1, {1: 4146})
 
 
+OPENMPI_PEER = """
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: n0
+  Local PID:  3040
+  Peer host:  n1
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n0 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+def test_the_rank_at_the_other_end_is_to_blame_and_not_the_one_that_lost_it() -> None:
+    """See through mpirun, which blames the first to notice that a rank on another host is gone."""
+    lines = OPENMPI_PEER.splitlines()
+    text = "rank 1 on host n1 has died: others lost their connection to it"
+    assert (1, text) == blame_exit(lines, [], 14, hosts={0: "n0", 1: "n1"})
+    assert (None, text.replace("rank 1", "a rank")) == blame_exit(lines, [], 14, hosts={0: "n0", 1: "n1", 2: "n1"})
+    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14)[0]
+
+
 def test_torchrun_may_notice_the_victim_first() -> None:
     """Blame the killed rank in the list of failures, not the one whose error torchrun calls the root cause."""
     entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"

@@ -159,7 +159,8 @@ class Supervisor:
             return Ending(status="cut", reason="the time limit ended the launch before its last case")
         if returncode == 0 and self._complete:
             return Ending(status="ok")
-        _, text = blame_exit(list(self.stderr), self._words, returncode, self._watchdog.pids)
+        pids, hosts = self._watchdog.pids, self._watchdog.hosts
+        _, text = blame_exit(list(self.stderr), self._words, returncode, pids, hosts)
         if self._complete:
             return Ending(status="ok", reason=f"the ranks did not leave cleanly after their last case: {text}")
         return Ending(status="failed", reason=text)

@@ -89,6 +89,11 @@ class Watchdog:
         """The process of each rank that is known, as its own host numbers it."""
         return {rank: pid for rank, (_, pid) in self._processes.items()}
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank that is known."""
+        return {rank: host for rank, (host, _) in self._processes.items()}
+
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Rank ``rank`` is process ``pid`` of ``host``; a heartbeat says so too."""
         self._processes[rank] = (host, pid)
@@ -188,6 +193,7 @@ _VICTIM = re.compile(
 _Blame = tuple[int | None, str]
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
 _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
+_OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
@@ -211,6 +217,7 @@ def blame_exit(
     errors: Sequence[LastWords],
     returncode: int,
     pids: Mapping[int, int] | None = None,
+    hosts: Mapping[int, str] | None = None,
 ) -> tuple[int | None, str]:
     """Which rank ended a launch, if that can be told, and how, in words.
 
@@ -222,6 +229,7 @@ def blame_exit(
         errors: the last words of ranks, in order.
         returncode: of the launcher.
         pids: process of each rank, for launchers that name processes only.
+        hosts: host of each rank, for messages that name hosts only.
     """
     text = " ".join(" ".join(stderr_lines).split())
     killed, left = _by_launcher(text, {pid: rank for rank, pid in (pids or {}).items()})
@@ -230,7 +238,11 @@ def blame_exit(
         return killed
     for words in (*causes, *([] if left else errors)):
         return words.rank, f"rank {words.rank} on host {words.host} raised {words.text}"
-    return left or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
+    return (
+        _lost_peer(text, hosts or {})
+        or left
+        or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
+    )
 
 
 def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[_Blame | None, _Blame | None]:
@@ -256,6 +268,18 @@ def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tup
         death, _ = _death(killed[0][0], "", killed[0][1])
         return None, death
     return _death(rank, "", code)
+
+
+def _lost_peer(text: str, hosts: Mapping[int, str]) -> _Blame | None:
+    """The rank that has died where mpirun blames the one that first lost its connection to it."""
+    found = _OPENMPI_PEER.search(text)
+    if not found:
+        return None
+    there = [rank for rank, host in sorted(hosts.items()) if host == found[1]]
+    who = f"rank {there[0]}" if len(there) == 1 else "a rank"
+    return there[0] if len(
+        there
+    ) == 1 else None, f"{who} on host {found[1]} has died: others lost their connection to it"
 
 
 def _by_srun(failures: Sequence[Sequence[str]]) -> tuple[_Blame | None, _Blame | None]:
