@@ -193,7 +193,11 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         messages.print(
             f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}", markup=False, soft_wrap=True
         )
-        code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        try:
+            code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        except InputError:
+            store.discard()
+            raise
         task.conclude(store)
     finished = load_run(out)
     print_run(finished, settings.style, make_console())
