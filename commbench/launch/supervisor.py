@@ -107,7 +107,7 @@ class Supervisor:
         self.current: int | None = None
         """Index of the case that has begun and not finished."""
         self.stderr: deque[str] = deque(maxlen=KEPT_LINES)
-        """What was written on stderr beside our messages."""
+        """What was written beside our messages."""
 
     def run(self) -> Ending:
         """Start the launch and stay until it is over."""
@@ -175,6 +175,8 @@ class Supervisor:
             if frame is not None:
                 self._watchdog.progress(time.monotonic())
                 self._frame(frame)
+            elif event.line.strip():  # Hydra says here which process has died
+                self.stderr.append(event.line)
         elif event.source == "stderr":
             self._stderr_line(event.line)
 
