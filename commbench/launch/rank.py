@@ -26,7 +26,9 @@ from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
 from commbench.launch.heartbeat import Heart
+from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
+from commbench.launch.software import refuse_unlike_software
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
 from commbench.measure import Session, measure
@@ -174,7 +176,10 @@ def main() -> NoReturn:
         sink = FrameSink(stdout) if control.rank == 0 else None
         return list(run_rank(plan, control, sink, heart, variables).values())
 
-    run_process(identity, heart, work, on_error=say)
+    def refuse(text: str) -> None:
+        say(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=True))
+
+    run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
 
 def _read_plan() -> str:
@@ -196,9 +201,10 @@ def run_process(
     work: Callable[[Control], list[Communicator]],
     *,
     on_error: Callable[[LastWords], None],
+    on_refusal: Callable[[str], None],
     status: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
-    """Connect the ranks, do ``work`` and leave the process; an error on one rank ends all of them.
+    """Connect the ranks, see that they run the same software, do ``work`` and leave; an error on one rank ends all.
 
     Python's own way out is not taken: threads of Gloo that still run abort it in one case of ten, while a rank that
     does not finalise MPI makes mpirun report a failure.
@@ -208,17 +214,23 @@ def run_process(
         heart: a beating one.
         work: what to do; returns the backends to close.
         on_error: is told why this rank ends all others, before it does.
+        on_refusal: is told on rank 0 why nothing can be done, before all ranks leave.
         status: the exit status of a rank that has done its work.
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     control: Control | None = None
     try:
-        control = connect_control(identity.launcher, identity.world_size)
-        for communicator in work(control):
+        if identity.launcher == "slurm" and not identity.carries_mpi:
+            os.environ.update(meeting_variables(identity, os.environ))
+        control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+        refusal = refuse_unlike_software(control)
+        if refusal and control.rank == 0:
+            on_refusal(refusal)
+        for communicator in [] if refusal else work(control):
             communicator.close()
         control.close()
-        code = status()
+        code = InputError.exit_code if refusal else status()
     except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
         _end_all(error, heart, control, on_error)
     heart.stop()
