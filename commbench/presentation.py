@@ -54,10 +54,11 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
+    ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
     rows = whole_rows(run_.records, run_.info)
     studied = growths(run_.records, run_.info)
     if rows or not studied:
-        console.print(render_table(rows, width=console.width))
+        console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
     for part in render_growths(studied):
         console.print(part)
     if run_.overlaps:

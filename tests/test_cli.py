@@ -65,7 +65,7 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     for name in list(os.environ):
         if name.startswith(RANK_PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("commbench.launch.launchers._local_cpus", lambda: 2)
+    monkeypatch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("not ours")
@@ -93,7 +93,11 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("run --budget long", "Unknown budget 'long'; choose from quick, standard, rigorous"),
         ("run --launches 0", "--launches 0 was asked for"),
         ("run --format html", "Unknown format 'html'"),
-        ("run --launcher srun", "Unknown launcher 'srun'"),
+        ("run --launcher slurm", "Unknown launcher 'slurm'"),
+        ("run --launcher /absent/mpirun", "launcher /absent/mpirun is not a program"),
+        ("run --launcher torchrun --bind-to core", "torchrun binds no rank"),
+        ("run --ranks-per-node 1 -n 2", "--ranks-per-node leaves room for 1"),
+        ("run --interface eth99", "--interface eth99 was asked for and this host has"),
         ("run --role boss", "Unknown role 'boss'"),
         ("run --sizes 8X", "size '8X' is not understood"),
         ("run --sizes=-8", "size '-8' is negative"),
@@ -120,6 +124,10 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("compare absent foreign", "There is no absent"),
         ("lab run --hosts 0 -- true", "0 emulated hosts were asked for"),
         ("lab run --rate fast -- true", "rate"),
+        ("lab run --slow host0 -- true", "write HOST=RATE"),
+        ("lab run --slow host9=1gbit -- true", "no emulated host 'host9'"),
+        ("lab run --racks 3 -- true", "3 racks were asked for 2 emulated hosts"),
+        ("lab run --uplink 1gbit -- true", "one rack has no uplink"),
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
@@ -252,6 +260,7 @@ def make_settings(**changes: Any) -> Settings:
     """Return the settings of a command without options."""
     fields = {
         **dict.fromkeys(("ranks", "time_limit", "out", "hostfile", "launcher", "seed", "role")),
+        **dict.fromkeys(("launcher_arg", "ranks_per_node", "bind_to", "interface")),
         **dict.fromkeys(("oversubscribe", "fail_fast", "dry_run"), False),
         "case_timeout": 60.0,
         "style": "table",
@@ -265,7 +274,7 @@ def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatc
     monkeypatch.setattr("commbench.cli.conducting.conduct", lambda *_, **__: 0)
 
     def plan(place: Place) -> Task:
-        assert Place(ranks=2, ranks_here=2, launcher="mpirun") == place
+        assert Place(ranks=2, ranks_here=2) == place
         request = make_request([make_case()], ranks=place.ranks)
         return Task(
             name="mine",
@@ -336,14 +345,27 @@ def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command
     assert "have no place in this format" in commbench("report trained --format osu").out
 
 
+@pytest.mark.parametrize(
+    "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
+)
+def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Say so in one sentence, and how to go on."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    outcome = commbench(f"lab {line}")
+    sentence = "commbench: An emulated cluster needs root and this is user 1000; put sudo before the command.\n"
+    assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
+
+
 def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand the command over as it is, and end with its exit code."""
     told: list[Any] = []
 
-    def note(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host: int) -> int:
-        told.append((hosts, rate, list(command), ranks_per_host))
+    def note(hosts: int, rate: str, command: Sequence[str], **shape: object) -> int:
+        told.append((hosts, rate, list(command), shape))
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
-    assert 7 == commbench("lab run --hosts 3 --rate 200mbit --ranks-per-host 2 -- commbench bench -n 6 --seed 1").code
-    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], 2)] == told
+    shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name mine"
+    assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
+    asked = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none", "name": "mine"}
+    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], asked)] == told

@@ -18,6 +18,7 @@ from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -80,14 +81,16 @@ class GlooCommunicator(HostCommunicator):
         return f"torch {torch.__version__.split('+')[0]} gloo"
 
     def transport(self) -> str:
-        """``tcp/`` and the network interface that carries the connections: on one host the kernel's loopback."""
+        """``tcp/`` and the network interfaces that carry the connections: within a host the kernel's loopback."""
         if self.size == 1:
             return "self"
-        return "tcp/lo" if len(set(self._hosts)) == 1 else self._interface
+        here, elsewhere = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
+        names = [*(self._interfaces if elsewhere else []), *(["lo"] if here else [])]
+        return f"tcp/{'+'.join(names)}" if names else "tcp"
 
     @cached_property
-    def _interface(self) -> str:
-        """``tcp/`` and the interfaces that this process's established connections have their addresses from."""
+    def _interfaces(self) -> list[str]:
+        """The interfaces but the loopback that this process's established connections have their addresses from."""
         names = {
             address.address: name
             for name, addresses in psutil.net_if_addrs().items()
@@ -97,7 +100,7 @@ class GlooCommunicator(HostCommunicator):
         used = {
             names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
         }
-        return "tcp/" + "+".join(sorted(name for name in used if name)) if any(used) else "tcp"
+        return sorted(name for name in used if name and name != "lo")
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Calls of torch are timed from Python."""
@@ -208,16 +211,14 @@ class GlooCommunicator(HostCommunicator):
 
         return Call(run=run)
 
-    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
-        """dist.irecv and dist.isend ``window`` times each, then wait for all."""
-        into = _tensor(receive) if receive else None
-        out = _tensor(send) if send else None
-        other = self._members[peer]
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """dist.irecv and dist.isend ``window`` times with each peer, then wait for all."""
+        into = [(_tensor(buffer), self._members[peer]) for buffer, peer in receives]
+        out = [(_tensor(buffer), self._members[peer]) for buffer, peer in sends]
 
         def run() -> None:
-            works = [dist.irecv(into, other, self._group) for _ in range(window)] if into is not None else []
-            if out is not None:
-                works += [dist.isend(out, other, self._group) for _ in range(window)]
+            works = [dist.irecv(tensor, other, self._group) for tensor, other in into for _ in range(window)]
+            works += [dist.isend(tensor, other, self._group) for tensor, other in out for _ in range(window)]
             _wait_all(works)
 
         return Call(run=run)
