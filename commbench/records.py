@@ -6,14 +6,16 @@ Schema 1: first version.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from commbench.cases import Case
 from commbench.errors import InputError
 
 SCHEMA = 1
+
+T = TypeVar("T")
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 
@@ -140,12 +142,18 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
-            pairs = tuple(PairTimes(**pair) for pair in data.get("pairs", ()))
+            groups = _rebuilt(GroupTimes, data.get("groups", ()))
+            pairs = _rebuilt(PairTimes, data.get("pairs", ()))
             plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
             return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+
+
+def _rebuilt(kind: Callable[..., T], items: Sequence[Mapping[str, Any]]) -> Sequence[T]:
+    """The items as ``kind``, in the same kind of sequence: JSON knows lists only."""
+    made = [kind(**item) for item in items]
+    return tuple(made) if isinstance(items, tuple) else made
 
 
 @dataclass(frozen=True, kw_only=True)
