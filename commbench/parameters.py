@@ -56,6 +56,15 @@ InPlace = Annotated[
 Pattern = Annotated[
     str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {listed(PATTERNS)}.")
 ]
+WorldSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--world-sizes",
+        metavar="RANKS",
+        help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
+        "others stand aside, and say how time grows.",
+    ),
+]
 Sync = Annotated[
     str | None,
     typer.Option(

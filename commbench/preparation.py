@@ -186,7 +186,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
         UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
     """
     operation = _arranged(case)
-    groups = groups_of(case.pattern, hosts or [""] * communicator.size)
+    groups = groups_of(case.pattern, (hosts or [""] * communicator.size)[: case.world_size])
     within = communicator.split(groups)
     dtype = DTYPES[case.dtype or "int8"]
     size = within.size if within else len(groups[0])
