@@ -234,9 +234,10 @@ class Trial:
         """
         for name, loop in loops.items():
             once = replace(self.prepared, calls=[Call(run=partial(loop, 1, 1))])
-            refusal, wrong = once.verify(self.session.control, shared_clock=True)
-            if refusal or wrong:
-                raise WrongDataError(f"{self.prepared.case} by the {name} loop: {refusal or f'{wrong} wrong elements'}")
+            checked = once.verify(self.session.control, shared_clock=True)
+            if checked.refusal or checked.wrong:
+                found = checked.refusal or f"{checked.wrong} wrong elements"
+                raise WrongDataError(f"{self.prepared.case} by the {name} loop: {found}")
         self.prepared.refill()
 
     def _settle(self, frozen: Frozen | None) -> Frozen:

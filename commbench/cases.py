@@ -7,13 +7,14 @@ import itertools
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
-from commbench.errors import InputError
-from commbench.patterns import check_pattern
+from commbench.errors import InputError, UnsupportedError
+from commbench.patterns import check_pattern, shares_of
 from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
@@ -31,7 +32,8 @@ DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 
 class Case:
     """One point of a sweep. None means that the axis does not apply to the operation.
 
-    ``message_bytes`` is the true size: a rank's share has been rounded up to one element.
+    ``message_bytes`` is the true size: a rank's share has been rounded up to one element. Where the hosts decide how
+    many ranks a group has (patterns ``node`` and ``cross``), each group may round it up once more.
     """
 
     backend: str
@@ -45,11 +47,19 @@ class Case:
     sync: str = "auto"
     loop: str = "auto"
     buffers: str = "hot"
+    world_size: int | None = None
+    """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run, e.g. as a dictionary key across launches."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
+
+        ``world_size`` stands in it only where it is given: keys are as they were before there was one.
+        """
+        fields = dataclasses.asdict(self)
+        if self.world_size is None:
+            del fields["world_size"]
+        return json.dumps(fields, separators=(",", ":"))
 
     @property
     def cadence(self) -> str:
@@ -69,6 +79,8 @@ class Case:
             words.append(f"root {self.root}")
         if self.pattern != "flat":
             words.append(f"pattern {self.pattern}")
+        if self.world_size is not None:
+            words.append(f"on {self.world_size} ranks")
         return " ".join(words)
 
 
@@ -93,6 +105,8 @@ class Sweep:
     patterns: Sequence[str] = ("flat",)
     sync: str = "auto"
     loop: str = "auto"
+    world_sizes: Sequence[int] = ()
+    """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -109,6 +123,9 @@ class Sweep:
             _check_known(axis, given, known)
         for pattern in self.patterns:
             check_pattern(pattern)
+        for world_size in self.world_sizes:
+            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+                raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -126,22 +143,35 @@ class Sweep:
         """The cases on ``world_size`` ranks, in axis order; axes that an operation lacks are left out.
 
         Raises:
-            InputError: a root that is not a rank, or a pattern that does not divide the ranks.
+            InputError: a root that is not a rank, a pattern that does not divide the ranks, or more ranks in a scaling
+                study than there are.
         """
+        if self.world_sizes and max(self.world_sizes) > world_size:
+            raise InputError(
+                f"World size {max(self.world_sizes)} was asked for and this run has {world_size} ranks; "
+                "start as many as the largest (-n)."
+            )
+        made = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
+        # all ranks are the same case in a study and out of it
+        parts = (case if case.world_size != world_size else replace(case, world_size=None) for case in made)
+        return list(dict.fromkeys(parts))
+
+    def _cases(self, world_size: int) -> Iterable[Case]:
+        """The cases on so many ranks, which they state."""
         for pattern in self.patterns:
             check_pattern(pattern, world_size)
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
         names = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
-        made = (
+        return (
             case
             for operation, backend, dtype, redop, pattern in names
             for root in self.roots
             for size in self.sizes
             for case in self._variants(
                 world_size=world_size,
-                operation=OPERATIONS[operation],
+                operation=_entry(operation, pattern, world_size),
                 backend=backend,
                 dtype=dtype,
                 redop=redop,
@@ -150,7 +180,6 @@ class Sweep:
                 requested=int(size),
             )
         )
-        return list(dict.fromkeys(made))
 
     def _variants(
         self,
@@ -173,7 +202,9 @@ class Sweep:
             yield Case(
                 backend=backend,
                 operation=operation.name,
-                message_bytes=true_message_bytes(operation, requested, find_dtype(dtype).itemsize, world_size),
+                message_bytes=true_message_bytes(
+                    operation, requested, find_dtype(dtype).itemsize, shares_of(pattern, world_size)
+                ),
                 dtype=dtype if operation.moves_data else None,
                 redop=redop if operation.reduces else None,
                 root=root if operation.rooted else None,
@@ -181,7 +212,16 @@ class Sweep:
                 pattern=pattern,
                 sync=self.sync,
                 loop=self.loop,
+                world_size=world_size,
             )
+
+
+def _entry(operation: str, pattern: str, world_size: int) -> Operation:
+    """What is measured; of what makes no sense the plain entry, so that a row can say why."""
+    try:
+        return arranged(operation, pattern, world_size)
+    except UnsupportedError:
+        return OPERATIONS[operation]
 
 
 def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:

@@ -25,20 +25,19 @@ def measure_overlap(
     """Time a start and a completion with and without computing in between; the medians on rank 0, None elsewhere.
 
     Args:
-        calls: the start and the completion.
+        calls: the start and the completion; none on a rank that stands aside.
         timer: a Python loop: computing is not native code, and all three times must be comparable.
         control: the ranks, which all call this together.
         participants: the ranks whose slowest counts.
         slice_s: time for all of it, in seconds.
     """
-    start, completion = calls
     first_ns = _median_ns(control, timer, calls, participants, 3)
     affordable = int(SHARE * slice_s * 1e9 / max(first_ns, 1))
     repetitions = control.broadcast_int(max(6, min(REPETITIONS, affordable)))
     pure_ns = control.broadcast_int(_median_ns(control, timer, calls, participants, repetitions))
-    compute = Call(run=Computing(pure_ns).run)
-    compute_ns = _median_ns(control, timer, [compute], participants, repetitions)
-    overall_ns = _median_ns(control, timer, [start, compute, completion], participants, repetitions)
+    compute = [Call(run=Computing(pure_ns).run)] if calls else []
+    compute_ns = _median_ns(control, timer, compute, participants, repetitions)
+    overall_ns = _median_ns(control, timer, [*calls[:1], *compute, *calls[1:]], participants, repetitions)
     if control.rank:
         return None
     return Overlap(pure_us=pure_ns / 1e3, compute_us=compute_ns / 1e3, overall_us=overall_ns / 1e3)
@@ -64,10 +63,17 @@ def _median_ns(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> int:
     """Median over repetitions of the slowest rank, on rank 0; 0 elsewhere."""
+    times_us = try_out(control, timer, calls, participants, repetitions)
+    return round(1e3 * float(np.median(times_us))) if times_us else 0
+
+
+def try_out(
+    control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
+) -> list[float]:
+    """The slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
-        return 0
+        return []
     samples = Samples(participants, one_clock=False, spanning=False)
     samples.add(gathered)
-    times_us = samples.slowest_us(1)
-    return round(1e3 * float(np.median(times_us))) if times_us else 0
+    return samples.slowest_us(1)

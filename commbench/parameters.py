@@ -58,13 +58,22 @@ InPlace = Annotated[
 Pattern = Annotated[
     str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {listed(PATTERNS)}.")
 ]
+WorldSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--world-sizes",
+        metavar="RANKS",
+        help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
+        "others stand aside, and say how time grows.",
+    ),
+]
 Sync = Annotated[
     str | None,
     typer.Option(
         "--sync",
         metavar="HOW",
-        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock, else a "
-        "dissemination barrier.",
+        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock or "
+        "theirs agree closely enough, else a dissemination barrier; Gloo gets a barrier.",
     ),
 ]
 Loop = Annotated[

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from commbench.errors import InputError, UnsupportedError
 
 Group = tuple[int, ...]
-"""Ranks of the launch, in the order of their numbers within the group."""
+"""Ranks of the launch, ascending: the first is number 0 within the group."""
+Pair = tuple[int, int]
 
 #: How each pattern is written, and what it means; the groups of one pattern run at the same time.
 PATTERNS = {
@@ -27,6 +28,8 @@ PATTERNS = {
     "matrix": "every ordered pair of ranks, in rounds of disjoint pairs; point to point only",
 }
 _COUNTED = re.compile(r"(split|stride):([1-9][0-9]{0,5})")
+#: Patterns in which all ranks are one group.
+_WHOLE = frozenset({"flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"})
 
 
 def check_pattern(pattern: str, world_size: int | None = None) -> None:
@@ -47,10 +50,27 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
         )
 
 
+def makes_groups(pattern: str) -> bool:
+    """Whether a pattern divides the ranks into groups, which then are reported each."""
+    return pattern not in _WHOLE
+
+
+def shares_of(pattern: str, world_size: int) -> int:
+    """Into how many shares a divided message is cut: the ranks of a group where the pattern fixes it, else all ranks.
+
+    How many ranks the groups of ``node`` and ``cross`` have is known on the hosts only. Sizes rounded up for all ranks
+    stay different when they are rounded up again for a group.
+    """
+    counted = _COUNTED.fullmatch(pattern)
+    if counted:
+        return int(counted[2]) if counted[1] == "split" else max(1, world_size // int(counted[2]))
+    return min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
+
+
 def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     """The groups of a pattern, each with two ranks at least, ordered by their first rank.
 
-    Patterns of one group (``flat``, ``ring``, ``fan-in``, ``fan-out``, ``hierarchical``, ``matrix``) hold all ranks.
+    Patterns that make no groups hold all ranks (see `makes_groups`).
 
     Args:
         pattern: one that `check_pattern` accepts.
@@ -60,6 +80,8 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
         UnsupportedError: the ranks lie on the hosts so that there is no such group.
     """
     ranks = tuple(range(len(hosts)))
+    if not makes_groups(pattern):
+        return (ranks,)
     counted = _COUNTED.fullmatch(pattern)
     if counted:
         count = int(counted[2])
@@ -75,16 +97,32 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
         by_host = _by_host(hosts)
         neighbours = zip(by_host[::2], by_host[1::2], strict=False)
         found = [pair for one, other in neighbours for pair in zip(one, other, strict=False)]
-    elif pattern == "bisection":
+    else:
         ordered = [rank for here in _by_host(hosts) for rank in here]
         half = len(ordered) // 2
         found = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
-    else:
-        return (ranks,)
-    groups = tuple(sorted(group for group in found if len(group) > 1))
+    groups = tuple(sorted(tuple(sorted(group)) for group in found if len(group) > 1))
     if not groups:
         raise UnsupportedError(f"pattern {pattern} makes no group of two ranks or more of {_placement(hosts)}")
     return groups
+
+
+def rounds_of(size: int) -> list[list[Pair]]:
+    """All pairs of ``size`` ranks, each once, in rounds of disjoint pairs: size - 1 of them, size where that is odd.
+
+    The circle method of round-robin tournaments (Kirkman 1847): one rank stands still, the others move around by one
+    place a round; with an odd number the one who stands still is absent, and its partner idle. Pairs take turns in
+    being named in either order.
+    """
+    even = size + size % 2
+    circle = list(range(1, even))
+    rounds = []
+    for step in range(even - 1):
+        line = [0, *circle[step:], *circle[:step]]
+        pairs = zip(line[: even // 2], reversed(line[even // 2 :]), strict=True)
+        met = [(one, other) for one, other in pairs if max(one, other) < size]
+        rounds.append([(other, one) for one, other in met] if step % 2 else met)
+    return rounds
 
 
 def _by_host(hosts: Sequence[str]) -> list[Group]:

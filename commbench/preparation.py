@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from commbench.arrangements import arranged
 from commbench.cases import Case
-from commbench.collectives import Buffers, Operation, Shape, check_ranks, find_operation, window_of
+from commbench.collectives import Operation, Shape, check_ranks, true_message_bytes, window_of
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
 from commbench.errors import UnsupportedError
+from commbench.patterns import Group, groups_of
+from commbench.primitives import Buffers
 from commbench.timing.loops import Call, Timer
 
 #: How late the last rank enters the barrier that is being verified.
@@ -20,21 +23,63 @@ LATE_ENTRY_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What verification says: the library's refusal, or how many elements are wrong on each rank of the launch."""
+
+    refusal: str = ""
+    by_rank: Sequence[int] | None = None
+    """None: there was nothing to check."""
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements over all ranks."""
+        return None if self.by_rank is None else sum(self.by_rank)
+
+    def within(self, group: Group) -> int | None:
+        """Wrong elements over the ranks of one group."""
+        return None if self.by_rank is None else sum(self.by_rank[rank] for rank in group)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A case on this rank, ready to be verified and timed."""
+    """A case on this rank, ready to be verified and timed; a rank in no group has nothing to call."""
 
     case: Case
     operation: Operation
-    shape: Shape
+    groups: tuple[Group, ...]
+    """Ranks of the launch that carry the case out together, each group for itself."""
+    world_size: int
     communicator: Communicator
+    """This rank's group's; in no group, that of all ranks."""
+    shape: Shape | None = None
+    """Within the group; None in no group."""
     buffers: Buffers[Any]
     data: KnownData
-    calls: Sequence[Call]
+    calls: Sequence[Call] = ()
+
+    @property
+    def active(self) -> tuple[Group, ...]:
+        """Of each group, the ranks that take part."""
+        return tuple(tuple(group[i] for i in self.operation.participants(len(group))) for group in self.groups)
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that take part."""
-        return self.operation.participants(self.shape.size)
+        """The ranks that take part, of all groups."""
+        return tuple(sorted(rank for ranks in self.active for rank in ranks))
+
+    @property
+    def several(self) -> bool:
+        """Whether groups are reported each: there are several, or ranks that stand aside."""
+        return len(self.groups[0]) < self.world_size
+
+    @property
+    def window(self) -> int:
+        """Messages in flight."""
+        return window_of(self.operation, self.case.message_bytes)
+
+    def message_bytes(self, size: int) -> int:
+        """The true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
+        return true_message_bytes(self.operation, self.case.message_bytes, self.data.dtype.itemsize, size)
 
     def verify(
         self,
@@ -43,29 +88,28 @@ class Prepared:
         shared_clock: bool,
         timer: Timer | None = None,
         tamper: Callable[[Any], None] | None = None,
-    ) -> tuple[str, int | None]:
-        """Run the operation once and check it: (refusal of the library or "", wrong elements over all ranks or None).
+    ) -> Checked:
+        """Run the operation once, all groups at once, and check it; all ranks together.
 
-        None says that there was nothing to check. With a native ``timer`` it is run again by that, on fresh data, and
-        what is checked are the calls that will be timed. ``tamper`` gets this rank's result before it is checked: the
-        test of this test.
+        With a native ``timer`` it is run again by that, on fresh data, and what is checked are the calls that will be
+        timed. ``tamper`` gets this rank's result before it is checked: the test of this test.
         """
         if not self.operation.moves_data:
-            return self._verify_barrier(control) if shared_clock else ("", None)
+            return self._verify_barrier(control) if shared_clock else Checked()
         self._fill()
         control.barrier()
         refusal = self._run_once(control)
         if refusal:
-            return refusal, None
+            return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the very calls that have just been made
             self._fill()
             timer.run(self.calls, 1, 1)
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
-        return "", sum(gather_everywhere(control, self._count_wrong()))
+        return Checked(by_rank=gather_everywhere(control, self._count_wrong()))
 
     def _run_once(self, control: Control) -> str:
-        """Run the calls; if every rank's library refuses, the sentence it gave."""
+        """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
         refusal = ""
         try:
             for call in self.calls:
@@ -73,25 +117,30 @@ class Prepared:
             self.communicator.complete()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            if len(self.participants) < control.size:
+            if self.operation.kind == "pair" and control.size > len(self.participants):
                 raise  # the other ranks cannot know
-        refusals = gather_everywhere(control, refusal)
+        gathered = gather_everywhere(control, refusal)
+        refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
         return refusals[0]
 
-    def _verify_barrier(self, control: Control) -> tuple[str, int]:
-        """The last rank enters late: a rank that leaves before has not waited. Counts such ranks."""
+    def _verify_barrier(self, control: Control) -> Checked:
+        """The last rank of a group enters late: a rank that leaves before has not waited. Counts such ranks."""
         control.barrier()
-        if self.shape.rank == self.shape.last:
+        if self.shape and self.shape.rank == self.shape.last:
             time.sleep(LATE_ENTRY_S)
         entered = time.perf_counter_ns()
         for call in self.calls:
             call.run()
         self.communicator.complete()
         stamps = gather_everywhere(control, (entered, time.perf_counter_ns()))
-        last_entry = max(entry for entry, _ in stamps)
-        return "", sum(exit_ < last_entry for _, exit_ in stamps)
+        by_rank = [0] * control.size
+        for group in self.groups:
+            last_entry = max(stamps[rank][0] for rank in group)
+            for rank in group:
+                by_rank[rank] = int(stamps[rank][1] < last_entry)
+        return Checked(by_rank=by_rank)
 
     def _fill(self) -> None:
         """Receive buffers get bytes that no answer holds, then the inputs are written."""
@@ -99,17 +148,17 @@ class Prepared:
         if receive is not None:
             self.communicator.spoil(receive)
         source = send if send is not None else receive
-        pieces = self.operation.inputs(self.shape)
+        pieces = self.operation.inputs(self.shape) if self.shape else []
         if pieces:
             self.communicator.write(source, self.data.inputs(pieces))
 
     def _count_wrong(self) -> int:
-        pieces = self.operation.answer(self.shape)
+        pieces = self.operation.answer(self.shape) if self.shape else []
         return self.communicator.count_wrong(self.buffers.receive, self.data.answer(pieces)) if pieces else 0
 
     def refill(self) -> None:
         """Before timing: in-place reductions get neutral data, so that repeating them neither grows nor overflows."""
-        if not (self.operation.reduces and self.case.in_place):
+        if not (self.shape and self.operation.reduces and self.case.in_place):
             return
         for buffer, layout in (
             (self.buffers.receive, self.operation.receive),
@@ -119,38 +168,59 @@ class Prepared:
                 self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
 
 
-def prepare(case: Case, communicator: Communicator) -> Prepared:
-    """Allocate buffers and build the calls of a case.
+def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -> Prepared:
+    """Divide the ranks as the case's pattern says, allocate buffers and build the calls; all ranks together.
+
+    Args:
+        case: what is to be done in every group.
+        communicator: of all ranks.
+        hosts: the host of each rank; empty: all are on one.
 
     Raises:
-        UnsupportedError: the backend or its library cannot do the case; the same on every rank.
+        UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
     """
-    operation = find_operation(case.operation)
-    check_ranks(operation, communicator.size)
+    placed = (hosts or [""] * communicator.size)[: case.world_size]
+    operation = arranged(case.operation, case.pattern, len(placed))
+    groups = groups_of(case.pattern, placed)
+    within = communicator.split(groups)
     dtype = DTYPES[case.dtype or "int8"]
-    shape = Shape(
-        rank=communicator.rank,
-        size=communicator.size,
-        elements=case.message_bytes // dtype.itemsize,
-        root=case.root or 0,
-        window=window_of(operation, case.message_bytes),
-    )
-    _check_count(shape.block if operation.divided else shape.elements, communicator)
-    data = KnownData(dtype=dtype, size=communicator.size, redop=case.redop)
-    buffers = _allocate(case, operation, shape, dtype, communicator)
-    calls = operation.call(communicator, buffers, shape, case.redop or "")
-    return Prepared(
+    size = within.size if within else len(groups[0])
+    idle = Prepared(
         case=case,
         operation=operation,
-        shape=shape,
+        groups=groups,
+        world_size=communicator.size,
         communicator=communicator,
-        buffers=buffers,
-        data=data,
-        calls=calls,
+        buffers=Buffers(send=None, receive=None),
+        data=KnownData(dtype=dtype, size=size, redop=case.redop),
     )
+    if within is None:
+        return idle
+    check_ranks(operation, size)
+    _check_root(case, size)
+    shape = Shape(
+        rank=within.rank,
+        size=size,
+        elements=idle.message_bytes(size) // dtype.itemsize,
+        root=case.root or 0,
+        window=idle.window,
+        hosts=placed,
+    )
+    check_count(shape.block if operation.divided else shape.elements, within)
+    buffers = _allocate(case, operation, shape, dtype, within)
+    calls = operation.call(within, buffers, shape, case.redop or "")
+    return replace(idle, communicator=within, shape=shape, buffers=buffers, calls=calls)
 
 
-def _check_count(elements: int, communicator: Communicator) -> None:
+def _check_root(case: Case, size: int) -> None:
+    """Raise `UnsupportedError` where the root, a number within the group, is none of its ranks."""
+    if case.root is not None and case.root >= size:
+        raise UnsupportedError(
+            f"root {case.root} counts within a group, and pattern {case.pattern} makes groups of {size} ranks here"
+        )
+
+
+def check_count(elements: int, communicator: Communicator) -> None:
     """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
     most = communicator.most_elements
     if most is not None and elements > most:

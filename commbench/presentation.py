@@ -14,8 +14,11 @@ from commbench.advice import advise
 from commbench.errors import InputError
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
+from commbench.report.matrix import conclude, render_matrices
+from commbench.report.scaling import render_growths
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
+from commbench.scaling import growths, whole_rows
 from commbench.store import DDP, SAMPLES, SUMMARY, Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
@@ -51,11 +54,21 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
-    console.print(render_table(run_.rows, width=console.width))
+    ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    rows = whole_rows(run_.records, run_.info)
+    studied = growths(run_.records, run_.info)
+    if rows or not studied:
+        console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
+    for part in render_growths(studied):
+        console.print(part)
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
+    for part in render_matrices(run_.matrices, run_.findings):
+        console.print(part)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
+    if sentence := conclude(run_.findings):
+        console.print(sentence, markup=False)
 
 
 def _results_file(run_: Run) -> str:

@@ -53,6 +53,8 @@ class GroupTimes:
     rank_slowest: Sequence[int] = ()
     wrong: int | None = None
     transport: str = ""
+    flags: Sequence[str] = ()
+    """Doubts about these times alone, in place of the record's of the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +125,9 @@ class Record:
     """Wall time of everything else: buffers, verification, collecting samples."""
 
     def to_json(self) -> dict[str, Any]:
-        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number."""
-        return dataclasses.asdict(self)
+        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
+        plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
+        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -138,12 +141,23 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = [GroupTimes(**group) for group in data.get("groups", ())]
-            pairs = [PairTimes(**pair) for pair in data.get("pairs", ())]
+            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
+            pairs = _from_columns(data.get("pairs") or {})
             plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
             return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+
+
+def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
+    """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
+    if not pairs:
+        return {}
+    return {f.name: [getattr(pair, f.name) for pair in pairs] for f in dataclasses.fields(PairTimes)}
+
+
+def _from_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[PairTimes, ...]:
+    return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +166,8 @@ class Frozen:
 
     warmups: int
     batch: int
+    sync: str = ""
+    """How ranks started together; only where that depends on how long the operation takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +182,9 @@ class Row:
     transport: str = field(default="", metadata={"about": "what carried the row: sm, tcp, ucx/rc, tcp/lo, ..."})
     operation: str = field(default="", metadata={"about": "what was timed"})
     pattern: str = field(default="", metadata={"about": "who talks to whom"})
-    group: str = field(default="", metadata={"about": "ranks that took part"})
+    group: str = field(
+        default="", metadata={"about": "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3"}
+    )
     world_size: int | None = field(default=None, metadata={"about": "ranks of the launch"})
     group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
     nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
@@ -226,6 +244,7 @@ class OverlapRow:
     run_id: str = field(default="", metadata={"about": "name of the run's directory"})
     backend: str = field(default="", metadata={"about": "as in collectives.csv"})
     operation: str = field(default="", metadata={"about": "iall_reduce or iall_gather"})
+    pattern: str = field(default="", metadata={"about": "who talks to whom; times are of all its groups together"})
     dtype: str | None = field(default=None, metadata={"about": "element type"})
     redop: str | None = field(default=None, metadata={"about": "reduction"})
     in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
@@ -254,6 +273,7 @@ FLAGS = {
     "unsteady": "times drifted within a launch",
     "oversubscribed": "more ranks than cores took turns; this is no measure of the interconnect",
     "late": "more than a fifth of the repetitions started late and were dropped",
+    "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
     "slowest_group": "of the groups that ran at the same time, this one was the slowest",

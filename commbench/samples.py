@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench.stats import is_bimodal, is_steady
 from commbench.timing.loops import Repetitions
 
 #: Decimals kept of a microsecond: a tenth of a nanosecond.
@@ -30,6 +31,13 @@ class Samples:
         self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
         self._end: Matrix = self._start
         self.late = 0
+
+    def within(self, ranks: Sequence[int]) -> Samples:
+        """The same repetitions as some of the participating ranks saw them, e.g. those of one group."""
+        part = Samples(ranks, one_clock=self._one_clock, spanning=self._spanning)
+        rows = [self._participants.index(rank) for rank in ranks]
+        part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
+        return part
 
     @property
     def valid(self) -> int:
@@ -68,6 +76,12 @@ class Samples:
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)
         return fields
+
+    def doubts(self, per: int) -> tuple[str, ...]:
+        """The flags that follow from the times within this launch."""
+        times_us = self.slowest_us(per)
+        flags = {"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)}
+        return tuple(name for name, raised in flags.items() if raised)
 
     def _last(self) -> NDArray[np.intp]:
         """Index of each repetition's slowest rank."""

@@ -96,6 +96,27 @@ def launch_interval(medians: Values) -> Interval | None:
     return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=0.95)
 
 
+def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
+    """Return what `launch_interval` gives for each column of (launches, things), as its low and its high ends.
+
+    Launches that a column lacks are NaN in it, and so are the ends where there is no interval.
+    """
+    ordered = np.sort(medians, axis=0)  # NaN last
+    counts = np.isfinite(ordered).sum(axis=0)
+    low, high = np.full((2, medians.shape[1]), np.nan)
+    for n in np.unique(counts).tolist():
+        chosen = counts == n
+        ranks = _median_ranks(n, 0.95) if n not in _STUDENT_T_975 else None
+        if ranks:
+            low[chosen], high[chosen] = ordered[ranks[0] - 1, chosen], ordered[ranks[1] - 1, chosen]
+        elif n in _STUDENT_T_975:
+            chosen &= ordered[0] > 0
+            logs = np.log(ordered[:n, chosen])
+            centre, reach = logs.mean(axis=0), _STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
+            low[chosen], high[chosen] = np.exp(centre - reach), np.exp(centre + reach)
+    return low, high
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Where a sample lies, in the unit of its values; never its mean, which one preemption can move by half."""

@@ -15,9 +15,11 @@ from typing import Any
 from commbench.collectives import find_operation
 from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
+from commbench.pairs import PAIR_COLUMNS, Matrix, PairRow, matrices, pair_columns, pair_rows
 from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, OverlapRow, Record, Row
 from commbench.summary import overlap_rows, summarise_run
-from commbench.tables import csv_text
+from commbench.suspects import Findings, find_suspects
+from commbench.tables import columns_text, csv_text
 from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRecord, TrainingRow
 from commbench.training.summary import bucket_rows, training_rows
 
@@ -25,12 +27,14 @@ RUN = "run.json"
 SAMPLES = "samples.jsonl"
 SUMMARY = "collectives.csv"
 OVERLAP = "overlap.csv"
+PAIRS = "pairs.csv"
 DDP = "ddp.csv"
 BUCKETS = "buckets.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, DDP, BUCKETS, RECOMMENDATION)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
-_SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in (RUN, SUMMARY, OVERLAP, DDP, BUCKETS, RECOMMENDATION))})
+_SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -69,6 +73,21 @@ class Run:
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
         return summarise_run(self.records, self.info)
+
+    @cached_property
+    def matrices(self) -> list[Matrix]:
+        """What was measured of pairs of ranks; empty without the pattern ``matrix``."""
+        return matrices(self.records, self.info)
+
+    @cached_property
+    def pair_rows(self) -> list[PairRow]:
+        """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
+        return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Which hosts, ranks and links are slower than their peers."""
+        return find_suspects(self.matrices, self.records, self.info)
 
 
 def load_run(path: str | Path) -> Run:
@@ -350,22 +369,28 @@ class Store:
     def write_summary(self) -> list[Row]:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
 
-        These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``ddp.csv`` and ``buckets.csv`` for
-        training.
+        These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
+        ``ddp.csv`` and ``buckets.csv`` for training. Slow hosts, ranks and links go into ``run.json``.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
+        measured = matrices(collectives, self.info)
         with _refusing(self.path / SUMMARY, LaunchError):
             if collectives:
                 _replace(self.path / SUMMARY, csv_text(rows, COLUMNS))
             if overlaps:
                 _replace(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
+            if measured:
+                columns = (pair_columns(matrix, self.info) for matrix in measured)
+                _replace(self.path / PAIRS, columns_text(columns, PAIR_COLUMNS))
             if trainings:
                 _replace(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
                 _replace(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))
+        if findings := find_suspects(measured, collectives, self.info).to_json():
+            self.update(**findings)
         return rows
 
     def write_recommendation(self, conclusion: Mapping[str, Any]) -> None:

@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from commbench import stats
+from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
-from commbench.records import FLAGS, Overlap, OverlapRow, Record, Row
+from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -20,14 +21,23 @@ HARNESS_SHARE = 0.05
 #: A half width of so many clock ticks is as narrow as the clock allows.
 TICKS = 2
 DEFAULT_TICK_US = 0.01
+#: A group is not called the slowest for so small a share of the median group's time.
+SLOWEST_MARGIN = 0.02
+
+RowKey = tuple[str, str]
+"""The key of a row's case, and its group where the case's pattern makes groups, else nothing."""
 
 #: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
 _SHARED_COLUMNS = (
-    *("schema", "run_id", "backend", "operation", "dtype", "redop", "in_place"),
+    *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
     *("message_bytes", "osu_bytes"),
 )
 #: Flags that are judged anew for the row; the others are kept from the records.
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
+#: Flags of a record that are about its times, so that those of a group stand in their place.
+_TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
+#: What a group's times have in common with a record.
+_GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_bytes", "flags"}
 
 
 class _Keyed(Protocol):
@@ -79,35 +89,93 @@ def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunche
     return by_case
 
 
+def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
+    """What each row is made of: the latest record of each launch of each case, as its group alone saw it.
+
+    A launch that knows no groups, because it failed, counts for every group that another one knows.
+    """
+    found: dict[RowKey, list[Record]] = {}
+    for key, of_case in records_by_case(records).items():
+        groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
+        for group in groups or [""]:
+            found[key, group] = [seen for record in of_case for seen in _within(record, group)]
+    return found
+
+
+def _within(record: Record, group: str) -> list[Record]:
+    """The record as one of its groups alone saw it; nothing where that group was not there."""
+    if not record.groups:
+        return [record]
+    return [
+        dataclasses.replace(
+            record,
+            case=dataclasses.replace(record.case, message_bytes=times.message_bytes),
+            groups=(),
+            **{name: getattr(times, name) for name in _GROUP_FIELDS},
+            flags=(*(flag for flag in record.flags if flag not in _TIMED_DOUBTS), *times.flags),
+        )
+        for times in record.groups
+        if times.group == group
+    ]
+
+
 def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
     """The median time in microseconds of each launch's record that was timed and ended as one of ``statuses``."""
     return [_median(record.times_us) for record in _timed(records, statuses)]
 
 
 def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
-    """One row per case, sorted by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
+    """One row per case and group, by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
 
     Args:
         records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
         info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``, ``ranks_per_node``,
-            ``ranks_per_gpu``, ``relative_half_width`` (the budget's target) and ``tick_us`` (the clock's resolution),
-            each optional.
+            ``ranks_per_gpu``, ``relative_half_width`` (the budget's target), ``tick_us`` (the clock's resolution) and
+            ``emulated`` within ``environment``, each optional.
     """
-    return list(rows_by_case(records, info).values())
+    return list(keyed_rows(records, info).values())
 
 
-def rows_by_case(records: Iterable[Record], info: Mapping[str, Any]) -> dict[str, Row]:
-    """As `summarise_run`, by case key and in the same order."""
-    rows = {key: _summarise(of_case, info) for key, of_case in records_by_case(records).items()}
+def keyed_rows(records: Iterable[Record], info: Mapping[str, Any]) -> dict[RowKey, Row]:
+    """As `summarise_run`, in the same order."""
+    rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
+    for key in _slowest_groups(rows):
+        flags = {flag for flag in rows[key].flags.split(";") if flag} | {"slowest_group"}
+        rows[key] = dataclasses.replace(rows[key], flags=";".join(ordered(flags, FLAGS)))
     return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
+
+
+def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
+    """The slowest group of each case where noise does not explain it.
+
+    Its whole interval lies above that of the median group, and its time beyond a margin. Of two equal groups in six
+    launches that takes all six medians of one above all six of the other: once in 462 cases.
+    """
+    timed: dict[str, list[tuple[float, RowKey]]] = {}
+    for key, row in rows.items():
+        if row.status == "ok" and row.time_us is not None:
+            timed.setdefault(key[0], []).append((row.time_us, key))
+    found = []
+    for groups in timed.values():
+        middle, slowest = (rows[sorted(groups)[at][1]] for at in ((len(groups) - 1) // 2, -1))
+        low, high = slowest.time_us_ci_low, middle.time_us_ci_high
+        least_us = (1 + SLOWEST_MARGIN) * (middle.time_us or 0.0)
+        if low is not None and high is not None and low > max(high, least_us):
+            found.append(max(groups)[1])
+    return found
 
 
 def overlap_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[OverlapRow]:
     """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
+    records = list(records)
+    if not any(record.overlap for record in records):
+        return []
     by_case = records_by_case(records)
-    ordered = sorted(rows_by_case(records, info).items(), key=lambda item: _order(item[1]))
-    measured = ((key, row, [r.overlap for r in by_case[key] if r.overlap]) for key, row in ordered)
-    return [_overlap_row(row, overlaps) for _, row, overlaps in measured if overlaps]
+    first: dict[str, Row] = {}
+    for (key, _), row in keyed_rows(records, info).items():
+        first.setdefault(key, row)
+    measured = ((row, [r.overlap for r in by_case[key] if r.overlap]) for key, row in first.items())
+    return [_overlap_row(row, overlaps) for row, overlaps in measured if overlaps]
 
 
 def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
@@ -205,7 +273,7 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
     interval = _interval(timed)
     return {
         "launches": len(timed),
-        "repetitions": sum(len(r.times_us) for r in timed),
+        "repetitions": sum(_repetitions(r) for r in timed),
         "late_discarded": sum(r.late_discarded for r in timed),
         "time_us": _median(launch_medians(timed, ("ok", "wrong"))),
         "time_us_ci_low": interval.low if interval else None,
@@ -218,6 +286,11 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "skew_us": _median_of_medians(r.skew_us for r in timed),
         "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
     }
+
+
+def _repetitions(record: Record) -> int:
+    """Valid repetitions, in a matrix of all pairs, whose times are one a pair."""
+    return sum(pair.repetitions for pair in record.pairs) if record.pairs else len(record.times_us)
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
@@ -239,7 +312,7 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
         return {}
-    operation = OPERATIONS[row.operation]
+    operation = arranged(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 
@@ -255,6 +328,7 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
         "bimodal": 2 * seen["bimodal"] >= len(timed),
         "unsteady": 2 * seen["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
+        "emulated": bool((info.get("environment") or {}).get("emulated")),
     }
     flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
     return ordered(flags | launch_flags(launch_medians(timed, ("ok", "wrong"))), FLAGS)

@@ -6,7 +6,8 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from commbench.records import COLUMNS
@@ -26,6 +27,22 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
+    return stream.getvalue()
+
+
+def columns_text(tables: Iterable[Mapping[str, Iterable[object]]], columns: Sequence[str]) -> str:
+    """As `csv_text`, of tables by column instead of by row: for very many rows.
+
+    Args:
+        tables: each with the values of every one of ``columns``, in that order.
+        columns: the header.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    for table in tables:
+        cells = [map(_cell, repeat(name), values) for name, values in table.items()]
+        writer.writerows(zip(*cells, strict=True))
     return stream.getvalue()
 
 

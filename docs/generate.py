@@ -18,6 +18,7 @@ from commbench.collectives import OPERATIONS, Layout, Operation, Shape
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.hooks import HOOKS, Hook
+from commbench.pairs import PairRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
@@ -50,6 +51,7 @@ kinds, see below |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |
+| `pairs.csv` | one line per ordered pair of ranks of every case of the pattern `matrix`, if the run has any |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
 | `recommendation.json` | what the training concludes |
@@ -63,6 +65,15 @@ case and launch the last counts. What each field is stands in `commbench/records
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
+"""
+
+SUSPECTS = """## suspects in run.json
+
+What is slower than its peers, where there were three hosts, ranks or groups or more to compare: `suspects` is a list of
+`{kind, name, factor, ci, evidence}`, empty where nothing is, `suspects_comparisons` how many hosts, ranks, links and
+groups were compared, `suspects_remarks` what could not be told. `kind` is `host`, `rank`, `link`, `uplink` (all links
+between two parts of the hosts) or `group`; `factor` is how many times as long it takes as its typical peer, `ci` the
+95 % interval over launches, null for one launch.
 """
 
 OPERATIONS_HEAD = """## Operations
@@ -141,6 +152,9 @@ def _collectives() -> list[str]:
         _columns(Row),
         "## overlap.csv\n",
         _columns(OverlapRow),
+        "## pairs.csv\n",
+        _columns(PairRow),
+        SUSPECTS,
         OPERATIONS_HEAD,
         _table(
             ("operation", "what is timed", "send", "receive", "`osu_bytes`", "busbw factor", "in place"),

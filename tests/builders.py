@@ -1,9 +1,10 @@
 """Cases, records and runs built by hand, for tests of everything that reads results."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commbench.cases import Case
-from commbench.records import Record
+from commbench.records import GroupTimes, Record
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -46,6 +47,31 @@ def make_record(case: Case | None = None, *, launch: int = 0, time_us: float = 1
 def make_launches(times_us: list[float], case: Case | None = None, **changes: Any) -> list[Record]:
     """Return one record a launch, whose medians are ``times_us``."""
     return [make_record(case, launch=launch, time_us=time, **changes) for launch, time in enumerate(times_us)]
+
+
+def make_grouped(case: Case, times_us: Mapping[str, Sequence[float]], repetitions: int = 40) -> list[Record]:
+    """Return one record a launch of groups that ran at the same time, whose medians are ``times_us``, by group."""
+    launches = [dict(zip(times_us, times, strict=True)) for times in zip(*times_us.values(), strict=True)]
+    return [
+        make_record(
+            case,
+            launch=number,
+            time_us=max(launch.values()),
+            groups=[
+                GroupTimes(
+                    group=group,
+                    group_size=int(group[-1]) - int(group[0]) + 1 if "-" in group else 2,
+                    message_bytes=case.message_bytes,
+                    times_us=[time] * repetitions,
+                    rank_mean_us=[time] * repetitions,
+                    wrong=0,
+                    transport="tcp",
+                )
+                for group, time in launch.items()
+            ],
+        )
+        for number, launch in enumerate(launches)
+    ]
 
 
 def make_info(**changes: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tests of cases and sweeps."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,11 +106,20 @@ def test_a_root_must_be_a_rank(root: int) -> None:
 def test_a_key_names_every_field() -> None:
     """Tell cases apart that differ in any field, and spell equal ones equally."""
     case = make_case()
-    changes = {"loop": "python", "sync": "barrier", "in_place": False, "redop": "max", "buffers": "cold"}
+    changes = {
+        "loop": "python",
+        "sync": "barrier",
+        "in_place": False,
+        "redop": "max",
+        "buffers": "cold",
+        "world_size": 2,
+    }
     keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
     assert 1 + len(changes) == len(keys)
     assert make_case().key == case.key
-    assert vars(case) == json.loads(case.key)
+    fields = vars(make_case(world_size=2))
+    assert fields == json.loads(make_case(world_size=2).key)
+    assert {name: value for name, value in fields.items() if name != "world_size"} == json.loads(case.key)
 
 
 def test_names_tell_what_differs_from_the_defaults() -> None:
@@ -133,3 +143,21 @@ def test_the_order_follows_from_seed_and_launch() -> None:
     orders = [shuffled(cases, seed, launch) for seed, launch in ((7, 0), (7, 1), (8, 0))]
     assert 3 == len({tuple(order) for order in orders})
     assert all(set(cases) == set(order) for order in orders)
+
+
+def test_scaling_study_measures_each_number_of_ranks() -> None:
+    """Make each case for each number of ranks, sizes rounded for it; all ranks are the case that there is without."""
+    sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
+    cases = sweep.cases(4)
+    assert [(2, 1024), (3, 1032), (None, 1024)] == [(case.world_size, case.message_bytes) for case in cases]
+    assert replace(sweep, world_sizes=()).cases(4) == cases[2:]
+    assert "mpi all_gather 1 KiB float32 on 2 ranks" == str(cases[0])
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "words"), [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")]
+)
+def test_scaling_study_needs_its_ranks(world_sizes: list[int], words: str) -> None:
+    """Refuse more ranks than there are, and one alone."""
+    with pytest.raises(InputError, match=words):
+        Sweep(world_sizes=world_sizes).cases(4)

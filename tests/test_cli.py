@@ -85,6 +85,8 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("run --loop endless", "Unknown loop 'endless'"),
         ("run --in-place yes", "Unknown in_place value 'yes'"),
         ("run -c broadcast --root two", "--root two is not a list of ranks"),
+        ("run --world-sizes two", "--world-sizes two is not a list of numbers of ranks"),
+        ("run -n 2 --world-sizes 2,4", "World size 4 was asked for and this run has 2 ranks"),
         ("run -c broadcast --root 7 -n 2", "Root 7 is not a rank of a run with 2 ranks"),
         ("run slow", "Unknown suite 'slow'"),
         ("run bad.py", "cannot be run (ZeroDivisionError"),
@@ -122,6 +124,10 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("compare absent foreign", "There is no absent"),
         ("lab run --hosts 0 -- true", "0 emulated hosts were asked for"),
         ("lab run --rate fast -- true", "rate"),
+        ("lab run --slow host0 -- true", "write HOST=RATE"),
+        ("lab run --slow host9=1gbit -- true", "no emulated host 'host9'"),
+        ("lab run --racks 3 -- true", "3 racks were asked for 2 emulated hosts"),
+        ("lab run --uplink 1gbit -- true", "one rack has no uplink"),
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
@@ -339,14 +345,27 @@ def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command
     assert "have no place in this format" in commbench("report trained --format osu").out
 
 
+@pytest.mark.parametrize(
+    "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
+)
+def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Say so in one sentence, and how to go on."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    outcome = commbench(f"lab {line}")
+    sentence = "commbench: An emulated cluster needs root and this is user 1000; put sudo before the command.\n"
+    assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
+
+
 def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand the command over as it is, and end with its exit code."""
     told: list[Any] = []
 
-    def note(hosts: int, rate: str, command: Sequence[str], *, ranks_per_host: int) -> int:
-        told.append((hosts, rate, list(command), ranks_per_host))
+    def note(hosts: int, rate: str, command: Sequence[str], **shape: object) -> int:
+        told.append((hosts, rate, list(command), shape))
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
-    assert 7 == commbench("lab run --hosts 3 --rate 200mbit --ranks-per-host 2 -- commbench bench -n 6 --seed 1").code
-    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], 2)] == told
+    shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name mine"
+    assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
+    asked = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none", "name": "mine"}
+    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], asked)] == told

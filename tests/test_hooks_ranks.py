@@ -148,7 +148,7 @@ def test_low_rank(checked: Any, checked_by_four: Any) -> None:
     for found in (checked["low_rank"], checked_by_four["low_rank"]):
         assert 1e-5 > max(found["full"], found["left"], found["everything"])
         assert found["first"] > 1.1 * found["best"]
-        assert found["best"] <= found["later"] < 1.01 * found["best"]
+        assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]  # the best itself is reached to rounding
 
 
 @pytest.mark.parametrize("name", MEMORIES)

@@ -158,3 +158,21 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
     assert ("2", "ok") == (row["launches"], row["status"])
     launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]
     assert [("collectives", 0), ("collectives", 1)] == [(entry["stage"], entry["launch"]) for entry in launches]
+
+
+def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
+    """Measure on the first two ranks while the third stands aside, then on all three, verified on both backends."""
+    arguments = ("-c", "all_reduce,latency", "--sizes", "1K", "--world-sizes", "2,3", "-n", "3", "--oversubscribe")
+    done = run(*arguments, "--launches", "1", "--out", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "r")
+    assert {("ok", "3", "0")} == {(row["status"], row["world_size"], row["wrong"]) for row in rows}
+    groups = sorted((row["operation"], row["group"], row["group_size"]) for row in rows if row["backend"] == "mpi")
+    assert [
+        ("all_reduce", "0-1", "2"),
+        ("all_reduce", "0-2", "3"),
+        ("latency", "0,2", "2"),
+        ("latency", "0-1", "2"),
+    ] == groups
+    assert 8 == len(rows)
+    assert "Scaling: time on the first n ranks" in done.stdout

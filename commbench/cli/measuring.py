@@ -49,6 +49,7 @@ from commbench.parameters import (
     StepFactor,
     Sync,
     TimeLimit,
+    WorldSizes,
 )
 from commbench.suites import load_suite
 
@@ -139,6 +140,7 @@ def run(
     root: Root = None,
     in_place: InPlace = None,
     pattern: Pattern = None,
+    world_sizes: WorldSizes = None,
     sync: Sync = None,
     loop: Loop = None,
     ranks: Ranks = None,
@@ -174,9 +176,10 @@ def run(
         "backends": split_names(backend),
         "dtypes": split_names(dtype),
         "redops": split_names(redop),
-        "roots": _roots(root),
+        "roots": _numbers("--root", root, "ranks; write e.g. 0,3"),
         "in_place": in_place,
         "patterns": split_names(pattern),
+        "world_sizes": _numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,
     }
@@ -225,11 +228,11 @@ def _planner(
     return plan
 
 
-def _roots(text: str | None) -> tuple[int, ...] | None:
+def _numbers(option: str, text: str | None, of: str) -> tuple[int, ...] | None:
     names = split_names(text)
     if names is None:
         return None
     try:
         return tuple(int(name) for name in names)
     except ValueError:
-        raise InputError(f"--root {text} is not a list of ranks; write e.g. 0,3.") from None
+        raise InputError(f"{option} {text} is not a list of {of}.") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
+from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
@@ -27,7 +30,7 @@ STALE = 0xA5
 
 
 class Communicator(ABC):
-    """One backend in one launch, seen from one rank.
+    """One backend in one launch or in a group of its ranks, seen from one rank.
 
     Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
     """
@@ -51,6 +54,10 @@ class Communicator(ABC):
     def transport(self) -> str:
         """What carries messages between the ranks; known once the first operation has run."""
 
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
+        """What the library carries an operation with, where it can be known."""
+        return ""
+
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """A new timed loop, one of ``loops`` or ``auto`` for the best."""
@@ -66,6 +73,10 @@ class Communicator(ABC):
     @abstractmethod
     def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
         """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
+
+    @abstractmethod
+    def like(self, buffer: Any, count: int) -> Any:  # noqa: ANN401 - as allocate
+        """A new buffer of ``count`` elements of the type of ``buffer``."""
 
     @abstractmethod
     def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
@@ -86,8 +97,35 @@ class Communicator(ABC):
         """In place, the element of the whole buffer at which this rank's own block begins."""
         return shape.rank * shape.block
 
-    def close(self) -> None:  # noqa: B027 - many backends hold nothing
+    def split(self, groups: Sequence[Group]) -> Communicator | None:
+        """The communicator of this rank's group, None in no group; all ranks together, each division made once.
+
+        In it, ``rank`` and ``size`` are the group's. Its timed loops are not for use: all groups run in the loop of the
+        whole, which synchronises all ranks. It is closed with the whole.
+
+        Args:
+            groups: disjoint, each ascending, the same on every rank.
+        """
+        wanted = tuple(groups)
+        if wanted == (tuple(range(self.size)),):
+            return self
+        if wanted not in self._splits:
+            self._splits[wanted] = self._split(wanted)
+        return self._splits[wanted]
+
+    @cached_property
+    def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
+        return {}
+
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002 - a backend overrides it
+        raise self._cannot("groups of ranks")
+
+    def close(self) -> None:
         """Release what the backend holds, all ranks together."""
+        for part in self._splits.values():
+            if part is not None:
+                part.close()
+        self._splits.clear()
 
     # Primitives; a backend overrides those it has.
 
@@ -133,8 +171,8 @@ class Communicator(ABC):
     def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
         raise self._cannot("send_receive")
 
-    def exchange_window(self, send: Any, receive: Any, peer: int, window: int) -> Call:  # noqa: ANN401, ARG002
-        """Post ``window`` receives and sends with ``peer`` (either may be None), then wait for all."""
+    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:  # noqa: ARG002
+        """Post ``window`` receives and sends with each of the peers, then wait for all."""
         raise self._cannot("a window of messages")
 
     @abstractmethod
@@ -182,6 +220,10 @@ class HostCommunicator(Communicator):
     def part(self, buffer: HostBuffer, offset: int, count: int) -> HostBuffer:
         """See `Communicator.part`."""
         return HostBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: HostBuffer, count: int) -> HostBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
 
     def write(self, buffer: HostBuffer, content: Content) -> None:
         """See `Communicator.write`."""

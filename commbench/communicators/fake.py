@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.datatypes import Content, DataType
+from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -92,12 +94,23 @@ class FakeCommunicator(Communicator):
     backend = "fake"
     device = "none"
 
-    def __init__(self, control: Control, script: Script | None = None, launch: int = 0) -> None:
+    def __init__(
+        self, control: Control, script: Script | None = None, launch: int = 0, members: Group = (), aside: int = 0
+    ) -> None:
         self._control = control
         self.script = script or Script()
-        self.rank = control.rank
-        self.size = control.size
+        members = members or tuple(range(control.size))
+        self.rank = members.index(control.rank)
+        self.size = len(members)
         self.launch = launch
+        self._aside = aside
+        """How many ranks of the launch are in no group."""
+
+    def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
+        """Ranks of the same script; all groups are as fast."""
+        aside = self.size - sum(map(len, groups))
+        own = next((group for group in groups if self.rank in group), None)
+        return FakeCommunicator(self._control, self.script, self.launch, own, aside) if own else None
 
     def library(self) -> str:
         """See `Communicator.library`."""
@@ -123,6 +136,10 @@ class FakeCommunicator(Communicator):
         """See `Communicator.part`."""
         return FakeBuffer(count, buffer.itemsize)
 
+    def like(self, buffer: FakeBuffer, count: int) -> FakeBuffer:
+        """See `Communicator.like`."""
+        return FakeBuffer(count, buffer.itemsize)
+
     def write(self, buffer: FakeBuffer, content: Content) -> None:
         """Hold nothing."""
 
@@ -131,7 +148,7 @@ class FakeCommunicator(Communicator):
 
     def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
         """The scripted number."""
-        return self.script.wrong(self.rank)
+        return self.script.wrong(self._control.rank)
 
     def empty(self) -> FakeBuffer:
         """See `Communicator.empty`."""
@@ -175,8 +192,10 @@ class FakeCommunicator(Communicator):
         return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
 
     def barrier(self) -> Call:
-        """A real one when it is verified; its times are scripted like all others."""
+        """A real one, of all groups together, when it is verified; its times are scripted like all others."""
         self._fake("barrier")
+        if self._aside:
+            raise self._cannot("barrier while ranks stand aside")
         return FakeCall(run=self._control.barrier, what="barrier", call_bytes=0)
 
     def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
@@ -188,15 +207,10 @@ class FakeCommunicator(Communicator):
     def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send_receive", send, receive)
 
-    def exchange_window(  # noqa: D102
-        self,
-        send: FakeBuffer | None,
-        receive: FakeBuffer | None,
-        peer: int,  # noqa: ARG002
-        window: int,
-    ) -> Call:
-        one = self._fake("window", send, receive)
-        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window)
+    def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
+        one = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
+        streams = max(len(sends), len(receives))
+        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window * streams)
 
 
 class FakeTimer:

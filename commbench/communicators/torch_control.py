@@ -101,6 +101,7 @@ class TorchControl:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._instant = torch.zeros(1, dtype=torch.int64)
+        self._letter = torch.zeros(1, dtype=torch.int64)
         self._token = torch.zeros(1, dtype=torch.int8)
         self._inbox = torch.zeros(1, dtype=torch.int8)
 
@@ -132,6 +133,16 @@ class TorchControl:
         dist.recv(self._inbox, source)
         if sent is not None:
             sent.wait()
+
+    def send_int(self, value: int, target: int) -> None:
+        """Send an integer."""
+        self._letter[0] = value
+        dist.send(self._letter, target)
+
+    def receive_int(self, source: int) -> int:
+        """Receive an integer."""
+        dist.recv(self._letter, source)
+        return int(self._letter[0])
 
     def abort(self, code: int) -> None:
         """Leave at once; torchrun then ends the other ranks."""

@@ -23,6 +23,11 @@ NAMESPACES = ("net", "uts", "ipc", "mnt")
 UNREACHABLE = 255
 
 
+def call(directory: Path, form: str) -> list[str]:
+    """Return the words that call this script in a lab whose files are in ``directory``; the host's name comes next."""
+    return [sys.executable, "-I", "-S", __file__, str(directory / "pids"), form]
+
+
 def enter(pid: int) -> None:
     """Move this process, which must have one thread only, into the host that ``pid`` lives on.
 

@@ -1,4 +1,4 @@
-"""The first process of an emulated cluster: builds hosts and links, runs the command on the first host, ends with it.
+"""The first process of an emulated cluster: builds hosts and links, and is there until the cluster is to end.
 
 It is process 1 of a process namespace and holds the lab's network and mount namespaces. So whatever way it ends, the
 kernel ends every process of the lab with it, and takes away the namespaces, links and mounts, which nobody else holds.
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +23,8 @@ from typing import NoReturn
 from commbench.errors import InputError
 from commbench.lab import agent
 from commbench.lab.network import build_network, cannot, run_program
-from commbench.lab.plan import HostPlan, LabPlan
+from commbench.lab.plan import PLAN, STAY, STAYS, HostPlan, LabPlan
+from commbench.lab.registry import ANSWER
 
 #: What makes a process a host ($1: its name, $2: the lab's directory), run in fresh namespaces. Memory under /dev/shm
 #: is a host's own, /sys shows its own interfaces, and the machine's InfiniBand devices are out of reach.
@@ -41,8 +43,8 @@ exec sleep infinity > /dev/null 2>&1
 """
 
 
-class Lab:
-    """The lab from within.
+class Builder:
+    """Makes a lab, from within.
 
     Args:
         plan: what to build.
@@ -53,7 +55,6 @@ class Lab:
         self._plan = plan
         self._directory = directory
         self._holders: dict[str, subprocess.Popen[str]] = {}
-        self._command: subprocess.Popen[bytes] | None = None
 
     def build(self) -> None:
         """Make the files, hosts and links.
@@ -68,16 +69,14 @@ class Lab:
         (self._directory / "sys").mkdir()
         pids = self._start_hosts()
         self._write("pids", json.dumps(pids))
-        self._write("agent", f'#!/bin/sh\nexec {shlex.join(self._agent("ssh"))} "$@"\n', mode=0o755)
+        self._write("agent", f'#!/bin/sh\nexec {shlex.join(agent.call(self._directory, "ssh"))} "$@"\n', mode=0o755)
         build_network(self._plan, pids)
+        self._write(PLAN, self._plan.to_json())
 
     def _write(self, name: str, text: str, mode: int = 0o644) -> None:
         path = self._directory / name
         path.write_text(text, encoding="utf-8")
         path.chmod(mode)
-
-    def _agent(self, form: str) -> list[str]:
-        return [sys.executable, "-I", "-S", agent.__file__, str(self._directory / "pids"), form]
 
     def _start_hosts(self) -> dict[str, int]:
         """Start one process a host, which holds the host's namespaces; return their ids by host name."""
@@ -87,35 +86,11 @@ class Lab:
         return {name: holder.pid for name, holder in self._holders.items()}
 
     def _start_host(self, host: HostPlan) -> subprocess.Popen[str]:
-        kinds = ("--net", "--uts", "--ipc", "--mount")
+        kinds = ("--net", "--uts", "--ipc", "--mount", "--propagation=slave")
         command = ["unshare", *kinds, "sh", "-c", _HOST, "host", host.name, str(self._directory)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-
-    def start(self, command: Sequence[str]) -> None:
-        """Start the command on the first host."""
-        environment = self._plan.environment(os.environ, self._directory)
-        self._command = subprocess.Popen([*self._agent("exec"), self._plan.hosts[0].name, *command], env=environment)
-
-    def follow(self, connection: socket.socket) -> None:
-        """Pass on the signals that come as bytes; at their end, or where there is no command yet, end the lab."""
-        while number := connection.recv(1):
-            if self._command is None:
-                os._exit(128 + number[0])
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(self._command.pid, number[0])  # no method of Popen: it would reap the command unseen by wait()
-        os._exit(128 + signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Reap processes until the command has ended; return its exit code, 128 + n after signal n."""
-        if self._command is None:
-            raise RuntimeError
-        while True:
-            pid, status = os.wait()  # also those whose parents have ended before them
-            if pid == self._command.pid:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
 
 
 def _wait_until_up(holder: subprocess.Popen[str]) -> None:
@@ -129,21 +104,41 @@ def _wait_until_up(holder: subprocess.Popen[str]) -> None:
     raise InputError(cannot("unshare", holder.stderr.read() if holder.stderr else ""))
 
 
+def follow(connection: socket.socket, directory: Path) -> None:
+    """End the lab when nobody listens any more, unless it has been told before to stay."""
+    if connection.recv(1) != STAY:
+        os._exit(128 + signal.SIGKILL)
+    (directory / STAYS).touch()
+    connection.sendall(STAY)
+    connection.close()
+
+
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run a lab; ``arguments``: the number of the connection to the outside, the directory, the plan, the command."""
-    descriptor, directory, plan, *command = arguments
-    connection = socket.socket(fileno=int(descriptor))
-    connection.set_inheritable(False)
-    lab = Lab(LabPlan.from_json(plan), Path(directory))
-    threading.Thread(target=lab.follow, args=(connection,), daemon=True).start()
+    """Be a lab's first process; does not return.
+
+    Args:
+        arguments: the numbers of three descriptors: the connection to who starts the lab, the socket that stands for
+            the lab's name, the lab's lock; then the directory and the plan.
+    """
+    *descriptors, directory, plan = arguments
+    for descriptor in map(int, descriptors):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - its second parameter
+    connection, listener = (socket.socket(fileno=int(descriptor)) for descriptor in descriptors[:2])
+    threading.Thread(target=follow, args=(connection, Path(directory)), daemon=True).start()
     try:
-        lab.build()
-        lab.start(command)
+        Builder(LabPlan.from_json(plan), Path(directory)).build()
     except InputError as error:
         connection.sendall(f"{error}\n".encode())
         os._exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - a bug of ours has no other way out
+        connection.sendall(traceback.format_exc().encode())
+        os._exit(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what ends without a parent is reaped by the kernel
+    listener.listen()  # from now on the lab is found by its name
     connection.sendall(b"\n")
-    os._exit(lab.wait())
+    while True:
+        with contextlib.suppress(OSError), listener.accept()[0] as caller:
+            caller.send(ANSWER)  # the caller learns from the kernel whom they have reached
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The emulated network: a switch, a link to every host, and its shaped rate, made by the programs ip and tc."""
+"""The emulated network: switches, a link to every host and rack, and their shaped rates, made by ip and tc."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BURST_S = 1e-3
 BURST_BYTES = (16 * 1024, 1024 * 1024)
 #: How long a packet may wait for the link before it is dropped, as in a switch with deep buffers.
 QUEUE_S = 20e-3
-#: The bridge; it lives in a network namespace of its own.
+#: The bridge of all hosts, or of all racks; switches live in a network namespace of their own.
 SWITCH = "switch"
 TIMEOUT_S = 60
 
 
 def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
-    """Link every host to a switch in this process's network namespace.
+    """Link every host to its switch, and racks to the core, in this process's network namespace.
 
     Args:
         plan: hosts and rates.
@@ -37,21 +37,49 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
         if host.rate_bps is not None:
             run_program([*on_host, "tc", "-batch", "-"], [shape_command(INTERFACE, host.rate_bps)])
     towards = [shape_command(host.name, host.rate_bps) for host in plan.hosts if host.rate_bps is not None]
+    towards += [shape_command(end, plan.uplink_bps) for ends in _uplinks(plan) for end in ends if plan.uplink_bps]
     if towards:
         run_program(["tc", "-batch", "-"], towards)
 
 
+def change_link(before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], on_host: Sequence[str]) -> None:
+    """Bring a host's link from one state to another while the lab runs.
+
+    Args:
+        before: the host as it is.
+        after: the host as it is to be.
+        on_switch: words before a command that lead to the switches' network namespace.
+        on_host: words before a command that lead to the host's.
+
+    Raises:
+        InputError: ip or tc cannot do it here.
+    """
+    for place, device in ((on_switch, before.name), (on_host, INTERFACE)):
+        if after.rate_bps is not None:
+            run_program([*place, "tc", "-batch", "-"], [shape_command(device, after.rate_bps)])
+        elif before.rate_bps is not None:
+            run_program([*place, "tc", "-batch", "-"], [f"qdisc del dev {device} root"])
+    state = "up" if after.is_up else "down"  # of the switch's port: the host sees its cable pulled
+    run_program([*on_switch, "ip", "-batch", "-"], [f"link set {before.name} {state}"])
+
+
+def _uplinks(plan: LabPlan) -> list[tuple[str, str]]:
+    """The two ends of each rack's link to the core: in the rack, and in the core."""
+    return [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)] if plan.racks > 1 else []
+
+
 def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
-    """What ip does on the switch's side: a port for each host, called as the host."""
-    ports = [
-        command
-        for host in plan.hosts
-        for command in (
-            f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}",
-            f"link set {host.name} master {SWITCH} up",
-        )
-    ]
-    return [f"link add {SWITCH} type bridge", f"link set {SWITCH} up", *ports]
+    """What ip does on the switches' side: a port for each host, called as the host, and the racks' uplinks."""
+    commands = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up"]
+    for rack, (up, down) in enumerate(_uplinks(plan)):
+        commands += [f"link add rack{rack} type bridge", f"link set rack{rack} up"]
+        commands += [f"link add {up} type veth peer name {down}"]
+        commands += [f"link set {up} master rack{rack} up", f"link set {down} master {SWITCH} up"]
+    for host in plan.hosts:
+        switch = f"rack{host.rack}" if plan.racks > 1 else SWITCH
+        commands += [f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"]
+        commands += [f"link set {host.name} master {switch} up"]
+    return commands
 
 
 def host_commands(host: HostPlan) -> list[str]:
@@ -68,7 +96,7 @@ def shape_command(device: str, rate_bps: int) -> str:
     bytes_per_s = rate_bps / 8
     burst = min(max(int(bytes_per_s * BURST_S), BURST_BYTES[0]), BURST_BYTES[1])
     limit = burst + max(int(bytes_per_s * QUEUE_S), BURST_BYTES[0])
-    return f"qdisc add dev {device} root tbf rate {rate_bps}bit burst {burst} limit {limit}"
+    return f"qdisc replace dev {device} root tbf rate {rate_bps}bit burst {burst} limit {limit}"
 
 
 def run_program(command: Sequence[str], lines: Sequence[str] = ()) -> None:

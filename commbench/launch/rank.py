@@ -24,7 +24,7 @@ from commbench.control import Control
 from commbench.environment import relevant_variables
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
-from commbench.launch.facts import Place, are_crowded, collect_session, gather_places, share_clock
+from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
 from commbench.launch.heartbeat import Heart
 from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
@@ -32,6 +32,7 @@ from commbench.launch.software import refuse_unlike_software
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
 from commbench.measure import Session, measure
+from commbench.timing.clocks import GlobalClock, open_clock
 from commbench.timing.progress import Progress
 from commbench.training.cases import Terms, TrainingCase
 
@@ -80,9 +81,11 @@ def run_rank(
     communicators = dict(opened or {})
     communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
     facts = collect_session(control, places, {name: communicators[name] for name in names}, variables)
+    clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
     if sink and facts:
-        sink.session({**facts, "training": plan.training is not None})
-    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places)
+        stated = {} if plan.training else {"clock": clock.facts()}
+        sink.session({**facts, **stated, "training": plan.training is not None})
+    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places, clock)
     if sink:
         sink.end(finished=finished)
     return communicators
@@ -98,14 +101,16 @@ class _Duty:
         self.heart = heart
         self.begun = time.monotonic()
 
-    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place]) -> bool:
+    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place], clock: GlobalClock) -> bool:
         """Measure collectives in the order planned; False where time ran out before the last."""
         session = Session(
             control=self.control,
             budget=self.plan.budget,
             progress=self.heart.progress,
-            shared_clock=share_clock(places),
+            shared_clock=True,
+            clock=clock,
             oversubscribed=are_crowded(places),
+            hosts=[place.host for place in places],
         )
         for index, planned in enumerate(self.plan.cases):
             case = planned.case

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from commbench import stats
 from commbench.cases import Case
@@ -14,11 +14,13 @@ from commbench.environment import unlike
 from commbench.records import Row
 from commbench.stats import Comparison, Verdict
 from commbench.store import Run, load_run
-from commbench.summary import launch_medians, records_by_case, rows_by_case
+from commbench.summary import RowKey, keyed_records, keyed_rows, launch_medians
 from commbench.units import format_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+T = TypeVar("T")
 
 MARGIN = 0.02
 FALSE_DISCOVERY_RATE = 0.05
@@ -33,9 +35,11 @@ _STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.SAME: "", Ver
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCase:
-    """One case that both runs measured well."""
+    """One case, or one group of its ranks, that both runs measured well."""
 
     case: Case
+    group: str = ""
+    """Where the case's pattern makes groups."""
     row_a: Row
     row_b: Row
     comparison: Comparison
@@ -43,9 +47,10 @@ class ComparedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenCase:
-    """One case that both runs have and at least one of them could not measure."""
+    """One case or group that both runs have and at least one of them could not measure."""
 
     case: Case
+    group: str = ""
     status_a: str
     status_b: str
 
@@ -81,7 +86,7 @@ class ComparisonTable:
     def regressions(self) -> tuple[Case, ...]:
         """The cases that became slower or that only A could measure."""
         slower = [case.case for case in self.cases if case.comparison.verdict is Verdict.SLOWER]
-        return (*slower, *(case.case for case in self.broken if case.is_regression))
+        return tuple(dict.fromkeys((*slower, *(case.case for case in self.broken if case.is_regression))))
 
 
 def compare(
@@ -89,8 +94,8 @@ def compare(
 ) -> ComparisonTable:
     """Compare run B with run A, case by case; a ratio above 1 means that B takes longer.
 
-    Cases are matched by their key. Launch medians of the cases that are ok in both are compared as one family (see
-    `commbench.stats.compare_family`).
+    Cases are matched by their key, and by group where a pattern makes groups. Launch medians of those that are ok in
+    both are compared as one family (see `commbench.stats.compare_family`).
 
     Args:
         a: the run to compare with, or its directory.
@@ -104,6 +109,7 @@ def compare(
     """
     run_a, run_b = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
     side_a, side_b = _Side.of(run_a), _Side.of(run_b)
+    side_a, side_b = side_a.in_groups_of(side_b), side_b.in_groups_of(side_a)
     shared = [key for key in side_b.rows if key in side_a.rows]
     well = [key for key in shared if side_a.is_timed(key) and side_b.is_timed(key)]
     pairs = [(side_a.medians[key], side_b.medians[key]) for key in well]
@@ -116,11 +122,22 @@ def compare(
         name_b=str(run_b.path),
         margin=margin,
         cases=tuple(
-            ComparedCase(case=side_b.cases[key], row_a=side_a.rows[key], row_b=side_b.rows[key], comparison=comparison)
+            ComparedCase(
+                case=side_b.cases[key],
+                group=key[1],
+                row_a=side_a.rows[key],
+                row_b=side_b.rows[key],
+                comparison=comparison,
+            )
             for key, comparison in zip(well, comparisons, strict=True)
         ),
         broken=tuple(
-            BrokenCase(case=side_b.cases[key], status_a=side_a.rows[key].status, status_b=side_b.rows[key].status)
+            BrokenCase(
+                case=side_b.cases[key],
+                group=key[1],
+                status_a=side_a.rows[key].status,
+                status_b=side_b.rows[key].status,
+            )
             for key in shared
             if key not in well and {side_a.rows[key].status, side_b.rows[key].status} != {"unsupported"}
         ),
@@ -138,27 +155,39 @@ def _undecided(comparison: Comparison) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One run by case key, in the order of its rows."""
+    """One run by case and group, in the order of its rows."""
 
-    cases: Mapping[str, Case]
-    rows: Mapping[str, Row]
-    medians: Mapping[str, Sequence[float]]
+    cases: Mapping[RowKey, Case]
+    rows: Mapping[RowKey, Row]
+    medians: Mapping[RowKey, Sequence[float]]
 
     @classmethod
     def of(cls, run: Run) -> "_Side":
-        records = records_by_case(run.records)
+        records, cases = keyed_records(run.records), {record.case.key: record.case for record in run.records}
         return cls(
-            cases={key: of_case[-1].case for key, of_case in records.items()},
-            rows=rows_by_case(run.records, run.info),
-            medians={key: launch_medians(of_case) for key, of_case in records.items()},
+            cases={key: cases[key[0]] for key in records},
+            rows=keyed_rows(run.records, run.info),
+            medians={key: launch_medians(of_row) for key, of_row in records.items()},
         )
 
-    def is_timed(self, key: str) -> bool:
+    def in_groups_of(self, other: "_Side") -> "_Side":
+        """The same, but a case of which no group is known here, because it failed, stands for each of the other's."""
+        groups: dict[str, list[RowKey]] = {}
+        for key in other.rows:
+            groups.setdefault(key[0], []).append(key)
+        like = {key: groups.get(key[0], [key]) if not key[1] else [key] for key in self.rows}
+
+        def spread(values: Mapping[RowKey, T]) -> dict[RowKey, T]:
+            return {asked: values[key] for key, keys in like.items() for asked in keys}
+
+        return _Side(cases=spread(self.cases), rows=spread(self.rows), medians=spread(self.medians))
+
+    def is_timed(self, key: RowKey) -> bool:
         return self.rows[key].status == "ok" and bool(self.medians[key])
 
     def without(self, other: "_Side") -> tuple[Case, ...]:
         """The cases that the other side lacks."""
-        return tuple(self.cases[key] for key in self.rows if key not in other.rows)
+        return tuple(dict.fromkeys(self.cases[key] for key in self.rows if key not in other.rows))
 
 
 def _too_few(comparisons: Sequence[Comparison], q: float) -> bool:
@@ -223,7 +252,7 @@ def _build_table(table: ComparisonTable) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    names = _names([compared.case for compared in table.cases])
+    names = _names(list(dict.fromkeys(compared.case for compared in table.cases)))
     built = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     built.add_column("case")
     for name in ("A", "B"):
@@ -236,7 +265,7 @@ def _build_table(table: ComparisonTable) -> "RenderableType":
         times = (format_time((row.time_us or 0) * 1e-6) for row in (compared.row_a, compared.row_b))
         verdict = Text(str(comparison.verdict), style=_STYLES[comparison.verdict])
         built.add_row(
-            names[compared.case],
+            names[compared.case] + (f" group {compared.group}" if compared.group else ""),
             *times,
             Text(_format_ratio(comparison)),
             verdict,
@@ -272,7 +301,9 @@ def _closing(table: ComparisonTable) -> list[str]:
         f"{total} {'case' if total == 1 else 'cases'} compared with a margin of {100 * table.margin:g} %: {counts}."
     ]
     lines += [
-        f"Not compared: {broken.case} is {broken.status_a} in A and {broken.status_b} in B." for broken in table.broken
+        f"Not compared: {broken.case}{f' group {broken.group}' if broken.group else ''} is {broken.status_a} in A and "
+        f"{broken.status_b} in B."
+        for broken in table.broken
     ]
     for name, cases in (("A", table.only_in_a), ("B", table.only_in_b)):
         if cases:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from commbench.collectives import OPERATIONS
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
+from commbench.patterns import makes_groups
 from commbench.records import Row
 from commbench.report.table import columns_of
 from commbench.tables import csv_text
@@ -68,6 +69,11 @@ def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[
         yield from columns_of(together, unique).values()
 
 
+def _group_of(row: Row) -> str:
+    """The row's group where its pattern makes groups: each has a block of its own, as from a run of its own."""
+    return row.group if makes_groups(row.pattern) else ""
+
+
 def _missing(rows: Iterable[Row]) -> Iterator[str]:
     """Comment lines for the rows whose case did not end well."""
     for row in rows:
@@ -79,7 +85,15 @@ def _missing(rows: Iterable[Row]) -> Iterator[str]:
 def _setting(row: Row) -> str:
     words = [f"backend {row.backend}", f"{row.group_size or row.world_size or '?'} ranks"]
     words += [
-        word for word in (row.library, row.transport, row.pattern, f"loop {row.loop}" if row.loop else "") if word
+        word
+        for word in (
+            row.library,
+            row.transport,
+            row.pattern,
+            f"group {row.group}" if _group_of(row) else "",
+            f"loop {row.loop}" if row.loop else "",
+        )
+        if word
     ]
     return ", ".join(words)
 
@@ -90,7 +104,7 @@ def _setting(row: Row) -> str:
 def _nccl_tests(rows: Sequence[Row]) -> str:
     blocks = _blocks(
         (row for row in rows if OPERATIONS[row.operation].moves_data),
-        lambda row: (row.operation, row.pattern),
+        lambda row: (row.operation, row.pattern, _group_of(row)),
         lambda row: (*_nccl_key(row), row.in_place),
     )
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].moves_data})
@@ -177,7 +191,7 @@ def _fitted(value: float | None, width: int) -> str:
 def _osu(rows: Sequence[Row]) -> str:
     blocks = _blocks(
         (row for row in rows if row.operation in OSU_TITLES),
-        lambda row: (row.operation, row.pattern, row.dtype, row.redop, row.in_place, row.root),
+        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
         lambda row: (row.message_bytes,),
     )
     skipped = sorted({row.operation for row in rows if row.operation not in OSU_TITLES})

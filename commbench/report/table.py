@@ -14,6 +14,7 @@ from rich.text import Text
 from commbench.budgets import BUDGETS
 from commbench.collectives import OPERATIONS
 from commbench.records import FLAGS, OverlapRow, Row
+from commbench.report.groups import MOST_SHOWN, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.units import format_size, format_time
 
 #: One letter a flag, explained under the table; flags without one are spelled out.
@@ -28,6 +29,8 @@ MARKS = {
     "late": "l",
     "harness": "h",
     "unverified": "v",
+    "slowest_group": "s",
+    "emulated": "e",
 }
 
 #: What tells columns of one backend apart, tried from the left until every cell holds one row.
@@ -63,16 +66,18 @@ UNBOUNDED = 20
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def render_table(rows: Sequence[Row], *, width: int) -> RenderableType:
+def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) -> RenderableType:
     """Rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
 
     One table per operation, pattern, dtype, redop, in_place and root. Backends that do not fit beside each other in
     ``width`` characters follow below. A cell without a result says ``unsupported``, ``failed``, ``hung`` or ``wrong``.
+    A pattern of several groups has a line for each of them (of more than 8 for the slowest, the median and the fastest)
+    and one with the sum of their rates, and the slowest is named, with its place where ``hosts`` gives that by rank.
     """
     if not rows:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
-    return Group(*(part for group in groups for part in _render_group(group, width)), *legend(rows))
+    return Group(*(part for group in groups for part in _render_group(group, width, hosts)), *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
@@ -98,13 +103,16 @@ def _table_order(row: Row) -> tuple[Any, ...]:
     return (list(OPERATIONS).index(operation), *((other is not None, other) for other in others))
 
 
-def _render_group(rows: Sequence[Row], width: int) -> list[RenderableType]:
+def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list[RenderableType]:
     """The tables of one group under one heading, as few as fit, and the reasons of what has no result."""
-    columns = columns_of(rows, lambda row: row.message_bytes)
-    tables = (_build_table(part) for part in _fitting(columns, width))
+    groups = len(groups_in(rows))
+    columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
+    tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
+    named = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(_title(rows), style="bold"),
         *(part for table in tables for part in (Text(""), table)),
+        *(Text(sentence) for sentence in named),
         *_reasons(columns),
     ]
 
@@ -124,26 +132,28 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
     return columns
 
 
-def _fitting(columns: Columns, width: int) -> Iterable[Columns]:
+def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
     """Split the columns, in order, into tables that fit the width; a column alone is never split."""
     names = list(columns)
     while names:
         count = len(names)
-        while count > 1 and _measure({name: columns[name] for name in names[:count]}) > width:
+        while count > 1 and _measure({name: columns[name] for name in names[:count]}, groups) > width:
             count -= 1
         yield {name: columns[name] for name in names[:count]}
         names = names[count:]
 
 
-def _measure(columns: Columns) -> int:
+def _measure(columns: Columns, groups: int) -> int:
     unlimited = Console(width=10_000, force_terminal=False)
-    return unlimited.measure(_build_table(columns)).maximum
+    return unlimited.measure(_build_table(columns, groups)).maximum
 
 
-def _build_table(columns: Columns) -> Table:
+def _build_table(columns: Columns, groups: int) -> Table:
     rated = any(row.algbw_GBps is not None for column in columns.values() for row in column)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("\nsize", justify="right", no_wrap=True)
+    if groups > 1:
+        table.add_column("\ngroup", no_wrap=True)
     for name in columns:
         table.add_column(f"{name}\ntime [95 % CI]", no_wrap=True)
         for rate in ("algbw", "busbw") if rated else ():
@@ -152,20 +162,40 @@ def _build_table(columns: Columns) -> Table:
     sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
     for size in sizes:
         at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
-        for line in itertools.zip_longest(*at_size):  # more than one line only where nothing tells two rows apart
-            cells = [cell for row in line for cell in _cells(row, rated=rated)]
-            table.add_row("-" if size is None else format_size(size), *cells)
+        label = "-" if size is None else format_size(size)
+        for line in _group_lines(at_size, groups, rated=rated) if groups > 1 else _lines(at_size, rated=rated):
+            table.add_row(label, *line)
+            label = label if groups <= 1 else ""
     return table
 
 
-def _cells(row: Row | None, *, rated: bool) -> list[RenderableType]:
-    """Time, bandwidths where the table has them, and marks."""
+def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[RenderableType]]:
+    """The cells of one size: one line, more only where nothing tells two rows of a column apart."""
+    for line in itertools.zip_longest(*at_size):
+        yield [cell for row in line for cell in _cells(row, rated=rated)]
+
+
+def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) -> Iterable[list[RenderableType]]:
+    """The cells of one size for several groups: a line for each that is shown, then what all of them move together."""
+    shown = [chosen(rows, groups) for rows in at_size]
+    for label in dict.fromkeys(label for by_label in shown for label in by_label):
+        line = [by_label.get(label) for by_label in shown]
+        yield [label, *(cell for row in line for cell in _cells(row, rated=rated, named=groups > MOST_SHOWN))]
+    sums = [rates_together(rows, groups) for rows in at_size]
+    if any(algbw is not None for algbw, _ in sums):
+        rates = ([Text(""), *(Text(_format_rate(rate), style="dim") for rate in pair), Text("")] for pair in sums)
+        yield [Text(f"all {groups}", style="dim"), *(cell for cells in rates for cell in cells)]
+
+
+def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[RenderableType]:
+    """Time, with the group where the line does not name it, bandwidths where the table has them, and marks."""
     if row is None:
         return [""] * (4 if rated else 2)
     rates = [_format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps)] if rated else []
     if row.status != "ok":
         rates = [""] * len(rates)
-    return [_time_cell(row), *rates, marks_of(row)]
+    time = _time_cell(row)
+    return [time.append(f" ({row.group})") if named and row.group else time, *rates, marks_of(row)]
 
 
 def _time_cell(row: Row) -> Text:
@@ -173,7 +203,7 @@ def _time_cell(row: Row) -> Text:
     if row.status == "ok":
         return Text(format_time_us(row) or "no time")
     if row.status == "wrong":
-        return Text(f"wrong ({row.wrong} elements)", style="red")
+        return Text(f"wrong ({row.wrong} elements)" if row.wrong else "not timed", style="red")
     return Text(row.status, style="dim" if row.status == "unsupported" else "red")
 
 
@@ -208,7 +238,7 @@ def _title(rows: Sequence[Row]) -> str:
     if first.root is not None:
         words.append(f"root {first.root}")
     if first.pattern != "flat":
-        words.append(first.pattern)
+        words.append(f"{first.pattern}{name_groups(rows)}")
     return f"\n{', '.join(words)}{_setting(rows)}"
 
 
@@ -343,8 +373,13 @@ def _more_launches(info: Mapping[str, Any]) -> str:
     return f"try --budget {following} with a new --out"
 
 
+def _seen_slowest(_: str, __: Mapping[str, Any]) -> str:
+    return "are of a group that was slower than the median one of its pattern, beyond noise: see below its table"
+
+
 _SEEN: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "ci_wide": _seen_wide,
     "one_launch": _seen_one,
     "few_launches": _seen_few,
+    "slowest_group": _seen_slowest,
 }

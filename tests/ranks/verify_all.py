@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +57,13 @@ def corruption(case: Case, count: int) -> Callable[[HostBuffer], None]:
     return corrupt
 
 
-def prepared_everywhere(case: Case, communicator: Communicator, control: Control) -> Prepared | str:
+def prepared_everywhere(
+    case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
+) -> Prepared | str:
     """The case made ready, or why some rank cannot: then no rank goes on."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator)
+        prepared = prepare(case, communicator, hosts)
     except UnsupportedError as error:
         refusal = str(error)
     refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
@@ -76,22 +78,24 @@ def natively_wrong(prepared: Prepared, control: Control) -> int:
     return sum(gather_everywhere(control, prepared._count_wrong()))
 
 
-def findings(case: Case, number: int, communicator: Communicator, control: Control) -> Iterator[tuple[str, object]]:
+def findings(
+    case: Case, number: int, communicator: Communicator, control: Control, hosts: Sequence[str] = ()
+) -> Iterator[tuple[str, object]]:
     """What verification says about one case, as (kind, finding)."""
-    prepared = prepared_everywhere(case, communicator, control)
+    prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         yield "refused", prepared
         return
-    refusal, wrong = prepared.verify(control, shared_clock=True)
-    if refusal:
-        yield "refused", refusal
+    checked = prepared.verify(control, shared_clock=True)
+    if checked.refusal:
+        yield "refused", checked.refusal
         return
-    yield "clean", wrong
+    yield "clean", checked.wrong
     chosen = holders(prepared)[number % len(holders(prepared))]
     tamper = corruption(case, number) if control.rank == chosen else None
-    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper)[1]
+    yield "corrupted", prepared.verify(control, shared_clock=True, tamper=tamper).wrong
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    yield "idle", idle.verify(control, shared_clock=True)[1]
+    yield "idle", idle.verify(control, shared_clock=True).wrong
     if "native" in communicator.loops:
         yield "native", natively_wrong(prepared, control)
 
@@ -102,7 +106,7 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
         Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator
     )
     idle = replace(prepared, calls=[Call(run=lambda: None)])
-    return {name: each.verify(control, shared_clock=True)[1] for name, each in (("real", prepared), ("idle", idle))}
+    return {name: each.verify(control, shared_clock=True).wrong for name, each in (("real", prepared), ("idle", idle))}
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""Groups of one pattern beside each other: which to show, what they move together, and which is the slowest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from commbench.patterns import makes_groups
+from commbench.records import Row
+from commbench.units import counted, format_size
+
+#: More groups than these are shown as the slowest, the median and the fastest.
+MOST_SHOWN = 8
+#: A group on more hosts than these is named without them.
+MOST_HOSTS = 3
+
+
+def groups_in(rows: Iterable[Row]) -> list[str]:
+    """The groups that rows of one pattern are of, in the order of the rows; none where all ranks are together."""
+    return list(dict.fromkeys(row.group for row in rows if row.group and makes_groups(row.pattern)))
+
+
+def name_groups(rows: Sequence[Row]) -> str:
+    """How a pattern divides the ranks, e.g. ``: 2 groups 0-1, 2-3``; nothing where it does not."""
+    groups = groups_in(rows)
+    if len(groups) > MOST_SHOWN:
+        return f": {len(groups)} groups"
+    return f": {'groups' if len(groups) > 1 else 'group'} {', '.join(groups)}" if groups else ""
+
+
+def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
+    """The rows of one size to show, by what to call them: each group, or of many three that stand for all.
+
+    Args:
+        rows: of the groups that ran at the same time.
+        total: how many groups the pattern has.
+    """
+    timed = sorted((row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0)
+    if total <= MOST_SHOWN or not timed:
+        return {row.group: row for row in rows[:MOST_SHOWN]}
+    return {"slowest": timed[-1], "median": middle(timed), "fastest": timed[0]}
+
+
+def middle(rows: Iterable[Row]) -> Row:
+    """The group of median time; of an even number the faster of the two in the middle."""
+    ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float | None]:
+    """What all groups move at once, (algbw, busbw) in GB/s; None where a group has no rate."""
+    rates = [(row.algbw_GBps, row.busbw_GBps) for row in rows if row.status == "ok"]
+    known = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
+    if len(known) < total:
+        return None, None
+    return sum(algbw for algbw, _ in known), sum(busbw for _, busbw in known)
+
+
+def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
+    """One sentence a column: the group that is most often the slowest beyond noise, and by how much, or that none is.
+
+    Args:
+        columns: rows of several groups, by what to call the column.
+        hosts: the host of each rank; empty where they are not known.
+    """
+    return [sentence for name, rows in columns.items() if (sentence := _slowest(name, rows, hosts))]
+
+
+def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
+    by_size: dict[int | None, list[Row]] = {}
+    for row in rows:
+        if row.time_us:
+            by_size.setdefault(row.message_bytes, []).append(row)
+    several = [of_size for of_size in by_size.values() if len(of_size) > 1]
+    if not several:
+        return ""
+    found = [
+        ((row.time_us or 0.0) / (middle(of_size).time_us or 1.0), row)
+        for of_size in several
+        for row in of_size
+        if "slowest_group" in row.flags.split(";")
+    ]
+    if not found:
+        return f"{name}: no group is slower than the median one beyond noise."
+    often = Counter(row.group for _, row in found)
+    ratio, worst = max(found, key=lambda pair: (often[pair[1].group], pair[0]))
+    size = f" at {format_size(worst.message_bytes)}" if worst.message_bytes else ""
+    times = f"; the slowest at {often[worst.group]} of {counted(len(several), 'size')}" if len(several) > 1 else ""
+    return f"{name}: slowest group {worst.group}{_on(worst.group, hosts)}: {ratio:.2f} times the median{size}{times}."
+
+
+def _on(group: str, hosts: Sequence[str]) -> str:
+    """`` on host1``; nothing where the hosts are not known, or many."""
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
+    return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""
+
+
+def ranks_of(group: str) -> list[int]:
+    """The ranks that a group's text names, ``0-3`` or ``0,2``."""
+    first, dash, last = group.partition("-")
+    return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in group.split(",") if rank]

@@ -1,0 +1,167 @@
+"""Matrices of pairs as tables of hosts or ranks, and the sentence about what is slow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from commbench.pairs import Matrix
+from commbench.suspects.findings import Family, Findings, Suspect
+from commbench.suspects.matrix import Links, places
+from commbench.units import counted, format_size, format_time
+
+#: So many hosts or ranks stand in a table of each with each; of more only the worst are shown.
+SHOWN = 10
+WORST = 5
+#: Operations that are about time; of others the bandwidth is shown.
+_TIMED = frozenset({"latency", "barrier"})
+_MARK = "*"
+
+
+def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
+    """Every matrix as a table, hosts by hosts where there are several, else ranks by ranks."""
+    parts = [part for matrix in matrices for part in _render(matrix, findings.suspects)]
+    if not any(suspect.links for suspect in findings.suspects):
+        return parts
+    return [*parts, Text(f"\n{_MARK} slow because of what is named below", style="yellow")]
+
+
+def _render(matrix: Matrix, suspects: Iterable[Suspect]) -> list[RenderableType]:
+    """Title and table of one matrix."""
+    names, links = _units(matrix)
+    measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
+    own = [suspect for suspect in suspects if suspect.measured == measured]
+    table = _each_with_each(matrix, names, links, own) if len(names) <= SHOWN else _worst(matrix, names, links, own)
+    what = "time" if matrix.case.operation in _TIMED else "GB/s"
+    per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
+    launches = counted(len(matrix.times_us), "launch")
+    return [Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold"), table]
+
+
+def _units(matrix: Matrix) -> tuple[list[str], Links]:
+    """Hosts where there are several, else ranks, and each link's median time over launches, as a logarithm."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
+    links = Links(source=matrix.source, target=matrix.target, values=values)
+    hosts, place = places(matrix.hosts)
+    if len(hosts) > 1:
+        return hosts, links.gathered(place)
+    return [f"rank {rank}" for rank in range(len(matrix.hosts))], links
+
+
+def _each_with_each(matrix: Matrix, names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
+    times = np.full((len(names), len(names)), np.nan)
+    times[links.source, links.target] = np.exp(links.values[0])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for source, line in zip(names, times.tolist(), strict=True):
+        cells = (
+            _cell(matrix, time, slow=any(suspect.covers(source, target) for suspect in suspects))
+            for target, time in zip(names, line, strict=True)
+        )
+        table.add_row(source, *cells)
+    return table
+
+
+def _worst(matrix: Matrix, names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
+    """The hosts or ranks that are slowest with the partners that they are good with."""
+    between = links[links.source != links.target]
+    sends, receives = (scores[0] for scores in between.scores(len(names)))
+    score = np.fmax(sends, receives)
+    typical = float(np.nanmedian(score))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(f"worst {WORST} of {len(names)}", no_wrap=True)
+    for heading in ("sends", "receives", "times the typical"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    order = np.argsort(-np.nan_to_num(score, nan=-math.inf), kind="stable")
+    for unit in order[:WORST].tolist():
+        ends = ((names[unit], ""), ("", names[unit]))
+        cells = [
+            _cell(matrix, math.exp(way[unit]), slow=any(suspect.covers(*end) for suspect in suspects))
+            for way, end in zip((sends, receives), ends, strict=True)
+        ]
+        table.add_row(names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}")
+    return table
+
+
+def _cell(matrix: Matrix, time_us: float, *, slow: bool) -> Text:
+    if math.isnan(time_us):
+        return Text("-", style="dim")
+    is_timed = matrix.case.operation in _TIMED
+    text = format_time(time_us * 1e-6) if is_timed else f"{matrix.rate_GBps(time_us):.3g}"
+    return Text(f"{text}{_MARK if slow else ''}", style="red" if slow else "")
+
+
+# ------------------------------------------------------------------------------------------------------- the sentence
+
+
+def conclude(findings: Findings) -> str:
+    """Who is slow, in one paragraph; empty where nothing could be compared."""
+    parts = [*_named(findings.suspects)]
+    judged = [family for family in findings.families if family.launches >= family.needed > 0]
+    left = [family for family in findings.families if family.launches < family.needed]
+    if judged and not parts:
+        parts.append(_none(judged))
+    if left:
+        parts.append(_unjudged(left))
+    return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""
+
+
+def _named(suspects: Iterable[Suspect]) -> list[str]:
+    """A clause for each suspect; what shows in several things that were measured is named once."""
+    alike: dict[tuple[str, str], list[Suspect]] = {}
+    for suspect in suspects:
+        alike.setdefault((suspect.name, suspect.does), []).append(suspect)
+    clauses = []
+    for (name, does), same in alike.items():
+        first, *others = sorted(same, key=lambda suspect: -suspect.factor)
+        also = "".join(f", {_times(other)} in {other.measured}" for other in others)
+        clauses.append(f"{name}{does.format(_times(first))} in {first.measured}{also}")
+    return clauses[:WORST] + ([f"and {len(clauses) - WORST} more in run.json"] if len(clauses) > WORST else [])
+
+
+def _times(suspect: Suspect) -> str:
+    interval = f" [{suspect.ci[0]:.3g}, {suspect.ci[1]:.3g}]" if suspect.ci else ""
+    return f"{suspect.factor:.3g} times{interval}"
+
+
+def _none(families: Sequence[Family]) -> str:
+    counts, seen = _by_kind(families)
+    return (
+        f"none of {_listed([counted(count, kind) for kind, count in counts.items()])} differs from its peers by more "
+        f"than noise ({_listed([f'a {kind} {100 * (ratio - 1):.0f} % slower' for kind, ratio in seen.items()])} would "
+        "have been seen)"
+    )
+
+
+def _unjudged(families: Sequence[Family]) -> str:
+    counts, _ = _by_kind(families)
+    what = _listed([counted(count, kind) for kind, count in counts.items()])
+    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
+    slowest = next((f" ({family.slowest} came out slowest)" for family in families if family.slowest), "")
+    return (
+        f"not judged: {what}, because {counted(launches, 'launch')} cannot tell slowness from chance and "
+        f"{needed} would{slowest}"
+    )
+
+
+def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:
+    """How many units of each kind there are, and the ratio that would have been seen in any family of them."""
+    counts: dict[str, int] = {}
+    seen: dict[str, float] = {}
+    for family in families:
+        counts[family.kind] = max(counts.get(family.kind, 0), family.count)
+        seen[family.kind] = max(seen.get(family.kind, 1.0), family.judgement.detectable)
+    return counts, seen
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), words[-1]])

@@ -1,0 +1,77 @@
+"""Matrices of pairs made up from a rule for what is slow and seeded noise, for tests of everything that reads them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from builders import MIB, make_case, make_info, make_record
+
+from commbench.cases import Case
+from commbench.records import PairTimes, Record
+
+INTER_US, INTRA_US = 100.0, 30.0
+
+Slowness = Callable[[int, int], float]
+"""How many times as long a pair takes, by the numbers of its hosts (or of its ranks) from 0."""
+
+
+def make_hosts(hosts: int, ranks_per_host: int = 1, **changes: Any) -> dict[str, Any]:
+    """Return what ``run.json`` holds of a run on host1, host2, ..., with so many ranks on each."""
+    ranks = [{"rank": rank, "host": f"host{rank // ranks_per_host + 1}"} for rank in range(hosts * ranks_per_host)]
+    return make_info(ranks=ranks, world_size=len(ranks), nodes=hosts, ranks_per_node=ranks_per_host, **changes)
+
+
+def make_matrix(
+    hosts: int,
+    ranks_per_host: int = 1,
+    *,
+    launches: int = 6,
+    noise: float = 0.03,
+    host_slowness: Slowness = lambda _a, _b: 1.0,
+    rank_slowness: Slowness = lambda _a, _b: 1.0,
+    symmetric: bool = False,
+    seed: int = 0,
+    case: Case | None = None,
+    **changes: Any,
+) -> list[Record]:
+    """Return one record a launch of a matrix with so much noise (standard deviation of the logarithm)."""
+    case = case or make_case("bandwidth", pattern="matrix", message_bytes=MIB)
+    random = np.random.default_rng(seed)
+    ranks = hosts * ranks_per_host
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    records = []
+    for launch in range(launches):
+        noisy = np.exp(random.normal(0, noise, (ranks, ranks)))
+        if symmetric:
+            noisy = np.triu(noisy) + np.triu(noisy).T
+        times = []
+        for a, b in pairs:
+            one, other = a // ranks_per_host, b // ranks_per_host
+            typical = (INTRA_US if one == other else INTER_US) * noisy[a, b]
+            times.append(float(typical * host_slowness(one, other) * rank_slowness(a, b)))
+        found = [
+            PairTimes(source=a, target=b, time_us=time, time_us_p95=1.1 * time, repetitions=30, wrong=0)
+            for (a, b), time in zip(pairs, times, strict=True)
+        ]
+        records.append(make_record(case, launch=launch, **{"pairs": found, "times_us": times, **changes}))
+    return records
+
+
+def touching(unit: int, factor: float) -> Slowness:
+    """Return the rule that everything to and from one is slow."""
+    return lambda a, b: factor if unit in {a, b} else 1.0
+
+
+def sending(unit: int, factor: float) -> Slowness:
+    """Return the rule that everything from one to others is slow."""
+    return lambda a, b: factor if a == unit != b else 1.0
+
+
+def receiving(unit: int, factor: float) -> Slowness:
+    """Return the rule that everything from others to one is slow."""
+    return lambda a, b: factor if b == unit != a else 1.0
+
+
+def crossing(first: int, factor: float) -> Slowness:
+    """Return the rule that what goes between the ``first`` hosts and the others is slow."""
+    return lambda a, b: factor if (a < first) != (b < first) else 1.0

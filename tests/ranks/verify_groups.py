@@ -1,0 +1,142 @@
+"""Run under mpirun: verify and measure every operation in every pattern of groups, on hosts that are made up."""
+
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from commbench.budgets import BUDGETS
+from commbench.cases import Case, Sweep, all_cases
+from commbench.collectives import OPERATIONS
+from commbench.communicators import connect_control, open_backend
+from commbench.communicators.base import Communicator, HostBuffer
+from commbench.control import Control, gather_everywhere
+from commbench.errors import UnsupportedError
+from commbench.measure import Session, measure
+from commbench.preparation import Prepared, prepare
+from commbench.timing.loops import Call
+from commbench.timing.progress import Progress
+from commbench.timing.sync import SyncPlan
+
+PATTERNS = ("node", "cross", "split:2", "stride:2", "pairs:intra", "pairs:inter", "bisection")
+#: Two hosts of two ranks, placed by turns; and an uneven placement that leaves ranks in no group, rank 0 among them.
+PLACEMENTS = {"even": "ABAB", "uneven": "ABBC"}
+ELEMENTS = 301
+MEASURED = ("node", "cross", "bisection")
+
+
+def cases(backend: str, size: int) -> list[Case]:
+    """Every operation that moves data, by sum, with the second rank of each group as root."""
+    common: dict[str, Any] = {"backends": [backend], "sizes": [size * ELEMENTS * 4], "patterns": PATTERNS}
+    moving = [name for name, operation in OPERATIONS.items() if operation.moves_data]
+    return all_cases([Sweep(operations=moving, roots=(1,), in_place="default", **common)], size)
+
+
+def flip(buffer: HostBuffer) -> None:
+    """Change one bit of the last element."""
+    buffer.memory.view("uint8")[-4] ^= 1
+
+
+def prepared_everywhere(case: Case, communicator: Communicator, hosts: str, control: Control) -> Prepared | str:
+    """The case made ready, or why some rank cannot."""
+    prepared, refusal = None, ""
+    try:
+        prepared = prepare(case, communicator, hosts)
+    except UnsupportedError as error:
+        refusal = str(error)
+    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
+    return refusal or prepared or ""
+
+
+def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, Any]:
+    """Which groups are found wrong when one rank's result is changed, and which must be."""
+    holds = gather_everywhere(control, bool(prepared.shape and prepared.operation.answer(prepared.shape)))
+    holders = [rank for rank, is_holder in enumerate(holds) if is_holder]
+    chosen = holders[number % len(holders)]
+    checked = prepared.verify(control, shared_clock=True, tamper=flip if control.rank == chosen else None)
+    return {
+        "expected": [int(chosen in group) for group in prepared.groups],
+        "found": [checked.within(group) for group in prepared.groups],
+    }
+
+
+def findings(case: Case, number: int, communicator: Communicator, hosts: str, control: Control) -> dict[str, Any]:
+    """What verification says about one case."""
+    prepared = prepared_everywhere(case, communicator, hosts, control)
+    if isinstance(prepared, str):
+        return {"refused": prepared}
+    clean = prepared.verify(control, shared_clock=True)
+    if clean.refusal:
+        return {"refused": clean.refusal}
+    timer = communicator.timer("auto", SyncPlan(method="barrier"), Progress())
+    native = prepared.verify(control, shared_clock=True, timer=timer)
+    idle = replace(prepared, calls=[Call(run=lambda: None)]).verify(control, shared_clock=True)
+    return {
+        "groups": prepared.groups,
+        "clean": clean.wrong,
+        "native": native.wrong,
+        "idle": [idle.within(group) for group in prepared.groups],
+        "corrupted": corrupted(prepared, number, control),
+    }
+
+
+def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[str, dict[str, Any]]:
+    """By pattern, the ranks of each group that leave a barrier before the last has entered: a real one and none."""
+    found = {}
+    for pattern in PATTERNS:
+        case = Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None, pattern=pattern)
+        prepared = prepared_everywhere(case, communicator, hosts, control)
+        assert isinstance(prepared, Prepared)
+        checks = {
+            name: each.verify(control, shared_clock=True)
+            for name, each in (("real", prepared), ("idle", replace(prepared, calls=[])))
+        }
+        found[pattern] = {name: [check.within(group) for group in prepared.groups] for name, check in checks.items()}
+        found[pattern]["late"] = [len(group) - 1 for group in prepared.groups]
+    return found
+
+
+def measured(communicator: Communicator, hosts: str, control: Control) -> list[dict[str, Any]]:
+    """Records of a few operations in patterns that differ in who stands aside."""
+    session = Session(
+        control=control,
+        budget=BUDGETS["quick"],
+        progress=Progress(),
+        shared_clock=True,
+        oversubscribed=True,
+        hosts=hosts,
+        slice_s=0.02,
+    )
+    common: dict[str, Any] = {"sizes": [4096], "backends": [communicator.backend], "patterns": MEASURED}
+    planned = all_cases([Sweep(operations=["all_reduce", "iall_gather", "latency", "barrier"], **common)], control.size)
+    records = [measure(case, communicator, session, launch=0) for case in planned]
+    return [record.to_json() for record in records if record]
+
+
+def main() -> None:
+    """Print the findings of a backend on both placements as one line of JSON on rank 0."""
+    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    found: dict[str, Any] = {}
+    communicator = open_backend(sys.argv[1], control)
+    planned = cases(communicator.backend, control.size)
+    for placement, hosts in PLACEMENTS.items():
+        entries = [
+            {"case": asdict(case), **findings(case, number, communicator, hosts, control)}
+            for number, case in enumerate(planned)
+        ]
+        found[placement] = {
+            "cases": entries,
+            "barriers": barriers(communicator, hosts, control),
+            "records": measured(communicator, hosts, control),
+        }
+    communicator.close()
+    if control.rank == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+    control.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

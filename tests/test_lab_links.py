@@ -1,0 +1,31 @@
+"""Tests of the emulated network: the rates of hosts' links and of racks' uplinks, as programs on the hosts see them."""
+
+import pytest
+from labs import mark, rates
+
+__all__ = ["mark"]  # a fixture
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("mark")]
+
+
+def fills(rate: float, link: float) -> bool:
+    """Whether what was measured (Mbit/s) is what a link of a rate carries: headers take some of it."""
+    return 0.85 < rate / link <= 1.0
+
+
+def test_links_have_the_rate_in_each_direction() -> None:
+    """Send to two hosts at once, then receive from both: all of it passes one link of 200 Mbit/s; unshaped, faster."""
+    for flows in rates("host0:host1 host0:host2", "host1:host0 host2:host0", hosts=3, rate="200mbit"):
+        assert fills(sum(flows), 200), flows
+    (unshaped,) = rates("host0:host1 host0:host2", hosts=3, rate="none")
+    assert 420 < sum(unshaped), unshaped
+
+
+def test_slow_hosts_and_uplinks_have_rates_of_their_own() -> None:
+    """Share a rack's uplink between both its hosts, each way; slow one host, and let others fill their links."""
+    across, inside = ("host0:host2 host1:host2", "host2:host0 host2:host1"), ("host0:host1 host2:host3", "host3:host2")
+    flags = ("--slow", "host3=50mbit", "--racks", "2", "--uplink", "100mbit")
+    out, back, (usual, to_slow), (from_slow,) = rates(*across, *inside, hosts=4, rate="200mbit", flags=flags)
+    assert [True, True] == [fills(sum(shared), 100) for shared in (out, back)], (out, back)
+    assert fills(usual, 200), usual
+    assert [True, True] == [fills(rate, 50) for rate in (to_slow, from_slow)], (to_slow, from_slow)

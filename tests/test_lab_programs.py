@@ -1,0 +1,89 @@
+"""Tests of what people run on emulated hosts: MPI, Gloo, torchrun and training, on more than one host."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labs import LAB, SECONDS, finish, mark, start
+
+__all__ = ["mark"]  # a fixture
+
+pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("mark")]
+
+COMMBENCH = (sys.executable, "-m", "commbench")
+
+
+def measure(out: Path, *words: str, **lab: Any) -> tuple[dict[str, Any], list[Mapping[str, str]]]:
+    """Let the conductor measure collectives on the hosts of a lab; return run.json and the rows."""
+    output = finish(start(*COMMBENCH, "run", *words, "--launches", "1", "--out", str(out), **lab))
+    rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+    assert {"ok"} == {row["status"] for row in rows}, output
+    return json.loads((out / "run.json").read_text()), rows
+
+
+def test_two_ranks_on_each_of_two_hosts(tmp_path: Path) -> None:
+    """Fill one host, then the next, over MPI and Gloo; state the lab's shape, so that it is compared with its like."""
+    flags = ("--ranks-per-host", "2", "--slow", "host1=500mbit")
+    words = ("-c", "all_reduce", "--sizes", "64K", "--backend", "mpi,gloo")
+    run, rows = measure(tmp_path / "run", *words, rate="1gbit", flags=flags)
+    assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in run["ranks"]]
+    assert {"hosts": 2, "rate": "1gbit", "slow": {"host1": "500mbit"}} == run["environment"]["emulated"]
+    assert {("mpi", "2", "2"), ("gloo", "2", "2")} == {
+        (row["backend"], row["nodes"], row["ranks_per_node"]) for row in rows
+    }
+
+
+def test_gloo_fills_the_link(tmp_path: Path) -> None:
+    """Reach 85 to 100 % of the link's rate with a large all-reduce between two hosts."""
+    words = ("-c", "all_reduce", "--sizes", "16M", "--backend", "gloo")
+    _, (row,) = measure(tmp_path / "run", *words, rate="1gbit")
+    assert 0.85 < float(row["busbw_GBps"]) / 0.125 <= 1.0
+
+
+def test_training_crosses_the_link(tmp_path: Path) -> None:
+    """Train under DDP on two hosts; the row says that the network was emulated."""
+    pytest.importorskip("torch")
+    what = ("--workload", "digits", "--bucket-cap-mb", "default", "--hook", "none", "--steps", "6")
+    how = ("--launches", "1", "--confirm-launches", "1", "--out", str(tmp_path / "run"))
+    finish(start(*COMMBENCH, "train", *what, *how, rate="1gbit"))
+    (row,) = csv.DictReader((tmp_path / "run" / "ddp.csv").read_text().splitlines())
+    assert ("ok", "2", "true") == (row["status"], row["nodes"], row["ranks_agree"])
+    assert "emulated" in row["flags"].split(";")
+
+
+def test_torchrun_meets_between_hosts(mark: str, tmp_path: Path) -> None:
+    """Start torchrun on each of two hosts: the ranks meet, and rank 0 writes the files."""
+    pytest.importorskip("torch")
+    out = tmp_path / "run"
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "host0:29500",
+    )
+    words = ("-m", "commbench", "run", "--backend", "gloo", "-c", "all_reduce", "--sizes", "64K", "--out", str(out))
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    subprocess.run([*LAB, "up", "--rate", "1gbit", "--name", mark], check=True, timeout=SECONDS, capture_output=True)
+    try:
+        ends = [
+            subprocess.Popen(
+                [*LAB, "exec", "--name", mark, "--host", host, "--", sys.executable, *torchrun, *words],
+                **streams,  # type: ignore[call-overload]
+            )
+            for host in ("host0", "host1")
+        ]
+        said = [end.communicate(timeout=SECONDS) for end in ends]
+        assert [0, 0] == [end.returncode for end in ends], said
+    finally:
+        subprocess.run([*LAB, "down", mark], check=True, timeout=SECONDS, capture_output=True)
+    run = json.loads((out / "run.json").read_text())
+    assert {"host0", "host1"} == {rank["host"] for rank in run["ranks"]}
