@@ -82,7 +82,8 @@ def test_torchrun_on_every_host_adds_launches(tmp_path: Path) -> None:
     """Start the script on both hosts at once: each call adds a launch over the link."""
     out = tmp_path / "run"
     script = f"{ROOT}/benchmarks/launch/torchrun.sh {' '.join(WHAT)} --backend gloo"
-    shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
+    where = "MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
+    shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} {where}"
     other = f"$COMMBENCH_SSH host1 'cd {ROOT} && {shared} NODE_RANK=1 {script}'"
     run_in_lab("sh", "-c", f"{other} & {shared} NODE_RANK=0 {script} && wait $!")
     info, rows = read(out)
