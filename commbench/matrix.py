@@ -282,7 +282,7 @@ class MatrixSampler:
         step = Step(repetitions=FEWEST)
         while step.repetitions:
             if step.widen:
-                self.timer.sync.plan.widen()
+                self.timer.sync.answer_late()
             seen = self.timer.run(calls, step.repetitions, settled.batch)
             share = _Share(start_ns=seen.start_ns, end_ns=seen.end_ns, late=seen.late, wrong=wrong)
             agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s))

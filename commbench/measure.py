@@ -20,12 +20,13 @@ from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
-from commbench.overlap import measure_overlap
+from commbench.overlap import measure_overlap, try_out
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -36,6 +37,12 @@ FLAGGED_LATE = 0.2
 NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
+#: Ranks start at an agreed instant where their clocks agree to this share of the time: the bound holds whatever the
+#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+CLOCK_SHARE = 0.1
+#: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
+PROBES = 5
+PROBING_SHARE = 0.1
 
 PreparedT = TypeVar("PreparedT")
 
@@ -48,6 +55,8 @@ class Session:
     budget: Budget
     progress: Progress
     shared_clock: bool = False
+    """Whether ranks' stamps can be compared: they are of one clock, or ``clock`` makes them so."""
+    clock: GlobalClock = field(default_factory=GlobalClock)
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
@@ -79,16 +88,32 @@ class Session:
                 "round-time synchronisation needs ranks that share a clock; use --sync dissemination"
             )
 
-    def timer(self, case: Case, communicator: Communicator) -> Timer:
-        """The timed loop for a case, calibrated once a launch, all ranks together."""
-        method = choose_method(case.sync, shared_clock=self.shared_clock, own_threads=communicator.own_threads)
+    def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
+        """The timed loop for a case, calibrated once a launch, all ranks together.
+
+        ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
+        """
+        method = choose_method(
+            case.sync,
+            shared_clock=self.shared_clock and self.is_close(lasting_ns),
+            own_threads=communicator.own_threads,
+        )
         key = (case.backend, case.loop, method)
         if key not in self._timers:
-            plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)
+            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
             timer = communicator.timer(case.loop, plan, self.progress)
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
+
+    def is_close(self, lasting_ns: float) -> bool:
+        """Whether ranks' clocks agree closely enough for what takes so long."""
+        return self.clock.error_ns <= CLOCK_SHARE * lasting_ns
+
+    def refresh_clock(self) -> None:
+        """Compare the hosts' clocks again where that was long ago, all ranks together."""
+        if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
+            self.clock.refresh()
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
         """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
@@ -111,6 +136,7 @@ def measure(
     with status ``unsupported``, wrong data one with status ``wrong`` and no times.
     """
     stopwatch = Stopwatch()
+    session.refresh_clock()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, frozen)
@@ -119,13 +145,16 @@ def measure(
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    checked = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
+    one_clock = session.shared_clock and session.clock.exact
+    checked = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
+        timer = _suit_clock(prepared, communicator, timer, session, frozen)
+        record = replace(record, **_conditions(prepared, timer))
         settled, samples = _sample(prepared, timer, session, frozen)
         overlap = _overlap(prepared, communicator, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
@@ -147,7 +176,7 @@ def measure(
 
 def frozen_from(record: Record) -> Frozen | None:
     """What later launches keep of a case's record in an earlier one; None if it was not measured."""
-    return Frozen(warmups=record.warmups, batch=record.batch) if record.times_us else None
+    return Frozen(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
 
 
 class Stopwatch:
@@ -240,6 +269,24 @@ def _ready(
     return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
 
+def _suit_clock(
+    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
+) -> Timer:
+    """The timed loop for an operation of this length: how ranks start together may depend on it."""
+    case = prepared.case
+    if case.sync != "auto" or session.clock.exact or communicator.own_threads:
+        return timer
+    if frozen and frozen.sync:
+        return session.timer(replace(case, sync=frozen.sync), communicator)
+    lasting_us = 0.0
+    for share in (0.0, PROBING_SHARE):  # the first is for warming up
+        affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        probes = max(1, min(PROBES, int(affordable)))
+        tried = try_out(session.control, timer, prepared.calls, prepared.participants, probes)
+        lasting_us = session.control.broadcast(min(tried, default=0.0))
+    return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
+
+
 def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
     """Warm up and repeat; the samples on rank 0."""
     plan = timer.sync.plan
@@ -287,10 +334,12 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     if not samples.valid:
         return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
     per = _operations(record)
+    median_us = float(np.median(samples.slowest_us(per)))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "clock": record.sync == "round-time" and not session.is_close(1e3 * per * median_us),
     }
     return replace(
         record,

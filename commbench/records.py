@@ -166,6 +166,8 @@ class Frozen:
 
     warmups: int
     batch: int
+    sync: str = ""
+    """How ranks started together; only where that depends on how long the operation takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +273,7 @@ FLAGS = {
     "unsteady": "times drifted within a launch",
     "oversubscribed": "more ranks than cores took turns; this is no measure of the interconnect",
     "late": "more than a fifth of the repetitions started late and were dropped",
+    "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
     "slowest_group": "of the groups that ran at the same time, this one was the slowest",

@@ -37,6 +37,8 @@ class Step:
     repetitions: int
     widen: bool = False
     """Whether to agree on instants further ahead first."""
+    refresh: bool = False
+    """Whether to compare the hosts' clocks again first."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +83,9 @@ class Sampler:
         step = self._agree(Step(repetitions=self._first_chunk(batch)))
         while step.repetitions:
             if step.widen:
-                self.timer.sync.plan.widen()
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                self.timer.sync.plan.clock.refresh()
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
             step = self._agree(self._next_step(samples, gathered, step, batch))
         return samples if self.control.rank == 0 else None
@@ -103,7 +107,9 @@ class Sampler:
         wanted = self.rule.next_checkpoint(tried) - tried
         missing = max(0, self.rule.floor - samples.valid)
         return Step(
-            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))), widen=late > TOLERATED_LATE
+            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))),
+            widen=late > TOLERATED_LATE,
+            refresh=self.timer.sync.plan.clock.is_stale(),
         )
 
     def _agree(self, step: Step | None) -> Step:

@@ -156,8 +156,8 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert [] == find_marked(mark)
 
 
-def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = ()) -> list[AnyRecord]:
-    """Run ``commbench run`` with one launch in an emulated cluster; return what it has measured."""
+def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeout_s: float = 120) -> list[AnyRecord]:
+    """Run ``commbench run`` in an emulated cluster, with one launch unless told otherwise; return what it measured."""
     commbench = (sys.executable, "-m", "commbench")
     command = [
         *commbench,
@@ -167,12 +167,12 @@ def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = ()) -> lis
         "--",
         *commbench,
         "run",
-        *arguments,
         "--launches",
         "1",
+        *arguments,
         "--out",
         str(out),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return list(load_run(out).records)

@@ -588,7 +588,9 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     display = Recorder(on_rank(tmp_path, 1, signal.SIGSTOP), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
     assert 3 == code
-    assert f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    assert (
+        f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    )
     assert_went_on(tmp_path, request, "hung")
     culprit = find_culprit(tmp_path)
     assert (1, "is stopped", []) == (culprit["rank"], culprit["state"], culprit["stack"])

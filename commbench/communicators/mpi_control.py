@@ -37,6 +37,9 @@ NAP_S = 20e-6
 #: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true", VERBOSE: LEVEL}
 
+#: Apart from the empty messages of `MpiControl.exchange`.
+_LETTER_TAG = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -98,6 +101,8 @@ class MpiControl:
         self.instant = np.zeros(1, dtype=np.int64)
         self.connections: tuple[str, str] = self.comm.bcast((self.start.on_host, self.start.off_host))
         self._spec = [self.instant, 1, MPI.INT64_T]
+        self._letter = np.zeros(1, dtype=np.int64)
+        self._letter_spec = [self._letter, 1, MPI.INT64_T]
         self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
 
     def gather(self, value: T) -> list[T] | None:
@@ -128,6 +133,16 @@ class MpiControl:
     def exchange(self, target: int, source: int) -> None:
         """Exchange empty messages."""
         self.comm.Sendrecv(self._empty, target, 0, self._empty, source, 0)
+
+    def send_int(self, value: int, target: int) -> None:
+        """Send an integer."""
+        self._letter[0] = value
+        self.comm.Send(self._letter_spec, target, _LETTER_TAG)
+
+    def receive_int(self, source: int) -> int:
+        """Receive an integer."""
+        self.comm.Recv(self._letter_spec, source, _LETTER_TAG)
+        return int(self._letter[0])
 
     def library(self) -> str:
         """The library's own name and version, e.g. ``Open MPI v5.0.11``."""

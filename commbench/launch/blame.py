@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +35,14 @@ _VICTIM = re.compile(
 )
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
 _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
+_OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _OPENMPI_LOST = re.compile(r"lost communication with a remote daemon\..*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 _TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
+#: srun names tasks host by host, first the one that ended first; of those that it ended itself it says "Terminated".
+_SRUN = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][A-Za-z ]*))")
+_SRUN_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": 9}
 #: What our own tear-down does to the ranks that were still alive.
 _SIGTERM, _SIGKILL = 15, 9
 _SIGNALS = {
@@ -54,7 +59,7 @@ def blame_exit(
     stderr_lines: Sequence[str],
     errors: Sequence[LastWords],
     returncode: int,
-    pids: Mapping[int, int] | None = None,
+    processes: Mapping[int, tuple[str, int]] | None = None,
     *,
     silent: Blame | None = None,
     is_out_of_memory: Callable[[str], bool | None] = lambda _: None,
@@ -69,13 +74,14 @@ def blame_exit(
         stderr_lines: what the launcher and the ranks wrote, messages of ours left out.
         errors: the last words of ranks, in order.
         returncode: of the launcher.
-        pids: process of each rank, for launchers that name processes only.
+        processes: host and process of each rank, for launchers that name these only.
         silent: the ranks that were not heard of any more, where others were.
         is_out_of_memory: whether the kernel has killed a process of a host for lack of memory; None: unknown. Without
             a host's name it is about this one.
     """
     text = " ".join(" ".join(stderr_lines).split())
-    found = _by_launcher(text, {pid: rank for rank, pid in (pids or {}).items()})
+    processes = processes or {}
+    found = _by_launcher(text, {pid: rank for rank, (_, pid) in processes.items()})
     causes = [words for words in errors if not _VICTIM.search(words.text)]
     if found and found.signal and not found.is_late:
         return found.blame(is_out_of_memory)
@@ -86,7 +92,8 @@ def blame_exit(
         return lost
     if errors and not found:
         return _raised(errors[0])
-    return _in_other_words(stderr_lines, returncode, found.blame(is_out_of_memory) if found else None)
+    lost = _lost_peer(text, {rank: host for rank, (host, _) in processes.items()})
+    return lost or _in_other_words(stderr_lines, returncode, found.blame(is_out_of_memory) if found else None)
 
 
 def _lost_daemon(text: str) -> Blame | None:
@@ -94,6 +101,18 @@ def _lost_daemon(text: str) -> Blame | None:
     if not found:
         return None
     return Blame(rank=None, host=found[1], state="lost", text=f"mpirun has lost its daemon on host {found[1]}")
+
+
+def _lost_peer(text: str, hosts: Mapping[int, str]) -> Blame | None:
+    """The rank that has died where mpirun blames the one that first lost its connection to it."""
+    found = _OPENMPI_PEER.search(text)
+    if not found:
+        return None
+    there = [rank for rank, host in sorted(hosts.items()) if host == found[1]]
+    rank = there[0] if len(there) == 1 else None
+    who = "a rank" if rank is None else f"rank {rank}"
+    said = f"{who} on host {found[1]} has died: others lost their connection to it"
+    return Blame(rank=rank, host=found[1], state="has died", text=said)
 
 
 def _in_other_words(lines: Sequence[str], returncode: int, blame: Blame | None) -> Blame:
@@ -148,15 +167,26 @@ def _by_launcher(text: str, ranks: Mapping[int, int]) -> _Exit | None:
         return _Exit(rank=int(found[1]), code=int(found[2]))
     if found := _OPENMPI_ABORT.search(text):
         return _Exit(rank=int(found[1]), code=1)
-    if found := _MPICH.search(text):
-        return _Exit(rank=ranks.get(int(found[1])), host=found[2], code=-int(found[3]))
-    return None
+    if tasks := _SRUN.findall(text):
+        return _by_srun(tasks)
+    found = _MPICH.search(text)
+    return _Exit(rank=ranks.get(int(found[1])), host=found[2], code=-int(found[3])) if found else None
 
 
 def _by_torchrun(noticed: _Exit, others: Sequence[_Exit]) -> _Exit:
     """Choose between the failure that torchrun noticed first and ``others``: a killed rank may be noticed later."""
     killed = [other for other in others if other.signal]
     return replace(killed[0], is_late=True) if noticed.code > 0 and killed else noticed
+
+
+def _by_srun(failures: Sequence[Sequence[str]]) -> _Exit | None:
+    """Choose the first death that is not srun's own doing, else the first exit status."""
+    for host, rank, _, word in failures:
+        number = _SRUN_SIGNALS.get(word.split(" srun")[0].split(" slurmstepd")[0].strip())
+        if number is not None and number != _SIGTERM:
+            return _Exit(rank=int(rank), host=host, code=-number)
+    exits = [_Exit(rank=int(rank), host=host, code=int(code)) for host, rank, code, _ in failures if code]
+    return exits[0] if exits else None
 
 
 def _last_line(lines: Sequence[str]) -> str:

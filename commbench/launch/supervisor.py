@@ -168,10 +168,13 @@ class Supervisor:
         pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
         if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
             return []
-        before = len(self.stderr)
+        before = list(self.stderr)
+        self.stderr.clear()
         launched.make_print(pid)
         launched.drain(PRINTING_S, self._handle)
-        return list(self.stderr)[before:]
+        printed = list(self.stderr)
+        self.stderr = deque([*before, *printed], maxlen=KEPT_LINES)
+        return printed
 
     def _judge(self, returncode: int) -> Ending:
         """How a launch ended whose launcher has left."""
@@ -188,7 +191,7 @@ class Supervisor:
             list(self.stderr),
             self._evidence.words,
             returncode,
-            self._watchdog.pids,
+            self._watchdog.processes,
             silent=self._watchdog.silent(time.monotonic()),
             is_out_of_memory=self._memory.is_out_of_memory,
         )
@@ -214,7 +217,7 @@ class Supervisor:
                 self._watchdog.progress(time.monotonic())
                 self._frame(frame)
             elif event.line.strip() and not event.line.startswith(FRAME_HEAD):
-                self.stderr.append(event.line)  # mpirun complains on either stream
+                self.stderr.append(event.line)  # Hydra says here which process has died, and mpirun what it lacks
         elif event.source == "stderr":
             self._stderr_line(event.line)
 
