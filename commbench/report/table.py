@@ -29,7 +29,8 @@ MARKS = {
     "late": "l",
     "harness": "h",
     "unverified": "v",
-    "slowest_group": "s",
+    "clock": "c",
+    "slowest_group": "g",
     "emulated": "e",
 }
 
