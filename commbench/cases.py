@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
-from commbench.errors import InputError
+from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import check_pattern, shares_of
 from commbench.units import format_size, parse_sizes
 
@@ -170,7 +171,7 @@ class Sweep:
             for size in self.sizes
             for case in self._variants(
                 world_size=world_size,
-                operation=OPERATIONS[operation],
+                operation=_entry(operation, pattern, world_size),
                 backend=backend,
                 dtype=dtype,
                 redop=redop,
@@ -213,6 +214,14 @@ class Sweep:
                 loop=self.loop,
                 world_size=world_size,
             )
+
+
+def _entry(operation: str, pattern: str, world_size: int) -> Operation:
+    """What is measured; of what makes no sense the plain entry, so that a row can say why."""
+    try:
+        return arranged(operation, pattern, world_size)
+    except UnsupportedError:
+        return OPERATIONS[operation]
 
 
 def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from commbench.errors import InputError, UnsupportedError
+from commbench.primitives import Buffers, CallT_co, Primitives
 
 REDOPS = ("sum", "min", "max", "prod", "avg")
 
@@ -31,6 +32,8 @@ class Shape:
     """Elements of the message: the larger of the send and the receive buffer of any rank."""
     root: int = 0
     window: int = 1
+    hosts: Sequence[str] = ()
+    """The host of each rank, where an operation must know it."""
 
     @property
     def block(self) -> int:
@@ -63,47 +66,12 @@ class Piece:
     start: int = 0
 
 
-BufferT = TypeVar("BufferT")
-CallT_co = TypeVar("CallT_co", covariant=True)
-
-
-class Primitives(Protocol[BufferT, CallT_co]):
-    """What an operation may ask of a backend; each returns a prepared, repeatable call.
-
-    Buffers are the backend's own. A primitive raises `UnsupportedError` for what the backend cannot do.
-    """
-
-    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co: ...
-    def all_gather(self, send: BufferT, receive: BufferT) -> CallT_co: ...
-    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co: ...
-    def all_to_all(self, send: BufferT, receive: BufferT) -> CallT_co: ...
-    def broadcast(self, buffer: BufferT, root: int) -> CallT_co: ...
-    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co: ...
-    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co: ...
-    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co: ...
-    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]: ...
-    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]: ...
-    def barrier(self) -> CallT_co: ...
-    def send(self, buffer: BufferT, peer: int) -> CallT_co: ...
-    def receive(self, buffer: BufferT, peer: int) -> CallT_co: ...
-    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> CallT_co: ...
-    def exchange_window(self, send: BufferT | None, receive: BufferT | None, peer: int, window: int) -> CallT_co: ...
-    def empty(self) -> BufferT: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buffers(Generic[BufferT]):
-    """The buffers of one rank; in place, ``send`` and ``receive`` are (parts of) the same memory."""
-
-    send: BufferT | None
-    receive: BufferT | None
-
-
 Layout = Callable[[Shape], int]
 Pieces = Callable[[Shape], Sequence[Piece]]
 
 
-def _whole(shape: Shape) -> int:
+def whole(shape: Shape) -> int:
+    """The message."""
     return shape.elements
 
 
@@ -127,7 +95,8 @@ def _at_ends(layout: Layout) -> Layout:
     return lambda shape: layout(shape) if shape.rank in {0, shape.last} else 0
 
 
-def _own(shape: Shape) -> list[Piece]:
+def own(shape: Shape) -> list[Piece]:
+    """The rank's own message."""
     return [Piece(offset=0, count=shape.elements, source=shape.rank)]
 
 
@@ -150,7 +119,7 @@ def _from_each_source(shape: Shape) -> list[Piece]:
     return [Piece(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
 
 
-def _from(source: Callable[[Shape], int], layout: Layout = _whole) -> Pieces:
+def _from(source: Callable[[Shape], int], layout: Layout = whole) -> Pieces:
     return lambda shape: [Piece(offset=0, count=layout(shape), source=source(shape))]
 
 
@@ -174,11 +143,13 @@ def _other_end(shape: Shape) -> int:
     return shape.last - shape.rank
 
 
-def _left(shape: Shape) -> int:
+def left(shape: Shape) -> int:
+    """The rank before, in a ring."""
     return (shape.rank - 1) % shape.size
 
 
-def _right(shape: Shape) -> int:
+def right(shape: Shape) -> int:
+    """The next rank, in a ring."""
     return (shape.rank + 1) % shape.size
 
 
@@ -221,10 +192,14 @@ class Operation:
     default_in_place: bool = False
     """What is measured where nothing is asked: for reductions the in-place form, the only one all backends have."""
     windowed: bool = False
+    window_bytes: int = WINDOW_BYTES
+    """The most bytes that may be in flight from one rank to another."""
     operations_per_call: int = 1
-    """How often the message crosses one after the other in one call: 2 in a ping-pong."""
+    """How often a message crosses one after the other in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
     """Messages that the reported bandwidth counts per crossing: 2 where both directions carry data."""
+    algorithm: str = ""
+    """Whose algorithm runs, where the operation is composed here rather than by the library."""
     overlaps: bool = False
     """Whether ``call`` is a start and a completion, between which computing may go on (non-blocking collectives)."""
     moves_data: bool = True
@@ -252,17 +227,18 @@ def _ping_pong(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape:
 def _one_way(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
     """A window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
     if shape.rank == 0:
-        window = backend.exchange_window(buffers.send, None, shape.last, shape.window)
+        window = backend.exchange_window([(buffers.send, shape.last)], [], shape.window)
         return [window, backend.receive(backend.empty(), shape.last)]
     if shape.rank == shape.last:
-        window = backend.exchange_window(None, buffers.receive, 0, shape.window)
+        window = backend.exchange_window([], [(buffers.receive, 0)], shape.window)
         return [window, backend.send(backend.empty(), 0)]
     return []
 
 
 def _both_ways(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
     if shape.rank in {0, shape.last}:
-        return [backend.exchange_window(buffers.send, buffers.receive, _other_end(shape), shape.window)]
+        peer = _other_end(shape)
+        return [backend.exchange_window([(buffers.send, peer)], [(buffers.receive, peer)], shape.window)]
     return []
 
 
@@ -274,9 +250,9 @@ _ENTRIES = (
     Operation(
         name="all_reduce",
         summary="every rank gets the reduction of all ranks' messages",
-        send=_whole,
-        receive=_whole,
-        inputs=_own,
+        send=whole,
+        receive=whole,
+        inputs=own,
         answer=_reduced,
         call=lambda backend, b, _s, redop: [backend.all_reduce(b.send, b.receive, redop)],
         busbw_factor=lambda size: 2 * _share(size),
@@ -288,7 +264,7 @@ _ENTRIES = (
         name="all_gather",
         summary="every rank gets every rank's block",
         send=_block,
-        receive=_whole,
+        receive=whole,
         inputs=_own_block,
         answer=_block_per_rank,
         call=lambda backend, b, _s, _r: [backend.all_gather(b.send, b.receive)],
@@ -301,9 +277,9 @@ _ENTRIES = (
     Operation(
         name="reduce_scatter",
         summary="every rank gets its block of the reduction",
-        send=_whole,
+        send=whole,
         receive=_block,
-        inputs=_own,
+        inputs=own,
         answer=_reduced_block,
         call=lambda backend, b, _s, redop: [backend.reduce_scatter(b.send, b.receive, redop)],
         busbw_factor=_share,
@@ -315,8 +291,8 @@ _ENTRIES = (
     Operation(
         name="all_to_all",
         summary="every rank sends a block to every rank",
-        send=_whole,
-        receive=_whole,
+        send=whole,
+        receive=whole,
         inputs=_for_each_target,
         answer=_from_each_source,
         call=lambda backend, b, _s, _r: [backend.all_to_all(b.send, b.receive)],
@@ -328,8 +304,8 @@ _ENTRIES = (
     Operation(
         name="broadcast",
         summary="every rank gets the root's message",
-        receive=_whole,
-        inputs=lambda s: _own(s) if s.is_root else [],
+        receive=whole,
+        inputs=lambda s: own(s) if s.is_root else [],
         answer=_from(_root),
         call=lambda backend, b, s, _r: [backend.broadcast(b.receive, s.root)],
         rooted=True,
@@ -337,9 +313,9 @@ _ENTRIES = (
     Operation(
         name="reduce",
         summary="the root gets the reduction of all ranks' messages",
-        send=_whole,
-        receive=_at_root(_whole),
-        inputs=_own,
+        send=whole,
+        receive=_at_root(whole),
+        inputs=own,
         answer=lambda s: _reduced(s) if s.is_root else [],
         call=lambda backend, b, s, redop: [backend.reduce(b.send, b.receive, redop, s.root)],
         reduces=True,
@@ -351,7 +327,7 @@ _ENTRIES = (
         name="gather",
         summary="the root gets every rank's block",
         send=_block,
-        receive=_at_root(_whole),
+        receive=_at_root(whole),
         inputs=_own_block,
         answer=lambda s: _block_per_rank(s) if s.is_root else [],
         call=lambda backend, b, s, _r: [backend.gather(b.send, b.receive, s.root)],
@@ -365,7 +341,7 @@ _ENTRIES = (
     Operation(
         name="scatter",
         summary="every rank gets its block of the root's message",
-        send=_at_root(_whole),
+        send=_at_root(whole),
         receive=_block,
         inputs=lambda s: _for_each_target(s) if s.is_root else [],
         answer=_scattered,
@@ -387,9 +363,9 @@ _ENTRIES = (
         name="latency",
         summary="half the round trip of a ping-pong between the first and the last rank",
         kind="pair",
-        send=_at_ends(_whole),
-        receive=_at_ends(_whole),
-        inputs=lambda s: _own(s) if s.rank in {0, s.last} else [],
+        send=_at_ends(whole),
+        receive=_at_ends(whole),
+        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
         answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
         call=_ping_pong,
         operations_per_call=2,
@@ -399,9 +375,9 @@ _ENTRIES = (
         name="bandwidth",
         summary="a window of messages from the first to the last rank",
         kind="pair",
-        send=_at(_first, _whole),
-        receive=_at(_last, _whole),
-        inputs=lambda s: _own(s) if s.rank == 0 else [],
+        send=_at(_first, whole),
+        receive=_at(_last, whole),
+        inputs=lambda s: own(s) if s.rank == 0 else [],
         answer=lambda s: _from(_first)(s) if s.rank == s.last else [],
         call=_one_way,
         windowed=True,
@@ -411,9 +387,9 @@ _ENTRIES = (
         name="bibandwidth",
         summary="a window of messages both ways between the first and the last rank",
         kind="pair",
-        send=_at_ends(_whole),
-        receive=_at_ends(_whole),
-        inputs=lambda s: _own(s) if s.rank in {0, s.last} else [],
+        send=_at_ends(whole),
+        receive=_at_ends(whole),
+        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
         answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
         call=_both_ways,
         windowed=True,
@@ -424,19 +400,19 @@ _ENTRIES = (
         name="sendrecv",
         summary="every rank sends to the next and receives from the one before, in a ring",
         kind="ring",
-        send=_whole,
-        receive=_whole,
-        inputs=_own,
-        answer=_from(_left),
-        call=lambda backend, b, s, _r: [backend.send_receive(b.send, _right(s), b.receive, _left(s))],
+        send=whole,
+        receive=whole,
+        inputs=own,
+        answer=_from(left),
+        call=lambda backend, b, s, _r: [backend.send_receive(b.send, right(s), b.receive, left(s))],
         minimum_ranks=2,
     ),
     Operation(
         name="iall_reduce",
         summary="non-blocking all_reduce: started, then completed; with its overlap with computing",
-        send=_whole,
-        receive=_whole,
-        inputs=_own,
+        send=whole,
+        receive=whole,
+        inputs=own,
         answer=_reduced,
         call=lambda backend, b, _s, redop: backend.iall_reduce(b.send, b.receive, redop),
         busbw_factor=lambda size: 2 * _share(size),
@@ -449,7 +425,7 @@ _ENTRIES = (
         name="iall_gather",
         summary="non-blocking all_gather: started, then completed; with its overlap with computing",
         send=_block,
-        receive=_whole,
+        receive=whole,
         inputs=_own_block,
         answer=_block_per_rank,
         call=lambda backend, b, _s, _r: backend.iall_gather(b.send, b.receive),
@@ -477,10 +453,10 @@ def find_operation(name: str) -> Operation:
 
 
 def window_of(operation: Operation, message_bytes: int) -> int:
-    """Messages in flight at once: 64 as in OSU, fewer where that would exceed `WINDOW_BYTES`."""
+    """Messages in flight at once: 64 as in OSU, fewer where that would exceed the operation's ``window_bytes``."""
     if not operation.windowed:
         return 1
-    return max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // max(1, message_bytes)))
+    return max(1, min(WINDOW_MESSAGES, operation.window_bytes // max(1, message_bytes)))
 
 
 def true_message_bytes(operation: Operation, requested: int, itemsize: int, size: int) -> int:

@@ -6,16 +6,24 @@ torch.distributed elsewhere; `ThreadControl` runs ranks as threads of one proces
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+#: How often a thread that waits for another looks whether any has failed.
+GIVEN_UP_S = 0.1
+
 
 class Control(Protocol):
-    """What the engine asks of a control plane; every method but `exchange` is called by all ranks together."""
+    """What the engine asks of a control plane.
+
+    All ranks together call every method but `exchange`, `send_int` and `receive_int`.
+    """
 
     rank: int
     size: int
@@ -38,6 +46,12 @@ class Control(Protocol):
     def exchange(self, target: int, source: int) -> None:
         """Send an empty message to ``target`` and receive one from ``source``."""
 
+    def send_int(self, value: int, target: int) -> None:
+        """Send one 64-bit integer to ``target``, as fast as the transport allows: it compares clocks."""
+
+    def receive_int(self, source: int) -> int:
+        """The next integer that ``source`` has sent to this rank."""
+
     def abort(self, code: int) -> None:
         """End every rank of the launch at once with a non-zero exit status."""
 
@@ -58,6 +72,9 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.slots: list[object] = [None] * size
+        self.mail: Mapping[tuple[int, int], Queue[int]] = {
+            (source, target): Queue() for source in range(size) for target in range(size)
+        }
 
 
 class ThreadControl:
@@ -96,6 +113,17 @@ class ThreadControl:
     def exchange(self, target: int, source: int) -> None:  # noqa: ARG002 - one meeting serves any pattern
         """Meet: in shared memory a round of a dissemination barrier is a barrier."""
         self._meeting.barrier.wait()
+
+    def send_int(self, value: int, target: int) -> None:
+        """Put the integer where the target looks for it."""
+        self._meeting.mail[self.rank, target].put(value)
+
+    def receive_int(self, source: int) -> int:
+        """Wait for an integer from ``source``, as long as no thread has given up."""
+        while not self._meeting.barrier.broken:
+            with contextlib.suppress(Empty):
+                return self._meeting.mail[source, self.rank].get(timeout=GIVEN_UP_S)
+        raise threading.BrokenBarrierError
 
     def abort(self, code: int) -> None:  # noqa: ARG002 - threads have no exit status
         """Release every waiting thread with `threading.BrokenBarrierError`."""

@@ -41,9 +41,9 @@ def collect_host(root: Path = ROOT) -> dict[str, object]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "os": _os_name(root),
-        "boot_id": _read(root, "proc/sys/kernel/random/boot_id"),
+        "boot_id": read_text(root, "proc/sys/kernel/random/boot_id"),
         "time_namespace": _link(root, "proc/self/ns/time"),
-        "clock_source": _read(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_source": read_text(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "timer_tick_s": timer_tick_s(),
         "timer_cost_s": timer_cost_s(),
         "virtualised": is_virtualised(root),
@@ -51,14 +51,14 @@ def collect_host(root: Path = ROOT) -> dict[str, object]:
         "superuser": hasattr(os, "geteuid") and os.geteuid() == 0,
         **_cpus(root),
         **_memory(root),
-        "tcp_congestion_control": _read(root, "proc/sys/net/ipv4/tcp_congestion_control"),
+        "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
         "rdma": _rdma_ports(root),
         "gpus": _nvml_gpus() or _driver_gpus(root),
     }
 
 
-def _read(root: Path, name: str) -> str | None:
+def read_text(root: Path, name: str) -> str | None:
     """Return the stripped text of a file below root; None where it is absent, unreadable or empty."""
     try:
         return (root / name).read_text(errors="replace").strip() or None
@@ -82,18 +82,18 @@ def _fields(text: str | None, separator: str) -> dict[str, str]:
 
 
 def _os_name(root: Path) -> str:
-    release = _fields(_read(root, "etc/os-release"), "=")
+    release = _fields(read_text(root, "etc/os-release"), "=")
     return release.get("PRETTY_NAME") or platform.system()
 
 
 def is_virtualised(root: Path = ROOT) -> bool:
     """Tell whether a hypervisor lies under this kernel: by the x86 CPU flag, elsewhere by the name of the board."""
-    flags = _fields(_read(root, "proc/cpuinfo"), ":").get("flags")
+    flags = _fields(read_text(root, "proc/cpuinfo"), ":").get("flags")
     if flags is not None:
         return "hypervisor" in flags.split()
-    board = f"{_read(root, 'sys/class/dmi/id/sys_vendor')} {_read(root, 'sys/class/dmi/id/product_name')}"
+    board = f"{read_text(root, 'sys/class/dmi/id/sys_vendor')} {read_text(root, 'sys/class/dmi/id/product_name')}"
     virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
-    return bool(re.search(virtual, board)) or _read(root, "sys/hypervisor/type") is not None
+    return bool(re.search(virtual, board)) or read_text(root, "sys/hypervisor/type") is not None
 
 
 def _is_container(root: Path) -> bool:
@@ -115,13 +115,13 @@ def _cpus(root: Path) -> dict[str, object]:
         "governor": _governor(root),
         "turbo": _turbo(root),
         "cpu_steal_ratio": _steal_ratio(root),
-        "load_average": [float(load) for load in (_read(root, "proc/loadavg") or "").split()[:3]] or None,
+        "load_average": [float(load) for load in (read_text(root, "proc/loadavg") or "").split()[:3]] or None,
     }
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
     """Name the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part numbers."""
-    info = _fields(_read(root, "proc/cpuinfo"), ":")
+    info = _fields(read_text(root, "proc/cpuinfo"), ":")
     if "CPU part" in info and "model name" not in info:
         return f"implementer {info.get('CPU implementer')} part {info['CPU part']}"
     return info.get("model name") or info.get("cpu") or platform.processor() or None
@@ -131,7 +131,8 @@ def _cores(root: Path) -> tuple[int, int]:
     """Count sockets and physical cores among the online CPUs."""
     topologies = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology")
     cores = {
-        tuple(_read(topology, name) for name in ("physical_package_id", "die_id", "core_id")) for topology in topologies
+        tuple(read_text(topology, name) for name in ("physical_package_id", "die_id", "core_id"))
+        for topology in topologies
     }
     return len({package for package, _, _ in cores}), len(cores)
 
@@ -146,7 +147,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 def _control_groups(root: Path) -> Iterator[Path]:
     """Yield this process's CPU control groups and their parents."""
-    for line in (_read(root, "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root, "proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -157,9 +158,11 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    one_file = _read(group, "cpu.max")  # version 2; version 1 has two files
+    one_file = read_text(group, "cpu.max")  # version 2; version 1 has two files
     texts = (
-        one_file.split() if one_file else [_read(group, f"cpu.cfs_{name}_us") or "max" for name in ("quota", "period")]
+        one_file.split()
+        if one_file
+        else [read_text(group, f"cpu.cfs_{name}_us") or "max" for name in ("quota", "period")]
     )
     if "max" in texts or int(texts[0]) <= 0:
         return None
@@ -169,28 +172,28 @@ def _quota(group: Path) -> float | None:
 def _governor(root: Path) -> str | None:
     """Name the frequency governor; several, sorted and joined by commas, where CPUs differ."""
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
-    return ",".join(sorted({_read(policy, "scaling_governor") or "" for policy in policies} - {""})) or None
+    return ",".join(sorted({read_text(policy, "scaling_governor") or "" for policy in policies} - {""})) or None
 
 
 def _turbo(root: Path) -> bool | None:
-    no_turbo = _read(root, "sys/devices/system/cpu/intel_pstate/no_turbo")
+    no_turbo = read_text(root, "sys/devices/system/cpu/intel_pstate/no_turbo")
     if no_turbo is not None:
         return no_turbo == "0"
-    boost = _read(root, "sys/devices/system/cpu/cpufreq/boost")
+    boost = read_text(root, "sys/devices/system/cpu/cpufreq/boost")
     return None if boost is None else boost == "1"
 
 
 def _steal_ratio(root: Path) -> float | None:
     """Share of CPU time since boot that the hypervisor gave to others: the 8th figure of /proc/stat's first line."""
     steal_index, guest_index = 7, 8  # guest time, from the 9th figure on, is counted in user time already
-    figures = (_read(root, "proc/stat") or "").partition("\n")[0].split()[1:]
+    figures = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
     spent = [int(figure) for figure in figures[:guest_index]]
     total = sum(spent)
     return spent[steal_index] / total if len(spent) > steal_index and total else None
 
 
 def _memory(root: Path) -> dict[str, object]:
-    kibibytes = {name: int(value.split()[0]) for name, value in _fields(_read(root, "proc/meminfo"), ":").items()}
+    kibibytes = {name: int(value.split()[0]) for name, value in _fields(read_text(root, "proc/meminfo"), ":").items()}
     total, available = (kibibytes.get(name) for name in ("MemTotal", "MemAvailable"))
     return {
         "memory_total_bytes": total and 1024 * total,
@@ -217,7 +220,7 @@ def _rdma_ports(root: Path) -> list[dict[str, object]]:
     """List the ports of RDMA devices (InfiniBand, RoCE, EFA) with the state, rate and link layer /sys gives."""
     return [
         {"device": port.parent.parent.name, "port": port.name}
-        | {name: _read(port, name) for name in ("state", "rate", "link_layer")}
+        | {name: read_text(port, name) for name in ("state", "rate", "link_layer")}
         for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     ]
 
@@ -253,7 +256,7 @@ def _nvml_gpus() -> list[dict[str, object]]:
 
 def _driver_gpus(root: Path) -> list[dict[str, object]]:
     """List GPUs as the NVIDIA kernel driver names them, which needs no library."""
-    driver = re.search(r"\d+\.\d+(\.\d+)*", _read(root, "proc/driver/nvidia/version") or "")
+    driver = re.search(r"\d+\.\d+(\.\d+)*", read_text(root, "proc/driver/nvidia/version") or "")
     files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     return [
         {
@@ -262,7 +265,7 @@ def _driver_gpus(root: Path) -> list[dict[str, object]]:
             "memory_total_bytes": None,
             "driver_version": driver and driver.group(),
         }
-        for information in (_fields(_read(file.parent, file.name), ":") for file in files)
+        for information in (_fields(read_text(file.parent, file.name), ":") for file in files)
     ]
 
 
@@ -276,7 +279,7 @@ def clock_domain(root: Path = ROOT) -> str:
     no boot id, the answer is unique to this process, so that no rank takes a clock for shared that may not be. (Equal
     is necessary, not sufficient: virtual machines resumed from one snapshot can have the same boot id.)
     """
-    boot_id = _read(root, "proc/sys/kernel/random/boot_id")
+    boot_id = read_text(root, "proc/sys/kernel/random/boot_id")
     if boot_id is None:
         return f"{socket.gethostname()}:{os.getpid()}/unknown"
     return f"{boot_id}/{_link(root, 'proc/self/ns/time') or 'none'}"  # kernels before 5.6 have no time namespaces

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
+from commbench.arrangements import MATRIX, arranged
 from commbench.budgets import Budget
 from commbench.cases import Case
-from commbench.collectives import find_operation
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
-from commbench.overlap import measure_overlap
+from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
+from commbench.overlap import measure_overlap, try_out
 from commbench.preparation import Prepared, prepare
-from commbench.records import Frozen, Overlap, Record
+from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -32,6 +34,17 @@ from commbench.timing.sync import SyncPlan, choose_method
 HARNESS_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
+NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
+#: Pairs that the reason of a wrong matrix names.
+NAMED_PAIRS = 3
+#: Ranks start at an agreed instant where their clocks agree to this share of the time: the bound holds whatever the
+#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+CLOCK_SHARE = 0.1
+#: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
+PROBES = 5
+PROBING_SHARE = 0.1
+
+PreparedT = TypeVar("PreparedT")
 
 
 @dataclass
@@ -42,6 +55,8 @@ class Session:
     budget: Budget
     progress: Progress
     shared_clock: bool = False
+    """Whether ranks' stamps can be compared: they are of one clock, or ``clock`` makes them so."""
+    clock: GlobalClock = field(default_factory=GlobalClock)
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
@@ -73,16 +88,32 @@ class Session:
                 "round-time synchronisation needs ranks that share a clock; use --sync dissemination"
             )
 
-    def timer(self, case: Case, communicator: Communicator) -> Timer:
-        """The timed loop for a case, calibrated once a launch, all ranks together."""
-        method = choose_method(case.sync, shared_clock=self.shared_clock, own_threads=communicator.own_threads)
+    def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
+        """The timed loop for a case, calibrated once a launch, all ranks together.
+
+        ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
+        """
+        method = choose_method(
+            case.sync,
+            shared_clock=self.shared_clock and self.is_close(lasting_ns),
+            own_threads=communicator.own_threads,
+        )
         key = (case.backend, case.loop, method)
         if key not in self._timers:
-            plan = SyncPlan(method=method, yielding=self.oversubscribed, shared_clock=self.shared_clock)
+            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
             timer = communicator.timer(case.loop, plan, self.progress)
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
+
+    def is_close(self, lasting_ns: float) -> bool:
+        """Whether ranks' clocks agree closely enough for what takes so long."""
+        return self.clock.error_ns <= CLOCK_SHARE * lasting_ns
+
+    def refresh_clock(self) -> None:
+        """Compare the hosts' clocks again where that was long ago, all ranks together."""
+        if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
+            self.clock.refresh()
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
         """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
@@ -105,18 +136,25 @@ def measure(
     with status ``unsupported``, wrong data one with status ``wrong`` and no times.
     """
     stopwatch = Stopwatch()
+    session.refresh_clock()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
-    prepared, timer, refusal = _ready(case, communicator, session)
+    if case.pattern == MATRIX:
+        return _measure_matrix(record, communicator, session, stopwatch, frozen)
+    make = partial(prepare, case, communicator, session.hosts)
+    prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    checked = prepared.verify(session.control, shared_clock=session.shared_clock, timer=timer)
+    one_clock = session.shared_clock and session.clock.exact
+    checked = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
+        timer = _suit_clock(prepared, communicator, timer, session, frozen)
+        record = replace(record, **_conditions(prepared, timer))
         settled, samples = _sample(prepared, timer, session, frozen)
         overlap = _overlap(prepared, communicator, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
@@ -138,7 +176,7 @@ def measure(
 
 def frozen_from(record: Record) -> Frozen | None:
     """What later launches keep of a case's record in an earlier one; None if it was not measured."""
-    return Frozen(warmups=record.warmups, batch=record.batch) if record.times_us else None
+    return Frozen(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
 
 
 class Stopwatch:
@@ -161,11 +199,67 @@ class Stopwatch:
         return time.perf_counter() - self._begun - self.measuring_s
 
 
-def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Prepared | None, Timer | None, str]:
+def _measure_matrix(
+    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, frozen: Frozen | None
+) -> Record | None:
+    """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
+    make = partial(prepare_matrix, record.case, communicator)
+    matrix, timer, refusal = _ready(record.case, communicator, session, make)
+    if not matrix or not timer:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    sampler = MatrixSampler(
+        control=session.control,
+        timer=timer,
+        matrix=matrix,
+        slice_s=session.slice_s or session.budget.slice_s,
+        reading_ns=session.reading_ns(timer),
+    )
+    with stopwatch.measuring():
+        settled, pairs = sampler.collect(record.launch, frozen)
+    record = replace(
+        record,
+        **_conditions(matrix, timer),
+        pairs=pairs,
+        wrong=sampler.wrong,
+        warmups=settled.warmups,
+        batch=settled.batch,
+        harness_us=round(session.harness_us(record.case, communicator, settled.batch), 4),
+        transport=communicator.transport(),
+        late_discarded=sampler.late,
+        measuring_s=round(stopwatch.measuring_s, 6),
+        other_s=round(stopwatch.other_s, 6),
+    )
+    return _on_root(session, _concluded(record, session))
+
+
+def _concluded(record: Record, session: Session) -> Record:
+    """A record of a matrix with what follows from its pairs."""
+    if record.wrong:
+        reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
+        return replace(record, status="wrong", reason=reason)
+    if not record.pairs:
+        return replace(record, status="failed", reason=NEVER_ON_TIME)
+    late = record.late_discarded
+    tried = late + sum(pair.repetitions for pair in record.pairs)
+    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * tried}
+    raised = tuple(name for name, is_raised in flags.items() if is_raised)
+    return replace(record, times_us=[pair.time_us for pair in record.pairs], flags=raised)
+
+
+def _where_wrong(pairs: Sequence[PairTimes]) -> str:
+    """The end of a sentence: the first of the pairs that got wrong data, and how many others did."""
+    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
+    more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
+    return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
+
+
+def _ready(
+    case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
+) -> tuple[PreparedT | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator, session.hosts)
+        prepared = make()
         session.check(case, communicator)
     except UnsupportedError as error:
         refusal = str(error)
@@ -173,6 +267,24 @@ def _ready(case: Case, communicator: Communicator, session: Session) -> tuple[Pr
     if refusal or not prepared:
         return None, None, refusal
     return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
+
+
+def _suit_clock(
+    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
+) -> Timer:
+    """The timed loop for an operation of this length: how ranks start together may depend on it."""
+    case = prepared.case
+    if case.sync != "auto" or session.clock.exact or communicator.own_threads:
+        return timer
+    if frozen and frozen.sync:
+        return session.timer(replace(case, sync=frozen.sync), communicator)
+    lasting_us = 0.0
+    for share in (0.0, PROBING_SHARE):  # the first is for warming up
+        affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        probes = max(1, min(PROBES, int(affordable)))
+        tried = try_out(session.control, timer, prepared.calls, prepared.participants, probes)
+        lasting_us = session.control.broadcast(min(tried, default=0.0))
+    return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 
 def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
@@ -205,12 +317,13 @@ def _on_root(session: Session, record: Record) -> Record | None:
     return record if session.control.rank == 0 else None
 
 
-def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
+def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, Any]:
     participants = prepared.participants
     return {
         "group": rank_list(participants),
         "group_size": len(participants),
         "window": prepared.window,
+        "algorithm": prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name),
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }
@@ -219,13 +332,14 @@ def _conditions(prepared: Prepared, timer: Timer) -> dict[str, Any]:
 def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
-        reason = "no repetition started on time; use --sync dissemination"
-        return replace(record, status="failed", reason=reason, late_discarded=samples.late)
+        return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
     per = _operations(record)
+    median_us = float(np.median(samples.slowest_us(per)))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "clock": record.sync == "round-time" and not session.is_close(1e3 * per * median_us),
     }
     return replace(
         record,
@@ -239,4 +353,5 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
 
 def _operations(record: Record) -> int:
     """Operations in one repetition."""
-    return record.batch * record.window * find_operation(record.case.operation).operations_per_call
+    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
+    return record.batch * record.window * operation.operations_per_call

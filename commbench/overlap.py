@@ -63,10 +63,17 @@ def _median_ns(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> int:
     """Median over repetitions of the slowest rank, on rank 0; 0 elsewhere."""
+    times_us = try_out(control, timer, calls, participants, repetitions)
+    return round(1e3 * float(np.median(times_us))) if times_us else 0
+
+
+def try_out(
+    control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
+) -> list[float]:
+    """The slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
-        return 0
+        return []
     samples = Samples(participants, one_clock=False, spanning=False)
     samples.add(gathered)
-    times_us = samples.slowest_us(1)
-    return round(1e3 * float(np.median(times_us))) if times_us else 0
+    return samples.slowest_us(1)

@@ -10,6 +10,8 @@ import typer
 from commbench.cases import BACKENDS, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
+from commbench.launch.launchers import LAUNCHERS
+from commbench.launch.launchers.base import BINDINGS
 from commbench.patterns import PATTERNS
 from commbench.report.formats import STYLES
 
@@ -70,8 +72,8 @@ Sync = Annotated[
     typer.Option(
         "--sync",
         metavar="HOW",
-        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock, else a "
-        "dissemination barrier.",
+        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock or "
+        "theirs agree closely enough, else a dissemination barrier; Gloo gets a barrier.",
     ),
 ]
 Loop = Annotated[
@@ -116,7 +118,38 @@ Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Allow more ranks than cores; such rows are flagged.")
 ]
 LauncherName = Annotated[
-    str | None, typer.Option("--launcher", metavar="NAME", help="mpirun or torchrun; found by itself.")
+    str | None,
+    typer.Option(
+        "--launcher", metavar="NAME", help=f"What starts the ranks: {listed(LAUNCHERS)}, or a path; found by itself."
+    ),
+]
+LauncherArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--launcher-arg",
+        metavar="WORDS",
+        help='More options for the launcher, as they are, e.g. --launcher-arg "--mca btl tcp,self"; may be repeated.',
+    ),
+]
+RanksPerNode = Annotated[
+    int | None,
+    typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as many as it has slots."),
+]
+BindTo = Annotated[
+    str | None,
+    typer.Option(
+        "--bind-to",
+        metavar="WHAT",
+        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core, where ranks have one each.",
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        "--interface",
+        metavar="NAME",
+        help="Network interface for MPI over TCP, Gloo and NCCL; by default their choice.",
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the time they may take; measure nothing.")]

@@ -9,6 +9,7 @@ from commbench.errors import InputError, UnsupportedError
 
 Group = tuple[int, ...]
 """Ranks of the launch, ascending: the first is number 0 within the group."""
+Pair = tuple[int, int]
 
 #: How each pattern is written, and what it means; the groups of one pattern run at the same time.
 PATTERNS = {
@@ -104,6 +105,24 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     if not groups:
         raise UnsupportedError(f"pattern {pattern} makes no group of two ranks or more of {_placement(hosts)}")
     return groups
+
+
+def rounds_of(size: int) -> list[list[Pair]]:
+    """All pairs of ``size`` ranks, each once, in rounds of disjoint pairs: size - 1 of them, size where that is odd.
+
+    The circle method of round-robin tournaments (Kirkman 1847): one rank stands still, the others move around by one
+    place a round; with an odd number the one who stands still is absent, and its partner idle. Pairs take turns in
+    being named in either order.
+    """
+    even = size + size % 2
+    circle = list(range(1, even))
+    rounds = []
+    for step in range(even - 1):
+        line = [0, *circle[step:], *circle[:step]]
+        pairs = zip(line[: even // 2], reversed(line[even // 2 :]), strict=True)
+        met = [(one, other) for one, other in pairs if max(one, other) < size]
+        rounds.append([(other, one) for one, other in met] if step % 2 else met)
+    return rounds
 
 
 def _by_host(hosts: Sequence[str]) -> list[Group]:

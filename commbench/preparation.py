@@ -7,21 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from commbench.arrangements import arranged
 from commbench.cases import Case
-from commbench.collectives import (
-    Buffers,
-    Operation,
-    Shape,
-    check_ranks,
-    find_operation,
-    true_message_bytes,
-    window_of,
-)
+from commbench.collectives import Operation, Shape, check_ranks, true_message_bytes, window_of
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
 from commbench.errors import UnsupportedError
-from commbench.patterns import Group, groups_of, makes_groups
+from commbench.patterns import Group, groups_of
+from commbench.primitives import Buffers
 from commbench.timing.loops import Call, Timer
 
 #: How late the last rank enters the barrier that is being verified.
@@ -185,8 +179,9 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
     Raises:
         UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
     """
-    operation = _arranged(case)
-    groups = groups_of(case.pattern, (hosts or [""] * communicator.size)[: case.world_size])
+    placed = (hosts or [""] * communicator.size)[: case.world_size]
+    operation = arranged(case.operation, case.pattern, len(placed))
+    groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     dtype = DTYPES[case.dtype or "int8"]
     size = within.size if within else len(groups[0])
@@ -209,18 +204,12 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
         elements=idle.message_bytes(size) // dtype.itemsize,
         root=case.root or 0,
         window=idle.window,
+        hosts=placed,
     )
-    _check_count(shape.block if operation.divided else shape.elements, within)
+    check_count(shape.block if operation.divided else shape.elements, within)
     buffers = _allocate(case, operation, shape, dtype, within)
     calls = operation.call(within, buffers, shape, case.redop or "")
     return replace(idle, communicator=within, shape=shape, buffers=buffers, calls=calls)
-
-
-def _arranged(case: Case) -> Operation:
-    """The entry that the case's pattern makes of its operation."""
-    if case.pattern != "flat" and not makes_groups(case.pattern):
-        raise UnsupportedError(f"{case.operation} has no arrangement as {case.pattern}")
-    return find_operation(case.operation)
 
 
 def _check_root(case: Case, size: int) -> None:
@@ -231,7 +220,7 @@ def _check_root(case: Case, size: int) -> None:
         )
 
 
-def _check_count(elements: int, communicator: Communicator) -> None:
+def check_count(elements: int, communicator: Communicator) -> None:
     """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
     most = communicator.most_elements
     if most is not None and elements > most:

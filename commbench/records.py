@@ -6,16 +6,14 @@ Schema 1: first version.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from commbench.cases import Case
 from commbench.errors import InputError
 
 SCHEMA = 1
-
-T = TypeVar("T")
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 
@@ -127,8 +125,9 @@ class Record:
     """Wall time of everything else: buffers, verification, collecting samples."""
 
     def to_json(self) -> dict[str, Any]:
-        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number."""
-        return dataclasses.asdict(self)
+        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
+        plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
+        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -142,18 +141,23 @@ class Record:
         try:
             case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
             overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = _rebuilt(GroupTimes, data.get("groups", ()))
-            pairs = _rebuilt(PairTimes, data.get("pairs", ()))
+            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
+            pairs = _from_columns(data.get("pairs") or {})
             plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
             return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
 
 
-def _rebuilt(kind: Callable[..., T], items: Sequence[Mapping[str, Any]]) -> Sequence[T]:
-    """The items as ``kind``, in the same kind of sequence: JSON knows lists only."""
-    made = [kind(**item) for item in items]
-    return tuple(made) if isinstance(items, tuple) else made
+def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
+    """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
+    if not pairs:
+        return {}
+    return {f.name: [getattr(pair, f.name) for pair in pairs] for f in dataclasses.fields(PairTimes)}
+
+
+def _from_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[PairTimes, ...]:
+    return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,8 @@ class Frozen:
 
     warmups: int
     batch: int
+    sync: str = ""
+    """How ranks started together; only where that depends on how long the operation takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +273,7 @@ FLAGS = {
     "unsteady": "times drifted within a launch",
     "oversubscribed": "more ranks than cores took turns; this is no measure of the interconnect",
     "late": "more than a fifth of the repetitions started late and were dropped",
+    "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
     "slowest_group": "of the groups that ran at the same time, this one was the slowest",

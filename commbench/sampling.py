@@ -31,11 +31,14 @@ MAXIMUM_BATCH = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step:
+class Step:
     """Rank 0's decision: what all ranks do next."""
 
     repetitions: int
     widen: bool = False
+    """Whether to agree on instants further ahead first."""
+    refresh: bool = False
+    """Whether to compare the hosts' clocks again first."""
 
 
 @dataclass(kw_only=True)
@@ -68,24 +71,26 @@ class Sampler:
         window = self._window(_typical_ns(times))
         while True:
             steady = window == 0 or warmup_count(times, window) is not None
-            step = self._agree(_Step(repetitions=0 if steady or self._warm_enough(times) else 2 * window))
+            step = self._agree(Step(repetitions=0 if steady or self._warm_enough(times) else 2 * window))
             if not step.repetitions:
                 break
             times += self._run(step.repetitions, 1)
-        batch = self._batch(_typical_ns(times[-WARMUP_WINDOW:]))
+        batch = batch_of(_typical_ns(times[-WARMUP_WINDOW:]), self.reading_ns)
         return self.control.broadcast(Frozen(warmups=1 + len(times), batch=batch))
 
     def collect(self, samples: Samples, batch: int) -> Samples | None:
         """Repeat until sure or out of time; the samples on rank 0, None elsewhere."""
-        step = self._agree(_Step(repetitions=self._first_chunk(batch)))
+        step = self._agree(Step(repetitions=self._first_chunk(batch)))
         while step.repetitions:
             if step.widen:
-                self.timer.sync.plan.widen()
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                self.timer.sync.plan.clock.refresh()
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
             step = self._agree(self._next_step(samples, gathered, step, batch))
         return samples if self.control.rank == 0 else None
 
-    def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: _Step, batch: int) -> _Step | None:
+    def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: Step, batch: int) -> Step | None:
         """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
         if gathered is None:
             return None
@@ -97,15 +102,17 @@ class Sampler:
         spanned = self._spanned_ns >= SPAN_S * 1e9
         sure = spanned and self.rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
         if sure or tried >= self.rule.maximum or (left_s <= 0 and enough):
-            return _Step(repetitions=0)
+            return Step(repetitions=0)
         per_repetition = max(self._chunk_s / last.repetitions, 1e-9)
         wanted = self.rule.next_checkpoint(tried) - tried
         missing = max(0, self.rule.floor - samples.valid)
-        return _Step(
-            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))), widen=late > TOLERATED_LATE
+        return Step(
+            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))),
+            widen=late > TOLERATED_LATE,
+            refresh=self.timer.sync.plan.clock.is_stale(),
         )
 
-    def _agree(self, step: _Step | None) -> _Step:
+    def _agree(self, step: Step | None) -> Step:
         """Rank 0's step, on every rank; the time from here to the next agreement is one chunk's."""
         agreed = self.control.broadcast(step)
         self._chunk_begun = time.perf_counter()
@@ -145,17 +152,17 @@ class Sampler:
         """Whether warm-up has had its share of repetitions or of time."""
         return len(times) >= WARMUP_CAP or self._elapsed() > WARMUP_SHARE * self.slice_s
 
-    def _batch(self, typical_ns: float) -> int:
-        """The smallest power of two of operations that lasts as long as 20 readings of the clock."""
-        shortest = BATCH_READINGS * self.reading_ns
-        needed = math.ceil(math.log2(max(1.0, shortest / max(typical_ns, 1.0))))
-        return min(MAXIMUM_BATCH, 1 << needed)
-
     def _first_chunk(self, batch: int) -> int:
         """As many repetitions as the rule asks for at least, fewer where they would not fit."""
         spent = self._run(1, batch)
         affordable = int((self.slice_s - self._elapsed()) * 1e9 / max(_typical_ns(spent), 1.0))
         return max(self.rule.floor, min(self.rule.minimum, affordable))
+
+
+def batch_of(typical_ns: float, reading_ns: float) -> int:
+    """The smallest power of two of operations that lasts as long as 20 readings of the clock."""
+    needed = math.ceil(math.log2(max(1.0, BATCH_READINGS * reading_ns / max(typical_ns, 1.0))))
+    return min(MAXIMUM_BATCH, 1 << needed)
 
 
 def _typical_ns(times: Sequence[int]) -> float:

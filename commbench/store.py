@@ -402,6 +402,15 @@ class Store:
         with _refusing(self.path / RECOMMENDATION, LaunchError):
             _replace(self.path / RECOMMENDATION, _encode(conclusion, indent=1) + "\n")
 
+    def discard(self) -> None:
+        """Remove a run that was refused before anything was measured; one that was there before stays."""
+        if self.resumed or self.records:
+            return
+        for name in (SAMPLES, RUN, LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it holds something else
+            self.path.rmdir()
+
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
         for descriptor in (self._samples, self._lock):

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from commbench import stats
+from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
@@ -272,7 +273,7 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
     interval = _interval(timed)
     return {
         "launches": len(timed),
-        "repetitions": sum(len(r.times_us) for r in timed),
+        "repetitions": sum(_repetitions(r) for r in timed),
         "late_discarded": sum(r.late_discarded for r in timed),
         "time_us": _median(launch_medians(timed, ("ok", "wrong"))),
         "time_us_ci_low": interval.low if interval else None,
@@ -285,6 +286,11 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "skew_us": _median_of_medians(r.skew_us for r in timed),
         "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
     }
+
+
+def _repetitions(record: Record) -> int:
+    """Valid repetitions, in a matrix of all pairs, whose times are one a pair."""
+    return sum(pair.repetitions for pair in record.pairs) if record.pairs else len(record.times_us)
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
@@ -306,7 +312,7 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
         return {}
-    operation = OPERATIONS[row.operation]
+    operation = arranged(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slurm
 
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
 
@@ -30,7 +31,7 @@ def _has_namespaces() -> bool:
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mpi": (lambda: importlib.util.find_spec("mpi4py") is not None, "needs mpi4py"),
     "gpu": (lambda: shutil.which("nvidia-smi") is not None, "needs an NVIDIA GPU"),
-    "slurm": (lambda: shutil.which("sbatch") is not None, "needs Slurm"),
+    "slurm": (slurm.is_possible, "needs root and Slurm's controller, daemon and commands"),
     "lab": (_has_namespaces, "needs root and network namespaces"),
 }
 

@@ -10,6 +10,7 @@ from commbench.communicators.fake import FakeCommunicator, Script
 from commbench.control import ThreadControl, run_threads
 from commbench.measure import Session, frozen_from, measure
 from commbench.records import Frozen, Record
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.progress import Progress
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
@@ -34,6 +35,7 @@ class FakeRun:
     ranks: int = 2
     hosts: Sequence[str] = ()
     shared_clock: bool = True
+    clock: type[GlobalClock] = GlobalClock
     relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
 
@@ -50,6 +52,7 @@ class FakeRun:
                 budget=budget,
                 progress=Progress(),
                 shared_clock=self.shared_clock,
+                clock=self.clock(),
                 hosts=self.hosts,
                 slice_s=self.slice_s,
             )

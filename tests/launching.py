@@ -1,6 +1,7 @@
 """Runs, displays and launchers for tests that start processes, and a search for what they leave behind."""
 
 import contextlib
+import subprocess
 import sys
 import time
 import uuid
@@ -14,7 +15,7 @@ from commbench.budgets import Budget
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.conductor import RunRequest, SilentDisplay
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
-from commbench.store import Store
+from commbench.store import Store, load_run
 
 MARK = "COMMBENCH_TEST_MARK"
 #: Open MPI's ofi component costs a second in every start and has nothing to carry on one host.
@@ -153,3 +154,25 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield mark
     wait_until(lambda: not find_marked(mark))
     assert [] == find_marked(mark)
+
+
+def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeout_s: float = 120) -> list[AnyRecord]:
+    """Run ``commbench run`` in an emulated cluster, with one launch unless told otherwise; return what it measured."""
+    commbench = (sys.executable, "-m", "commbench")
+    command = [
+        *commbench,
+        "lab",
+        "run",
+        *lab,
+        "--",
+        *commbench,
+        "run",
+        "--launches",
+        "1",
+        *arguments,
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return list(load_run(out).records)

@@ -65,7 +65,7 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     for name in list(os.environ):
         if name.startswith(RANK_PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("commbench.launch.launchers._local_cpus", lambda: 2)
+    monkeypatch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("not ours")
@@ -93,7 +93,11 @@ def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ("run --budget long", "Unknown budget 'long'; choose from quick, standard, rigorous"),
         ("run --launches 0", "--launches 0 was asked for"),
         ("run --format html", "Unknown format 'html'"),
-        ("run --launcher srun", "Unknown launcher 'srun'"),
+        ("run --launcher slurm", "Unknown launcher 'slurm'"),
+        ("run --launcher /absent/mpirun", "launcher /absent/mpirun is not a program"),
+        ("run --launcher torchrun --bind-to core", "torchrun binds no rank"),
+        ("run --ranks-per-node 1 -n 2", "--ranks-per-node leaves room for 1"),
+        ("run --interface eth99", "--interface eth99 was asked for and this host has"),
         ("run --role boss", "Unknown role 'boss'"),
         ("run --sizes 8X", "size '8X' is not understood"),
         ("run --sizes=-8", "size '-8' is negative"),
@@ -256,6 +260,7 @@ def make_settings(**changes: Any) -> Settings:
     """Return the settings of a command without options."""
     fields = {
         **dict.fromkeys(("ranks", "time_limit", "out", "hostfile", "launcher", "seed", "role")),
+        **dict.fromkeys(("launcher_arg", "ranks_per_node", "bind_to", "interface")),
         **dict.fromkeys(("oversubscribe", "fail_fast", "dry_run"), False),
         "case_timeout": 60.0,
         "style": "table",
@@ -269,7 +274,7 @@ def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatc
     monkeypatch.setattr("commbench.cli.conducting.conduct", lambda *_, **__: 0)
 
     def plan(place: Place) -> Task:
-        assert Place(ranks=2, ranks_here=2, launcher="mpirun") == place
+        assert Place(ranks=2, ranks_here=2) == place
         request = make_request([make_case()], ranks=place.ranks)
         return Task(
             name="mine",

@@ -64,3 +64,28 @@ def test_abort_releases_everybody() -> None:
 
     with pytest.raises(threading.BrokenBarrierError):
         run_threads(2, work)
+
+
+def test_integers_arrive_in_order_from_whom_they_are_expected() -> None:
+    """Keep what two ranks send to one apart, and in order."""
+
+    def work(control: ThreadControl) -> list[int]:
+        if control.rank:
+            for step in (1, 2):
+                control.send_int(10 * control.rank + step, 0)
+            return []
+        return [control.receive_int(source) for source in (2, 1, 1, 2)]
+
+    assert [21, 11, 12, 22] == run_threads(3, work)[0]
+
+
+def test_nobody_waits_for_a_letter_from_a_rank_that_failed() -> None:
+    """Raise what the other raised instead of waiting for ever."""
+
+    def work(control: ThreadControl) -> int:
+        if control.rank:
+            raise ValueError("gone")
+        return control.receive_int(1)
+
+    with pytest.raises(ValueError, match="gone"):
+        run_threads(2, work)

@@ -53,6 +53,9 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert nothing is None
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
+    ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
+    assert [0, 1] == [rank["rank"] for rank in ranks]
+    assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
     assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
     assert {"fake": "commbench fake"} == session["libraries"]
@@ -86,6 +89,16 @@ def test_the_first_environment_stays_and_gains_a_library() -> None:
     fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), known)
     assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
     assert "Open MPI" == fields["environment"]["mpi_library"]
+
+
+def test_the_launch_with_the_worst_clock_is_stated() -> None:
+    """Keep the largest bound of all launches, and none where ranks only trained."""
+    clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
+    known: dict[str, object] = {}
+    for clock in clocks:
+        known |= header_fields({**session(), "clock": clock}, known)
+    assert clocks[1] == known["clock"]
+    assert "clock" not in header_fields(session(), {})
 
 
 def test_other_conditions_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,21 @@ from typing import Any
 import pytest
 
 from commbench.errors import InputError
-from commbench.launch import launchers
 from commbench.launch.launchers import (
     Launcher,
     MpiexecLauncher,
     MpirunLauncher,
+    SrunLauncher,
     TorchrunLauncher,
+    check_interface,
     check_slots,
+    choice,
     choose_launcher,
+    find_mpirun,
     hostfile_slots,
+    hosts,
+    interface_variables,
+    slurm,
 )
 
 PROGRAM = ("-m", "a.program", "word")
@@ -27,8 +34,8 @@ RUN_BY_MPI4PY = [sys.executable, "-m", "mpi4py", *PROGRAM]
 
 @pytest.fixture
 def _four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_local_cpus", lambda: 4)
-    monkeypatch.setattr(launchers, "_local_cores", lambda: 2)
+    monkeypatch.setattr(hosts, "local_cpus", lambda: 4)
+    monkeypatch.setattr(hosts, "local_cores", lambda: 2)
 
 
 @pytest.mark.usefixtures("_four_cpus")
@@ -62,7 +69,7 @@ def test_ranks_that_train_may_use_several_cores(
     monkeypatch: pytest.MonkeyPatch, ranks: int, nodes: int, expected: list[str]
 ) -> None:
     """Bind to no core but at most to a NUMA node, and do not look for a fabric on one host."""
-    monkeypatch.setattr(launchers, "_numa_nodes", lambda: nodes)
+    monkeypatch.setattr(hosts, "numa_nodes", lambda: nodes)
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM, training=True)
     fabric = ["--mca", "btl", "^ofi"]
     assert ["/x/mpirun", "-n", str(ranks), *expected, *fabric, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command
@@ -79,10 +86,10 @@ def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> Non
     assert "socket" in own
 
 
-@pytest.mark.parametrize("make", [MpiexecLauncher, TorchrunLauncher])
-def test_other_launchers_start_ranks_that_train_like_any(make: Any) -> None:
+def test_torchrun_starts_ranks_that_train_like_any() -> None:
     """Bind nothing, so there is nothing to loosen."""
-    assert make(environ={}).command(2, PROGRAM) == make(environ={}).command(2, PROGRAM, training=True)
+    torchrun = TorchrunLauncher(environ={})
+    assert torchrun.command(2, PROGRAM) == torchrun.command(2, PROGRAM, training=True)
 
 
 @pytest.mark.usefixtures("_four_cpus")
@@ -102,17 +109,130 @@ def test_mpirun_carries_relevant_variables_to_other_hosts(tmp_path: Path) -> Non
     assert ["mpirun", "-n", "4", *options, *RUN_BY_MPI4PY] == command
 
 
+@pytest.mark.usefixtures("_four_cpus")
 def test_hydra_and_torchrun_commands(tmp_path: Path) -> None:
     """Speak the two other launchers' language."""
-    hosts = tmp_path / "hosts"
-    assert ["mpiexec", "-n", "2", "-f", str(hosts), *RUN_BY_MPI4PY] == MpiexecLauncher(hostfile=hosts).command(
-        2, PROGRAM
-    )
+    (tmp_path / "hosts").write_text("a:2\nb:2\n")
+    hydra = MpiexecLauncher(hostfile=tmp_path / "hosts", environ={})
+    expected = ["mpiexec", "-n", "2", "-f", str(tmp_path / "hosts"), "-bind-to", "core", *RUN_BY_MPI4PY]
+    assert expected == hydra.command(2, PROGRAM)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert [*torchrun, *PROGRAM] == TorchrunLauncher().command(2, PROGRAM)
 
 
-@pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, TorchrunLauncher])
+#: A Slurm job of two nodes with two slots each.
+JOB = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[0-1]"}
+STEP = ["srun", "-n", "4", "--overlap", "--kill-on-bad-exit=1", "--input=0", "--export=ALL"]
+
+
+def test_srun_runs_every_launch_as_a_step() -> None:
+    """Start by mpi4py's runner where MPI sees the ranks, plainly and with a meeting point where it does not."""
+    plain, pmix = SrunLauncher(environ=JOB), SrunLauncher(environ=JOB, mpi_type="pmix", extra=["--mpi=pmix"])
+    assert [*STEP, "--cpu-bind=cores", sys.executable, *PROGRAM] == plain.command(4, PROGRAM)
+    assert [*STEP, "--cpu-bind=cores", "--mpi=pmix", *RUN_BY_MPI4PY] == pmix.command(4, PROGRAM)
+    assert (4, False) == (plain.slots(), plain.is_local)
+    assert (False, True) == (plain.carries_mpi, pmix.carries_mpi)
+    assert 1024 < int(plain.environment()["MASTER_PORT"]) < 65536
+    assert "MASTER_PORT" not in pmix.environment()
+    assert "MASTER_PORT" not in SrunLauncher(environ={**JOB, "MASTER_PORT": "29500"}).environment()
+
+
+def test_srun_takes_over_the_cores_of_a_task_and_shares_them_where_asked() -> None:
+    """Hand on --cpus-per-task of the job, and let more tasks than slots float."""
+    command = SrunLauncher(environ={**JOB, "SLURM_CPUS_PER_TASK": "8"}, oversubscribe=True).command(6, PROGRAM)
+    assert ["--cpus-per-task=8", "--cpu-bind=none", "--overcommit"] == command[7:10]
+
+
+@pytest.mark.usefixtures("_four_cpus")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (MpirunLauncher, ["--map-by", "ppr:1:node", "--bind-to", "numa"]),
+        (MpiexecLauncher, ["-ppn", "1", "-bind-to", "numa"]),
+        (SrunLauncher, ["--nodes=2", "--ntasks-per-node=1", "--cpu-bind=ldoms"]),
+    ],
+)
+def test_ranks_per_node_and_binding_in_every_language(make: Any, expected: list[str]) -> None:
+    """Place one rank on each of two nodes and bind it to a NUMA node."""
+    launcher = make(environ=JOB, ranks_per_node=1, bind_to="numa")
+    words = launcher.command(2, PROGRAM)
+    at = words.index(expected[0])
+    assert expected == words[at : at + len(expected)]
+    assert (2, 2) == (launcher.slots(), launcher.limit())
+
+
+def test_intel_binds_by_variables() -> None:
+    """Pin to domains, or not at all."""
+    words = " ".join(MpiexecLauncher(intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM))
+    assert "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN numa" in words
+    words = " ".join(MpiexecLauncher(intel=True, environ=JOB, bind_to="none").command(2, PROGRAM))
+    assert "-genv I_MPI_PIN off" in words
+    assert "-bind-to" not in words
+
+
+@pytest.mark.usefixtures("_four_cpus")
+@pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher])
+def test_more_ranks_per_node_than_slots_float(make: Any) -> None:
+    """Let crowded ranks float, and map as many on a node as were asked for."""
+    command = make(environ={}, ranks_per_node=6, oversubscribe=True).command(6, PROGRAM)
+    assert "none" in command
+    assert "core" not in command
+    if make is MpirunLauncher:
+        assert "ppr:6:node:OVERSUBSCRIBE" in command
+        assert "--oversubscribe" not in command
+
+
+@pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
+def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
+    """Say what there is to choose from."""
+    with pytest.raises(InputError, match=r"^--ranks-per-node 0 was asked for; give at least 1\.$"):
+        make(ranks_per_node=0)
+    with pytest.raises(InputError, match=r"^--bind-to thumb is not known; choose from core, hwthread, numa, none\.$"):
+        make(bind_to="thumb")
+
+
+@pytest.mark.usefixtures("_four_cpus")
+def test_torchrun_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    """Bind no rank and reach no other host, but take ranks per node as a limit and options as they are."""
+    with pytest.raises(InputError, match="torchrun binds no rank; use an MPI or srun"):
+        TorchrunLauncher(bind_to="core")
+    with pytest.raises(InputError, match="starts ranks on this host only"):
+        TorchrunLauncher(hostfile=tmp_path / "hosts")
+    launcher = TorchrunLauncher(ranks_per_node=2, bind_to="none", extra=["--max-restarts=0"], environ=JOB)
+    assert "--max-restarts=0" in launcher.command(2, PROGRAM)
+    assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
+    with pytest.raises(InputError, match=r"3 ranks were asked for but --ranks-per-node leaves room for 2; .* -n 2\."):
+        check_slots(3, launcher)
+
+
+@pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
+def test_every_library_is_told_of_the_interface(make: Any) -> None:
+    """Set the variables of MPI, Gloo and NCCL, and none where nobody asks."""
+    told = make(environ=JOB, interface="eth1").environment()
+    names = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE", "GLOO_SOCKET_IFNAME")
+    assert [*["eth1"] * 4, "=eth1"] == [told.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")]
+    assert "GLOO_SOCKET_IFNAME" not in make(environ=JOB).environment()
+
+
+def test_launchers_carry_the_interface_to_other_hosts() -> None:
+    """Name to mpirun what it does not forward by itself, and give Hydra its own option."""
+    command = MpirunLauncher(environ={}, interface="eth1").command(2, PROGRAM)
+    carried = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
+    assert {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMP_NUM_THREADS"} <= carried
+    assert not any(name.startswith(("OMPI_", "PRTE_")) for name in carried)
+    command = MpiexecLauncher(environ={}, interface="eth1").command(2, PROGRAM)
+    assert "eth1" == command[command.index("-iface") + 1]
+
+
+def test_an_interface_must_be_there() -> None:
+    """List those there are."""
+    check_interface("lo")
+    with pytest.raises(InputError, match=r"^--interface eth99 was asked for and this host has .*\blo\b.*; name one"):
+        check_interface("eth99")
+    assert {} == interface_variables(None)
+
+
+@pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
 def test_every_rank_gets_one_thread_unless_the_person_says_otherwise(make: Any) -> None:
     """Set OMP_NUM_THREADS as torchrun does, for all launchers."""
     assert "1" == make(environ={}).environment()["OMP_NUM_THREADS"]
@@ -174,12 +294,16 @@ def test_too_many_ranks_are_refused_unless_asked_for() -> None:
 
 def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: set[str], **options: Any) -> Launcher:
     """Choose on a machine with this mpirun, which answers as its name says, and these packages."""
-    monkeypatch.setattr(launchers, "find_mpirun", lambda: mpirun)
+    monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
 
     def answer(command: list[str], **_: Any) -> Any:
-        texts = {"open": "mpirun (Open MPI) 5.0.11", "hydra": "HYDRA build details:\n  Version: 4.2"}
-        return subprocess.CompletedProcess(command, 0, stdout=texts[command[0]])
+        texts = {
+            "open": "mpirun (Open MPI) 5.0.11",
+            "hydra": "HYDRA build details:\n  Version: 4.2",
+            "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.19",
+        }
+        return subprocess.CompletedProcess(command, 0, stdout=texts.get(command[0], ""))
 
     monkeypatch.setattr(subprocess, "run", answer)
     return choose_launcher(**{"environ": {}, **options})
@@ -201,8 +325,8 @@ def test_without_a_launcher_the_installs_that_help_are_named(monkeypatch: pytest
         choose(monkeypatch, mpirun=None, installed={"mpi4py"})
     with pytest.raises(InputError, match=r"open was found but mpi4py is not installed"):
         choose(monkeypatch, mpirun="open", installed=set())
-    with pytest.raises(InputError, match="Unknown launcher 'srun'"):
-        choose(monkeypatch, mpirun="open", installed=set(), requested="srun")
+    with pytest.raises(InputError, match="Unknown launcher 'slurm'; choose from mpirun, mpiexec, srun, torchrun, or"):
+        choose(monkeypatch, mpirun="open", installed=set(), requested="slurm")
 
 
 def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -213,6 +337,96 @@ def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert 4 == choose(monkeypatch, mpirun="open", installed={"mpi4py"}, environ=environ).slots()
     with pytest.raises(InputError, match="starts ranks on this host only"):
         choose(monkeypatch, mpirun=None, installed={"torch"}, environ=environ)
+
+
+def test_intel_is_told_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know Intel MPI, which binds in another way, by its answer."""
+    launcher = choose(monkeypatch, mpirun="intel", installed={"mpi4py"})
+    assert isinstance(launcher, MpiexecLauncher)
+    assert launcher.intel
+
+
+@pytest.fixture
+def _srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/x/{name}" if name == "srun" else None)
+
+
+@pytest.mark.usefixtures("_srun")
+def test_srun_starts_ranks_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a job choose srun before torchrun, which would use one node only; mpirun comes first."""
+    assert "srun" == choose(monkeypatch, mpirun=None, installed={"torch"}, environ=JOB).name
+    assert "srun" == choose(monkeypatch, mpirun="open", installed={"torch"}, environ=JOB).name
+    assert "mpirun" == choose(monkeypatch, mpirun="open", installed={"mpi4py"}, environ=JOB).name
+    assert "torchrun" == choose(monkeypatch, mpirun=None, installed={"torch"}).name
+
+
+@pytest.mark.usefixtures("_srun")
+def test_srun_needs_an_allocation_and_no_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Say what to do instead."""
+    options: dict[str, Any] = {"mpirun": "open", "installed": {"mpi4py"}, "requested": "srun"}
+    with pytest.raises(InputError, match="this is no Slurm allocation; call commbench within sbatch or salloc"):
+        choose(monkeypatch, **options)
+    with pytest.raises(InputError, match="srun takes its hosts from Slurm; leave it out"):
+        choose(monkeypatch, **options, environ=JOB, hostfile=tmp_path / "hosts")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(InputError, match="srun is not on the PATH"):
+        choose(monkeypatch, **options, environ=JOB)
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ", "site", "expected"),
+    [
+        (["--mpi=pmi2"], {"SLURM_MPI_TYPE": "pmix"}, "none", "pmi2"),
+        (["-v", "--mpi", "pmix"], {}, "none", "pmix"),
+        ([], {"SLURM_MPI_TYPE": "pmix"}, "none", "pmix"),
+        ([], {}, "pmix", "pmix"),
+        ([], {}, None, "none"),
+    ],
+)
+def test_how_srun_speaks_to_mpi(
+    monkeypatch: pytest.MonkeyPatch, extra: list[str], environ: dict[str, str], site: str | None, expected: str
+) -> None:
+    """Take what was asked for, the job's variable, the site's default, in this order."""
+    monkeypatch.setattr(slurm, "_ask", lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "")
+    assert expected == slurm.mpi_type(extra, environ)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", ()),
+        ("MCA plm: ssh (MCA v2.1.0)", (("n0", 2), ("n1", 2))),
+        ("", ()),
+    ],
+    ids=["knows Slurm", "knows ssh only", "does not tell"],
+)
+def test_an_open_mpi_without_slurm_is_told_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, told: str, expected: tuple[Any, ...]
+) -> None:
+    """Name the nodes of the job to an mpirun that cannot find them, and to no other."""
+    monkeypatch.setattr(slurm, "_ask", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
+    assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
+    assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
+    assert () == slurm.nodes_to_name("/x/mpirun", {})
+    command = MpirunLauncher(nodes=expected, environ=JOB).command(4, PROGRAM)
+    assert (["n0:2,n1:2"] if expected else []) == [command[i + 1] for i, word in enumerate(command) if word == "--host"]
+
+
+def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use that mpiexec with the library beside it; refuse a path that leads nowhere."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    program, library = tmp_path / "bin" / "mpiexec", tmp_path / "lib" / "libmpi.so.12"
+    for file in (program, library):
+        file.parent.mkdir()
+        file.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    with pytest.raises(InputError, match=r"mpiexec is not a program; give the path"):
+        choose_launcher(requested=str(program), environ={})
+    program.chmod(0o755)
+    launcher = choose_launcher(requested=str(program), environ={})
+    assert isinstance(launcher, MpiexecLauncher)
+    assert (str(program), str(library)) == (launcher.mpiexec, launcher.environment()["MPI4PY_LIBMPI"])
+    other = choose_launcher(requested=str(program), environ={"MPI4PY_LIBMPI": "/other"})
+    assert "MPI4PY_LIBMPI" not in other.environment()
 
 
 def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,6 +457,6 @@ def test_mpirun_beside_python_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_p
         (tmp_path / folder / "mpirun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    assert str(tmp_path / "bin" / "mpirun") == launchers.find_mpirun()
+    assert str(tmp_path / "bin" / "mpirun") == find_mpirun()
     (tmp_path / "bin" / "mpirun").unlink()
-    assert str(tmp_path / "elsewhere" / "mpirun") == launchers.find_mpirun()
+    assert str(tmp_path / "elsewhere" / "mpirun") == find_mpirun()

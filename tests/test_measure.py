@@ -11,14 +11,16 @@ import pytest
 from builders import make_info
 from faking import EXACT, FakeRun, fake_case
 
-from commbench.communicators.fake import FakeBuffer, FakeCommunicator, FakeTimer, Script
+from commbench.communicators.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
 from commbench.control import ThreadControl, run_threads
 from commbench.errors import UnsupportedError
+from commbench.measure import frozen_from
 from commbench.records import Record
 from commbench.report.comparison import compare
 from commbench.stats import Verdict
 from commbench.store import Run
 from commbench.summary import keyed_rows
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Call, Repetitions
 from commbench.timing.sync import MINIMUM_SLACK_NS
 
@@ -105,6 +107,64 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], shared_
     (record,) = FakeRun(shared_clock=shared_clock).launch([fake_case(**changes)])
     assert "unsupported" == record.status
     assert reason in record.reason
+
+
+class Coarse(GlobalClock):
+    """Clocks of several hosts that agree within 10 us, compared long ago."""
+
+    compared = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error_ns = 10_000.0
+
+    @property
+    def exact(self) -> bool:
+        """They are several."""
+        return False
+
+    def is_stale(self) -> bool:
+        """Always."""
+        return True
+
+    def refresh(self) -> None:
+        """Count."""
+        type(self).compared += 1
+
+
+@pytest.mark.parametrize(
+    ("alpha_us", "sync", "expected", "doubted"),
+    [
+        (80.0, "auto", "dissemination", False),
+        (150.0, "auto", "round-time", False),
+        (80.0, "round-time", "round-time", True),
+        (150.0, "round-time", "round-time", False),
+        (150.0, "dissemination", "dissemination", False),
+    ],
+)
+def test_clocks_that_agree_within_a_bound_suit_long_operations(
+    alpha_us: float, sync: str, expected: str, doubted: bool
+) -> None:
+    """Start at an agreed instant where the bound is at most a tenth of the time, or on request and with a doubt."""
+    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
+    (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
+    assert (expected, doubted) == (record.sync, "clock" in record.flags)
+    assert record.skew_us
+
+
+def test_later_launches_start_ranks_as_the_first_did() -> None:
+    """Keep the method although the operation has become shorter: launches must be alike."""
+    long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
+    (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
+    (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [frozen_from(first)])
+    assert ("round-time", "round-time") == (first.sync, later.sync)
+
+
+def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare them on every rank before each case that finds them stale."""
+    monkeypatch.setattr(Coarse, "compared", 0)
+    FakeRun(clock=Coarse, ranks=2).launch([fake_case(), fake_case(message_bytes=2048)])
+    assert Coarse.compared >= 2 * 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 from commbench.errors import CommbenchError, UnsupportedError
+from commbench.timing.clocks import GlobalClock, Line
 from commbench.timing.loops import Call
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of, call_table
 from commbench.timing.progress import Progress
@@ -37,11 +38,17 @@ class Recorded:
 
 
 def make_timer(
-    method: str = "none", meet: Any = (), tell: Any = (), instant: Any = None, slack_ns: int = 1_000_000_000
+    method: str = "none",
+    meet: Any = (),
+    tell: Any = (),
+    instant: Any = None,
+    *,
+    slack_ns: int = 1_000_000_000,
+    clock: GlobalClock | None = None,
 ) -> tuple[NativeTimer, Progress]:
     """Return a timer whose control plane is what is given, and its progress."""
     progress = Progress()
-    plan = SyncPlan(method=method, slack_ns=slack_ns)
+    plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
     sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
     calls = SyncCalls(meet=meet, tell=tell, instant=np.zeros(1, dtype=np.int64) if instant is None else instant)
     return NativeTimer(sync, calls, progress), progress
@@ -127,6 +134,41 @@ def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
     seen = timer.run([], 3, 1)
     assert 3 * [late] == seen.late.tolist()
     assert late or bool((seen.start_ns >= np.array(told)).all())
+
+
+class Ahead(GlobalClock):
+    """This rank's clock is an hour ahead of rank 0's and gains 100 ppm on it since ``origin_ns``."""
+
+    origin_ns = time.monotonic_ns() - 10**12
+
+    def to_global(self, stamps: Any) -> Any:
+        """Turn the line round."""
+        return self.local_line.invert().read(stamps)
+
+    @property
+    def local_line(self) -> Line:
+        """See `GlobalClock.local_line`."""
+        return Line(origin_ns=self.origin_ns - 3600 * 10**9, offset_ns=3600 * 10**9, drift=100e-6)
+
+
+def test_round_time_goes_by_rank_0_s_clock() -> None:
+    """Start when this rank's clock shows what the instant is on it, and give stamps of rank 0's clock."""
+    clock, instant = Ahead(), np.zeros(1, dtype=np.int64)
+    told: list[int] = []
+
+    def tell(_: int) -> None:
+        instant[0] = clock.to_global(np.array([time.monotonic_ns() + 2_000_000]))[0]
+        told.append(int(instant[0]))
+
+    teller = Recorded(1, act=tell)
+    timer, _ = make_timer("round-time", [], [(teller.address, 1)], instant, clock=clock)
+    before = time.monotonic_ns()
+    seen = timer.run([], 3, 1)
+    assert time.monotonic_ns() - before >= 3 * 1_900_000
+    assert not seen.late.any()
+    waited = seen.start_ns - np.array(told)
+    assert bool((waited >= -2).all())
+    assert bool((waited < 10**9).all())
 
 
 def test_a_table_holds_addresses_of_64_bits() -> None:

@@ -164,12 +164,12 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
         "commbench.options.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(backends=["gloo"])])
-    left, sentences = usable_suite(suite, asked=False, launcher="mpirun")
+    left, sentences = usable_suite(suite, asked=False)
     assert (("mpi",), 1, ["gloo needs torch."]) == (left.backends, len(left.sweeps), sentences)
     with pytest.raises(InputError, match="gloo needs torch"):
-        usable_suite(suite, asked=True, launcher="mpirun")
+        usable_suite(suite, asked=True)
     with pytest.raises(InputError, match="gloo needs torch"):
-        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["gloo"])]), asked=False, launcher="mpirun")
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["gloo"])]), asked=False)
 
 
 def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +178,11 @@ def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> N
         "commbench.options.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(sizes=[8], backends=["fake"])])
-    left, _ = usable_suite(suite, asked=False, launcher="mpirun")
+    left, _ = usable_suite(suite, asked=False)
     assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in left.sweeps]
 
 
 def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
     """Blame the launcher that was chosen, not one that was not found."""
-    with pytest.raises(InputError, match="not by torchrun; use mpirun"):
-        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, launcher="torchrun")
+    with pytest.raises(InputError, match="not by torchrun; or choose --backend gloo"):
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, carries_mpi=False)

@@ -217,11 +217,12 @@ from commbench.launch.heartbeat import Heart
 from commbench.launch.whoami import Identity
 from commbench.launch.wire import say
 from commbench.timing.progress import Progress
-rank.connect_control = lambda launcher, size: ThreadControl(0, 1, _Meeting(1))
+rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Meeting(1))
 def work(control):
 {body}
     return []
-rank.run_process(Identity(role="rank"), Heart(0, Progress()), work, on_error=say, status=lambda: {code})
+heart = Heart(0, Progress())
+rank.run_process(Identity(role="rank"), heart, work, on_error=say, on_refusal=print, status=lambda: {code})
 """
 
 

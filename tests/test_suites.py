@@ -24,6 +24,19 @@ def test_our_own_suites_load(name: str) -> None:
     assert all_cases(suite.sweeps, 2)
 
 
+def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send four times the weights and twice the activations of a model that is twice as wide."""
+    sizes = []
+    for hidden in ("512", "1024"):
+        monkeypatch.setenv("COMMBENCH_HIDDEN", hidden)
+        sweeps = load_suite("parallelism").sweeps
+        sizes.append({sweep.operations[0]: int(sweep.sizes[0]) for sweep in sweeps})
+    narrow, wide = sizes
+    factors = {"all_reduce": 2, "sendrecv": 2, "all_gather": 4, "reduce_scatter": 4, "all_to_all": 2}
+    assert factors == {name: wide[name] / narrow[name] for name in narrow}
+    assert (1024 * 1024 * 4, 12 * 1024**2 * 4 // 2) == (wide["all_reduce"], wide["all_gather"])
+
+
 def test_there_are_suites() -> None:
     """Come with a quick look, all collectives, and point to point."""
     assert {"quick", "collectives", "p2p"} <= set(known_suites())

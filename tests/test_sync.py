@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from commbench.control import ThreadControl
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.sync import (
     MAXIMUM_SLACK_NS,
     MINIMUM_SLACK_NS,
@@ -90,6 +91,39 @@ def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None
     late = Synchroniser(Recording(tell=tell), plan, patient=patient).align()
     returned = time.perf_counter_ns()
     assert late or returned >= instants[0]
+
+
+class Ahead(GlobalClock):
+    """Rank 0's clock is an hour behind this rank's; counts how often the clocks are compared."""
+
+    compared = 0
+
+    def to_local(self, instant_ns: int) -> int:
+        """Add the hour."""
+        return instant_ns + 3600 * 10**9
+
+    def refresh(self) -> None:
+        """Count."""
+        self.compared += 1
+
+
+def test_an_instant_is_of_rank_0_s_clock() -> None:
+    """Wait for the time that this rank's own clock will show then, and measure broadcasts by it."""
+
+    def tell(_: int) -> int:
+        return time.perf_counter_ns() - 3600 * 10**9 + 5_000_000
+
+    plan = SyncPlan(method="round-time", slack_ns=10**9, clock=Ahead())
+    before = time.perf_counter_ns()
+    assert not Synchroniser(Recording(tell=tell), plan).align()
+    assert 5_000_000 <= time.perf_counter_ns() - before < 10**9
+
+
+def test_late_starts_compare_the_clocks_again() -> None:
+    """Agree on instants further ahead and on fresh clocks."""
+    plan = SyncPlan(method="round-time", slack_ns=1000, clock=Ahead())
+    Synchroniser(Recording(), plan).answer_late()
+    assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
 
 
 def test_rank_0_s_instant_lies_ahead_by_the_slack() -> None:

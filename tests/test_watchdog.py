@@ -221,6 +221,18 @@ MPICH = """
 =   CLEANING UP REMAINING PROCESSES"""
 
 
+SRUN = """
+srun: error: n1: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-21T20:13:01 ***
+srun: error: n0: task 0: Terminated
+srun: error: n2: tasks 2-3: Killed
+srun: Force Terminated StepId=12.0
+"""
+SEGFAULT = "rank 1 on host n1 was killed by signal 11 (segmentation fault)"
+SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
+
+
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
@@ -231,11 +243,38 @@ MPICH = """
         (TORCHRUN.format(code=7), "rank 1 left with exit status 7"),
         (TORCHRUN.format(code=-9), "rank 1 was killed by signal 9 (killed); the system may have run out of memory"),
         (MPICH, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN.replace("Killed", "Segmentation fault (core dumped)", 1), SEGFAULT),
+        (SRUN.replace("Killed", "Exited with exit code 7", 1).replace(": Killed", ": Terminated"), SRUN_EXIT),
     ],
 )
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     """Read the messages of real launchers."""
     assert (1, expected) == blame_exit(stderr.splitlines(), [], 1, {1: 4146})
+
+
+OPENMPI_PEER = """
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: n0
+  Local PID:  3040
+  Peer host:  n1
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n0 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+def test_the_rank_at_the_other_end_is_to_blame_and_not_the_one_that_lost_it() -> None:
+    """See through mpirun, which blames the first to notice that a rank on another host is gone."""
+    lines = OPENMPI_PEER.splitlines()
+    text = "rank 1 on host n1 has died: others lost their connection to it"
+    assert (1, text) == blame_exit(lines, [], 14, hosts={0: "n0", 1: "n1"})
+    assert (None, text.replace("rank 1", "a rank")) == blame_exit(lines, [], 14, hosts={0: "n0", 1: "n1", 2: "n1"})
+    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14)[0]
 
 
 def test_torchrun_may_notice_the_victim_first() -> None:

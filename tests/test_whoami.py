@@ -34,8 +34,18 @@ SLURM = {
 )
 def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
     """Find the same place in the variables of every launcher."""
-    expected = Identity(role="rank", launcher=launcher, rank=3, world_size=4, local_rank=1, local_size=2)
-    assert expected == identify(environ)
+    place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
+    carries_mpi = launcher in {"openmpi", "mpich"}  # nor does an srun without PMI
+    assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(environ)
+
+
+def test_srun_tells_mpi_of_its_ranks_through_pmi() -> None:
+    """Know MPI's ranks by what each kind of PMI sets, with the place on the host from Slurm itself."""
+    assert not identify(SLURM).carries_mpi
+    assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
+    assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
+    expected = Identity(role="rank", launcher="mpich", rank=3, world_size=4, local_rank=1, local_size=2)
+    assert expected == identify({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
 
 
 @pytest.mark.parametrize(
@@ -45,8 +55,9 @@ def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
         {"RANK": "0", "WORLD_SIZE": "2"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"},
         {**SLURM, "SLURM_STEP_ID": "4294967290"},
+        {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "40123"},
     ],
-    ids=["nothing", "a bare RANK", "a batch script", "an interactive step"],
+    ids=["nothing", "a bare RANK", "a batch script", "an interactive step", "srun --pty"],
 )
 def test_without_a_launcher_it_is_the_conductor(environ: dict[str, str]) -> None:
     """Take leftovers and a scheduler's shell for what they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,15 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from commbench.errors import CommbenchError
+from commbench.errors import CommbenchError, InputError
 from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
-from commbench.launch.launchers import Launcher, check_slots, choose_launcher
+from commbench.launch.launchers import (
+    Launcher,
+    check_interface,
+    check_slots,
+    choose_launcher,
+    interface_variables,
+)
 from commbench.launch.standalone import run_standalone
 from commbench.launch.whoami import Identity, identify
 from commbench.options import default_out, plan_identity, run_header
@@ -37,6 +44,10 @@ class Settings:
     hostfile: Path | None
     oversubscribe: bool
     launcher: str | None
+    launcher_arg: Sequence[str] | None
+    ranks_per_node: int | None
+    bind_to: str | None
+    interface: str | None
     seed: int | None
     role: str | None
     fail_fast: bool
@@ -53,11 +64,11 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run is measured: its number of ranks, how many of them share a host, and what starts them."""
+    """Where a run is measured: its number of ranks, how many of them share a host, and whether MPI sees them."""
 
     ranks: int
     ranks_here: int
-    launcher: str
+    carries_mpi: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +126,44 @@ def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:
     identity = identify(os.environ, settings.role)
     if identity.role == "rank":
         _be_rank(settings, identity, plan)
-    launcher = choose_launcher(
-        requested=settings.launcher, hostfile=settings.hostfile, oversubscribe=settings.oversubscribe
-    )
-    ranks = settings.ranks
-    if ranks is None:
-        slots = launcher.slots()
-        ranks = slots if launcher.hostfile else min(slots, DEFAULT_RANKS)
-    task = plan(Place(ranks=ranks, ranks_here=min(ranks, os.cpu_count() or ranks), launcher=launcher.name))
+    launcher = find_launcher(settings)
+    ranks = default_ranks(launcher) if settings.ranks is None else settings.ranks
+    ranks_here = min(ranks, settings.ranks_per_node or os.cpu_count() or ranks)
+    task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
     messages = make_console(sys.stderr) if settings.style != "table" else make_console()
     _say_left_out(task, messages)
     if settings.dry_run:
         return _show(task, messages)
     return _conduct(task, settings, launcher, messages)
+
+
+def find_launcher(settings: Settings) -> Launcher:
+    """The launcher that was asked for, else the one found.
+
+    Raises:
+        InputError: there is none, or it cannot do what was asked.
+    """
+    return choose_launcher(
+        requested=settings.launcher,
+        hostfile=settings.hostfile,
+        oversubscribe=settings.oversubscribe,
+        extra=[word for text in settings.launcher_arg or () for word in shlex.split(text)],
+        ranks_per_node=settings.ranks_per_node,
+        bind_to=settings.bind_to,
+        interface=settings.interface,
+    )
+
+
+def default_ranks(launcher: Launcher) -> int:
+    """How many ranks to start where nobody says: as many as were asked for on each host, else one for every slot.
+
+    On this host alone no more than `DEFAULT_RANKS`.
+    """
+    limit = launcher.limit()
+    if limit is not None:
+        return limit
+    return min(launcher.slots(), DEFAULT_RANKS) if launcher.is_local else launcher.slots()
 
 
 def complain(error: BaseException) -> None:
@@ -158,7 +193,11 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         messages.print(
             f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}", markup=False, soft_wrap=True
         )
-        code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        try:
+            code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        except InputError:
+            store.discard()
+            raise
         task.conclude(store)
     finished = load_run(out)
     print_run(finished, settings.style, make_console())
@@ -166,10 +205,30 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     return code
 
 
+def _take_interface(settings: Settings) -> None:
+    """Use the interface that was asked for; what only a launcher can do comes too late.
+
+    Raises:
+        InputError: it does, or this host has no such interface.
+    """
+    late = (
+        ("--ranks-per-node", settings.ranks_per_node),
+        ("--bind-to", settings.bind_to),
+        ("--launcher-arg", settings.launcher_arg),
+    )
+    for option, value in late:
+        if value:
+            raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
+    if settings.interface:
+        check_interface(settings.interface)
+        os.environ.update(interface_variables(settings.interface))
+
+
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
     """Be one rank of a launch that somebody else has started; does not return."""
-    place = Place(ranks=identity.world_size, ranks_here=identity.local_size, launcher=identity.launcher)
+    place = Place(ranks=identity.world_size, ranks_here=identity.local_size, carries_mpi=identity.carries_mpi)
     try:
+        _take_interface(settings)
         task = plan(place)
         out = settings.out or default_out(task.name)
     except CommbenchError as error:

@@ -17,6 +17,7 @@ from commbench.launch.conductor import single_stage
 from commbench.options import SizeOptions, find_budget, lacking, make_request, split_names, usable_suite
 from commbench.parameters import (
     Backend,
+    BindTo,
     BudgetName,
     CaseTimeout,
     Collective,
@@ -26,6 +27,8 @@ from commbench.parameters import (
     Format,
     Hostfile,
     InPlace,
+    Interface,
+    LauncherArguments,
     LauncherName,
     Launches,
     Like,
@@ -37,6 +40,7 @@ from commbench.parameters import (
     Oversubscribe,
     Pattern,
     Ranks,
+    RanksPerNode,
     Redop,
     RoleName,
     Root,
@@ -65,6 +69,10 @@ def bench(
     hostfile: Hostfile = None,
     oversubscribe: Oversubscribe = False,
     launcher: LauncherName = None,
+    launcher_arg: LauncherArguments = None,
+    ranks_per_node: RanksPerNode = None,
+    bind_to: BindTo = None,
+    interface: Interface = None,
     backend: Backend = None,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend its settings.")
@@ -87,6 +95,10 @@ def bench(
         hostfile=hostfile,
         oversubscribe=oversubscribe,
         launcher=launcher,
+        launcher_arg=launcher_arg,
+        ranks_per_node=ranks_per_node,
+        bind_to=bind_to,
+        interface=interface,
         seed=seed,
         role=role,
         fail_fast=fail_fast,
@@ -102,7 +114,7 @@ def bench(
 
     def plan(place: Place) -> Task:
         task = timing(place)
-        lack = lacking("gloo", place.launcher) if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
         if not wanted or lack:
             return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
         sweep, seed = default_sweep(), task.requests[0].seed
@@ -142,6 +154,10 @@ def run(
     hostfile: Hostfile = None,
     oversubscribe: Oversubscribe = False,
     launcher: LauncherName = None,
+    launcher_arg: LauncherArguments = None,
+    ranks_per_node: RanksPerNode = None,
+    bind_to: BindTo = None,
+    interface: Interface = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     output_format: Format = "table",
@@ -175,6 +191,10 @@ def run(
         hostfile=hostfile,
         oversubscribe=oversubscribe,
         launcher=launcher,
+        launcher_arg=launcher_arg,
+        ranks_per_node=ranks_per_node,
+        bind_to=bind_to,
+        interface=interface,
         seed=seed,
         role=role,
         fail_fast=fail_fast,
@@ -192,7 +212,7 @@ def _planner(
     whole = load_suite(name).override(given)
 
     def plan(place: Place) -> Task:
-        suite, left_out = usable_suite(whole, asked="backends" in given, launcher=place.launcher)
+        suite, left_out = usable_suite(whole, asked="backends" in given, carries_mpi=place.carries_mpi)
         request = make_request(
             suite,
             ranks=place.ranks,

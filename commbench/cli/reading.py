@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +13,16 @@ import typer
 
 from commbench.advice import advise
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.launch.facts import emulated_conditions, usable_cpus
 from commbench.launch.probe import probe_mpi
 from commbench.parameters import Format
 from commbench.presentation import check_style, facts_table, print_run, print_unfinished
 from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
+from commbench.report.topology import render_topology, topology_remarks
 from commbench.store import load_run
 from commbench.terminal import make_console
+from commbench.topology import collect_topology
 
 
 def compare(
@@ -55,8 +59,13 @@ def env(
     with_mpi: Annotated[
         bool, typer.Option("--mpi/--no-mpi", help="Start one MPI rank to see the library, its transport and MPI_Init.")
     ] = True,
+    topology: Annotated[
+        bool, typer.Option("--topology", help="Print sockets, NUMA nodes, GPUs, network adapters and their links only.")
+    ] = False,
 ) -> int:
     """Print what a record would state about this machine, and what to do about it."""
+    if topology:
+        return _print_topology(as_json=as_json)
     host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
     mpi = probe_mpi() if with_mpi else {}  # in processes of its own: a broken MPI must not take this one along
     facts: dict[str, Any] = {
@@ -89,4 +98,17 @@ def env(
     console.print("Advice" if advice else "No advice: nothing here is known to spoil measurements.", style="bold")
     for item in advice:
         console.print(f"- {item}", markup=False)
+    return 0
+
+
+def _print_topology(*, as_json: bool) -> int:
+    host, cpus = socket.gethostname(), usable_cpus()
+    topology = collect_topology(emulated=emulated_conditions())
+    if as_json:
+        facts = {"host": host, "topology": topology, "remarks": topology_remarks(topology, cpus)}
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return 0
+    console = make_console()
+    for part in render_topology(host, topology, cpus):
+        console.print(part)
     return 0

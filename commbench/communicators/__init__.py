@@ -19,6 +19,11 @@ _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "fake": (),
 }
 
+WITHOUT_MPI = (
+    "Backend mpi needs ranks that MPI sees: start them by mpirun, or by srun with the PMI of your MPI (--mpi=pmix or "
+    "pmi2), not by torchrun; or choose --backend gloo."
+)
+
 
 def missing_library(backend: str) -> str | None:
     """One sentence on what ``backend`` lacks on this machine and how to install it; None if nothing is missing."""
@@ -28,14 +33,15 @@ def missing_library(backend: str) -> str | None:
     return None
 
 
-def connect_control(launcher: str, world_size: int) -> Control:
-    """The control plane among the ranks that ``launcher`` started: torch's under torchrun, else MPI's.
+def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True) -> Control:
+    """The control plane among the ranks that ``launcher`` started: MPI's, or torch's where MPI does not see them.
 
     Raises:
         InputError: the library is missing, or it does not see the ranks that the launcher started.
     """
     control: Control
-    if launcher == "torchrun":
+    if not carries_mpi:
+        _require("gloo")
         from commbench.communicators.torch_control import TorchControl
 
         control = TorchControl()
@@ -47,7 +53,8 @@ def connect_control(launcher: str, world_size: int) -> Control:
     if control.size != world_size:
         raise InputError(
             f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the launcher belongs to "
-            "another MPI than mpi4py uses; start with the mpirun of the same MPI."
+            "another MPI than mpi4py uses; start with the mpirun of the same MPI, or under Slurm with the --mpi= that "
+            "it speaks (srun --mpi=none for Gloo only)."
         )
     return control
 
@@ -63,7 +70,7 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
         from commbench.communicators.mpi_control import MpiControl
 
         if not isinstance(control, MpiControl):
-            raise InputError("Backend mpi needs ranks started by mpirun or srun; under torchrun choose --backend gloo.")
+            raise InputError(WITHOUT_MPI)
         from commbench.communicators.mpi import MpiCommunicator
 
         return MpiCommunicator(control)

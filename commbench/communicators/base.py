@@ -18,6 +18,7 @@ from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
@@ -53,6 +54,10 @@ class Communicator(ABC):
     def transport(self) -> str:
         """What carries messages between the ranks; known once the first operation has run."""
 
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
+        """What the library carries an operation with, where it can be known."""
+        return ""
+
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """A new timed loop, one of ``loops`` or ``auto`` for the best."""
@@ -68,6 +73,10 @@ class Communicator(ABC):
     @abstractmethod
     def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
         """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
+
+    @abstractmethod
+    def like(self, buffer: Any, count: int) -> Any:  # noqa: ANN401 - as allocate
+        """A new buffer of ``count`` elements of the type of ``buffer``."""
 
     @abstractmethod
     def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
@@ -162,8 +171,8 @@ class Communicator(ABC):
     def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
         raise self._cannot("send_receive")
 
-    def exchange_window(self, send: Any, receive: Any, peer: int, window: int) -> Call:  # noqa: ANN401, ARG002
-        """Post ``window`` receives and sends with ``peer`` (either may be None), then wait for all."""
+    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:  # noqa: ARG002
+        """Post ``window`` receives and sends with each of the peers, then wait for all."""
         raise self._cannot("a window of messages")
 
     @abstractmethod
@@ -211,6 +220,10 @@ class HostCommunicator(Communicator):
     def part(self, buffer: HostBuffer, offset: int, count: int) -> HostBuffer:
         """See `Communicator.part`."""
         return HostBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: HostBuffer, count: int) -> HostBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
 
     def write(self, buffer: HostBuffer, content: Content) -> None:
         """See `Communicator.write`."""

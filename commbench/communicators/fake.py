@@ -17,6 +17,7 @@ from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.datatypes import Content, DataType
 from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -135,6 +136,10 @@ class FakeCommunicator(Communicator):
         """See `Communicator.part`."""
         return FakeBuffer(count, buffer.itemsize)
 
+    def like(self, buffer: FakeBuffer, count: int) -> FakeBuffer:
+        """See `Communicator.like`."""
+        return FakeBuffer(count, buffer.itemsize)
+
     def write(self, buffer: FakeBuffer, content: Content) -> None:
         """Hold nothing."""
 
@@ -202,15 +207,10 @@ class FakeCommunicator(Communicator):
     def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send_receive", send, receive)
 
-    def exchange_window(  # noqa: D102
-        self,
-        send: FakeBuffer | None,
-        receive: FakeBuffer | None,
-        peer: int,  # noqa: ARG002
-        window: int,
-    ) -> Call:
-        one = self._fake("window", send, receive)
-        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window)
+    def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
+        one = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
+        streams = max(len(sends), len(receives))
+        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window * streams)
 
 
 class FakeTimer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from commbench.collectives import Operation, Shape
 from commbench.communicators.base import HostBuffer, HostCommunicator
 from commbench.communicators.mpi_control import MpiControl
+from commbench.communicators.mpi_report import algorithm_of, with_component
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.timing.progress import Progress
@@ -43,15 +46,20 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or ``comm``, a part of it on ``hosts``; carries nothing but what is measured."""
+    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` makes; carries only what is measured."""
 
     backend = "mpi"
     loops = ("native", "python")
     most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
 
-    def __init__(self, control: MpiControl, comm: MPI.Comm | None = None, hosts: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        control: MpiControl,
+        make: Callable[[], MPI.Comm] = MPI.COMM_WORLD.Dup,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
         self._control = control
-        self._comm = comm or MPI.COMM_WORLD.Dup()
+        self._comm, self._component = with_component(make)
         self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
@@ -70,6 +78,10 @@ class MpiCommunicator(HostCommunicator):
     def transport(self) -> str:
         """The component in use as the library reports it, e.g. ``sm``; empty where it does not say."""
         return self._transport if self.size > 1 else "self"
+
+    def algorithm(self, operation: str) -> str:
+        """The component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
+        return algorithm_of(self._component, operation)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """Native unless Python is asked for."""
@@ -105,10 +117,11 @@ class MpiCommunicator(HostCommunicator):
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
         """By MPI_Comm_split: one call makes all groups."""
         number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
-        comm = self._comm.Split(number, self.rank)
+        make = partial(self._comm.Split, number, self.rank)
         if number == MPI.UNDEFINED:
+            make()
             return None
-        return MpiCommunicator(self._control, comm, [self._hosts[rank] for rank in groups[number]])
+        return MpiCommunicator(self._control, make, [self._hosts[rank] for rank in groups[number]])
 
     def close(self) -> None:
         """Free the communicator and its parts."""
@@ -305,27 +318,24 @@ class MpiCommunicator(HostCommunicator):
         )
         return Call(run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG), rows=[row], keep=(status,))
 
-    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
-        """MPI_Irecv and MPI_Isend ``window`` times each, then MPI_Waitall."""
-        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer | None]] = [
-            ("MPI_Irecv", self._comm.Irecv, receive),
-            ("MPI_Isend", self._comm.Isend, send),
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
+        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
+            *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
+            *(("MPI_Isend", self._comm.Isend, buffer, peer) for buffer, peer in sends),
         ]
-        used = [(name, function, buffer) for name, function, buffer in posts if buffer is not None]
-        size = _c_size(MPI.Request)
-        requests = np.zeros(len(used) * window * size, dtype=np.uint8)
+        size, total = _c_size(MPI.Request), len(posts) * window
+        requests, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
+        slots = iter(range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size))
         rows = []
-        for i, (name, _, buffer) in enumerate(used):
+        for name, _, buffer, peer in posts:
             arguments = (buffer.address, buffer.count, _c_handle(_moving(buffer.dtype)), peer, TAG, self._handle)
-            slots = [int(requests.ctypes.data) + (i * window + j) * size for j in range(window)]
-            rows += [self._c_call(name, *arguments, slot) for slot in slots]
-        total = len(used) * window
-        statuses = _statuses(total)
+            rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
         rows.append(self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data)))
-        specs = [(function, [b.memory, b.count, _moving(b.dtype)]) for _, function, b in used]
+        specs = [(function, [b.memory, b.count, _moving(b.dtype)], peer) for _, function, b, peer in posts]
 
         def run() -> None:
-            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec in specs for _ in range(window)])
+            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)])
 
         return Call(run=run, rows=rows, keep=(requests, statuses))
 

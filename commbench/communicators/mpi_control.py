@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import mpi4py
 import numpy as np
 
+from commbench.communicators.mpi_report import LEVEL, VERBOSE, captured, with_component
 from commbench.errors import InputError
 
 # MPI_Init is timed and its report captured, so importing must not run it; the launch ends MPI itself.
@@ -38,7 +35,10 @@ T = TypeVar("T")
 #: 20, 40 and 80 us on two cores: with 5 many Gloo operations took milliseconds, see docs/measuring.md.
 NAP_S = 20e-6
 #: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
-REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
+REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true", VERBOSE: LEVEL}
+
+#: Apart from the empty messages of `MpiControl.exchange`.
+_LETTER_TAG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ def start_mpi() -> Start:
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
     begun = time.perf_counter()
-    with _captured_stdout() as output:
-        MPI.Init_thread(MPI.THREAD_FUNNELED)
+    with captured(1) as output:
+        with_component(lambda: MPI.Init_thread(MPI.THREAD_FUNNELED))
     seconds = time.perf_counter() - begun
     on_host, off_host = parse_connections(output.text)
     return Start(init_s=seconds, on_host=on_host, off_host=off_host)
@@ -75,27 +75,6 @@ def parse_connections(report: str) -> tuple[str, str]:
         return several.group(1).strip() if several and "n/a" not in several.group(1) else ""
 
     return component("on-host"), component("off-host")
-
-
-class _Captured:
-    text = ""
-
-
-@contextmanager
-def _captured_stdout() -> Iterator[_Captured]:
-    """Collect what libraries write to file descriptor 1."""
-    captured = _Captured()
-    sys.stdout.flush()
-    saved = os.dup(1)
-    with tempfile.TemporaryFile() as scratch:
-        os.dup2(scratch.fileno(), 1)
-        try:
-            yield captured
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
-            scratch.seek(0)
-            captured.text = scratch.read().decode(errors="replace")
 
 
 def _wait_patiently(request: MPI.Request) -> None:
@@ -116,12 +95,14 @@ class MpiControl:
     def __init__(self) -> None:
         self.start = start_mpi()
         _allow_short_naps()
-        self.comm = MPI.COMM_WORLD.Dup()
+        self.comm, _ = with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)
         self.connections: tuple[str, str] = self.comm.bcast((self.start.on_host, self.start.off_host))
         self._spec = [self.instant, 1, MPI.INT64_T]
+        self._letter = np.zeros(1, dtype=np.int64)
+        self._letter_spec = [self._letter, 1, MPI.INT64_T]
         self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
 
     def gather(self, value: T) -> list[T] | None:
@@ -152,6 +133,16 @@ class MpiControl:
     def exchange(self, target: int, source: int) -> None:
         """Exchange empty messages."""
         self.comm.Sendrecv(self._empty, target, 0, self._empty, source, 0)
+
+    def send_int(self, value: int, target: int) -> None:
+        """Send an integer."""
+        self._letter[0] = value
+        self.comm.Send(self._letter_spec, target, _LETTER_TAG)
+
+    def receive_int(self, source: int) -> int:
+        """Receive an integer."""
+        self.comm.Recv(self._letter_spec, source, _LETTER_TAG)
+        return int(self._letter[0])
 
     def library(self) -> str:
         """The library's own name and version, e.g. ``Open MPI v5.0.11``."""

@@ -1,4 +1,4 @@
-"""Starting torch.distributed with Gloo, and the control plane over it where ranks were started by torchrun."""
+"""Starting torch.distributed with Gloo, and the control plane over it where MPI does not see the ranks."""
 
 from __future__ import annotations
 
@@ -72,18 +72,36 @@ def _own_address() -> str:
         return "127.0.0.1"
 
 
+def _meet() -> None:
+    """Create the default process group as the environment says."""
+    try:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = os.environ.get("MASTER_PORT")
+        raise InputError(
+            f"Port {port} of this host, where the ranks were to meet, is in use; set MASTER_PORT to a free one."
+        ) from error
+
+
 class TorchControl:
-    """Ranks that torchrun started agree over the default process group."""
+    """Ranks agree over the default process group; they meet where MASTER_ADDR and MASTER_PORT say.
+
+    Raises:
+        InputError: the port is in use.
+    """
 
     def __init__(self) -> None:
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == int(os.environ.get("WORLD_SIZE", "-1")):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(1)
         with unpinned():
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+            _meet()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._instant = torch.zeros(1, dtype=torch.int64)
+        self._letter = torch.zeros(1, dtype=torch.int64)
         self._token = torch.zeros(1, dtype=torch.int8)
         self._inbox = torch.zeros(1, dtype=torch.int8)
 
@@ -115,6 +133,16 @@ class TorchControl:
         dist.recv(self._inbox, source)
         if sent is not None:
             sent.wait()
+
+    def send_int(self, value: int, target: int) -> None:
+        """Send an integer."""
+        self._letter[0] = value
+        dist.send(self._letter, target)
+
+    def receive_int(self, source: int) -> int:
+        """Receive an integer."""
+        dist.recv(self._letter, source)
+        return int(self._letter[0])
 
     def abort(self, code: int) -> None:
         """Leave at once; torchrun then ends the other ranks."""

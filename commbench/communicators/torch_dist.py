@@ -18,6 +18,7 @@ from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group
+from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -210,16 +211,14 @@ class GlooCommunicator(HostCommunicator):
 
         return Call(run=run)
 
-    def exchange_window(self, send: HostBuffer | None, receive: HostBuffer | None, peer: int, window: int) -> Call:
-        """dist.irecv and dist.isend ``window`` times each, then wait for all."""
-        into = _tensor(receive) if receive else None
-        out = _tensor(send) if send else None
-        other = self._members[peer]
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """dist.irecv and dist.isend ``window`` times with each peer, then wait for all."""
+        into = [(_tensor(buffer), self._members[peer]) for buffer, peer in receives]
+        out = [(_tensor(buffer), self._members[peer]) for buffer, peer in sends]
 
         def run() -> None:
-            works = [dist.irecv(into, other, self._group) for _ in range(window)] if into is not None else []
-            if out is not None:
-                works += [dist.isend(out, other, self._group) for _ in range(window)]
+            works = [dist.irecv(tensor, other, self._group) for tensor, other in into for _ in range(window)]
+            works += [dist.isend(tensor, other, self._group) for tensor, other in out for _ in range(window)]
             _wait_all(works)
 
         return Call(run=run)

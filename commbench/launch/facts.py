@@ -15,6 +15,7 @@ from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain, collect_host, collect_versions, unlike
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
+from commbench.topology import collect_topology, nodes_of
 
 _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
 
@@ -37,8 +38,18 @@ class Place:
 
 def own_place(rank: int) -> Place:
     """Where this rank runs."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=cpus, clock=clock_domain())
+    return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=usable_cpus(), clock=clock_domain())
+
+
+def usable_cpus() -> list[int]:
+    """The CPUs that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def emulated_conditions() -> dict[str, Any] | None:
+    """The conditions of the emulated cluster that this host belongs to; None on a real one."""
+    conditions: dict[str, Any] | None = json.loads(os.environ.get(EMULATED) or "null")
+    return conditions
 
 
 def share_clock(places: Sequence[Place]) -> bool:
@@ -89,7 +100,7 @@ def collect_session(
             "versions": collect_versions(),
             "variables": dict(variables),
             **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
-            **({"emulated": json.loads(os.environ[EMULATED])} if os.environ.get(EMULATED) else {}),
+            **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
         },
         "ranks": [
             {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)} for place in places
@@ -102,11 +113,17 @@ def collect_session(
 
 
 def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
-    """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it."""
+    """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it.
+
+    Its ``topology`` (see `commbench.topology`) also has ``ranks``: the NUMA nodes (``numa_nodes``) of each ``rank``.
+    """
     here = [place for place in places if place.host == places[rank].host]
     if here[0].rank != rank:
         return None
-    return {**collect_host(), "cpus_allowed": len({cpu for place in here for cpu in place.cpus})}
+    topology = collect_topology(emulated=emulated_conditions())
+    topology["ranks"] = [{"rank": place.rank, "numa_nodes": nodes_of(place.cpus, topology["numa"])} for place in here]
+    allowed = len({cpu for place in here for cpu in place.cpus})
+    return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
 def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,12 +140,19 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "libraries": {**session["libraries"], **known.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
         "shared_clock": session["shared_clock"],
+        **_worst_clock(session, known),
         "oversubscribed": session["oversubscribed"],
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
         "tick_us": max(ticks_us, default=None),
     }
+
+
+def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """How far the ranks' clocks agreed (see `commbench.timing.clocks`), in the launch in which they did least."""
+    stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
+    return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
 
 
 def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:

@@ -24,12 +24,15 @@ from commbench.control import Control
 from commbench.environment import relevant_variables
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
-from commbench.launch.facts import Place, are_crowded, collect_session, gather_places, share_clock
+from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
 from commbench.launch.heartbeat import Heart
+from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
+from commbench.launch.software import refuse_unlike_software
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
 from commbench.measure import Session, measure
+from commbench.timing.clocks import GlobalClock, open_clock
 from commbench.timing.progress import Progress
 from commbench.training.cases import Terms, TrainingCase
 
@@ -78,9 +81,11 @@ def run_rank(
     communicators = dict(opened or {})
     communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
     facts = collect_session(control, places, {name: communicators[name] for name in names}, variables)
+    clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
     if sink and facts:
-        sink.session({**facts, "training": plan.training is not None})
-    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places)
+        stated = {} if plan.training else {"clock": clock.facts()}
+        sink.session({**facts, **stated, "training": plan.training is not None})
+    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places, clock)
     if sink:
         sink.end(finished=finished)
     return communicators
@@ -96,13 +101,14 @@ class _Duty:
         self.heart = heart
         self.begun = time.monotonic()
 
-    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place]) -> bool:
+    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place], clock: GlobalClock) -> bool:
         """Measure collectives in the order planned; False where time ran out before the last."""
         session = Session(
             control=self.control,
             budget=self.plan.budget,
             progress=self.heart.progress,
-            shared_clock=share_clock(places),
+            shared_clock=True,
+            clock=clock,
             oversubscribed=are_crowded(places),
             hosts=[place.host for place in places],
         )
@@ -170,7 +176,10 @@ def main() -> NoReturn:
         sink = FrameSink(stdout) if control.rank == 0 else None
         return list(run_rank(plan, control, sink, heart, variables).values())
 
-    run_process(identity, heart, work, on_error=say)
+    def refuse(text: str) -> None:
+        say(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=True))
+
+    run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
 
 def _read_plan() -> str:
@@ -192,9 +201,10 @@ def run_process(
     work: Callable[[Control], list[Communicator]],
     *,
     on_error: Callable[[LastWords], None],
+    on_refusal: Callable[[str], None],
     status: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
-    """Connect the ranks, do ``work`` and leave the process; an error on one rank ends all of them.
+    """Connect the ranks, see that they run the same software, do ``work`` and leave; an error on one rank ends all.
 
     Python's own way out is not taken: threads of Gloo that still run abort it in one case of ten, while a rank that
     does not finalise MPI makes mpirun report a failure.
@@ -204,17 +214,23 @@ def run_process(
         heart: a beating one.
         work: what to do; returns the backends to close.
         on_error: is told why this rank ends all others, before it does.
+        on_refusal: is told on rank 0 why nothing can be done, before all ranks leave.
         status: the exit status of a rank that has done its work.
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     control: Control | None = None
     try:
-        control = connect_control(identity.launcher, identity.world_size)
-        for communicator in work(control):
+        if identity.launcher == "slurm" and not identity.carries_mpi:
+            os.environ.update(meeting_variables(identity, os.environ))
+        control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+        refusal = refuse_unlike_software(control)
+        if refusal and control.rank == 0:
+            on_refusal(refusal)
+        for communicator in [] if refusal else work(control):
             communicator.close()
         control.close()
-        code = status()
+        code = InputError.exit_code if refusal else status()
     except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
         _end_all(error, heart, control, on_error)
     heart.stop()

@@ -185,7 +185,14 @@ class _Standalone:
         if self.identity.rank == 0:
             self._watch_signals()
         self.heart.start()
-        run_process(self.identity, self.heart, self._work, on_error=self._report, status=lambda: self.code)
+        run_process(
+            self.identity,
+            self.heart,
+            self._work,
+            on_error=self._report,
+            on_refusal=self._say,
+            status=lambda: self.code,
+        )
 
     def _work(self, control: Control) -> list[Communicator]:
         opened: dict[str, Communicator] = {}

@@ -107,7 +107,7 @@ class Supervisor:
         self.current: int | None = None
         """Index of the case that has begun and not finished."""
         self.stderr: deque[str] = deque(maxlen=KEPT_LINES)
-        """What was written on stderr beside our messages."""
+        """What was written beside our messages."""
 
     def run(self) -> Ending:
         """Start the launch and stay until it is over."""
@@ -159,7 +159,8 @@ class Supervisor:
             return Ending(status="cut", reason="the time limit ended the launch before its last case")
         if returncode == 0 and self._complete:
             return Ending(status="ok")
-        _, text = blame_exit(list(self.stderr), self._words, returncode, self._watchdog.pids)
+        pids, hosts = self._watchdog.pids, self._watchdog.hosts
+        _, text = blame_exit(list(self.stderr), self._words, returncode, pids, hosts)
         if self._complete:
             return Ending(status="ok", reason=f"the ranks did not leave cleanly after their last case: {text}")
         return Ending(status="failed", reason=text)
@@ -174,6 +175,8 @@ class Supervisor:
             if frame is not None:
                 self._watchdog.progress(time.monotonic())
                 self._frame(frame)
+            elif event.line.strip():  # Hydra says here which process has died
+                self.stderr.append(event.line)
         elif event.source == "stderr":
             self._stderr_line(event.line)
 

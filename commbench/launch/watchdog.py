@@ -8,6 +8,7 @@ ranks that poll while they wait, the idle one. The rank that times out first is 
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ class Watchdog:
     def pids(self) -> dict[int, int]:
         """The process of each rank that is known, as its own host numbers it."""
         return {rank: pid for rank, (_, pid) in self._processes.items()}
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank that is known."""
+        return {rank: host for rank, (host, _) in self._processes.items()}
 
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Rank ``rank`` is process ``pid`` of ``host``; a heartbeat says so too."""
@@ -187,9 +193,13 @@ _VICTIM = re.compile(
 _Blame = tuple[int | None, str]
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
 _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
+_OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
+#: srun names tasks host by host, first the one that ended first; of those that it ended itself it says "Terminated".
+_SRUN = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][A-Za-z ]*))")
+_SRUN_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": 9}
 #: What our own tear-down does to the ranks that were still alive.
 _SIGTERM = 15
 _SIGNALS = {
@@ -207,6 +217,7 @@ def blame_exit(
     errors: Sequence[LastWords],
     returncode: int,
     pids: Mapping[int, int] | None = None,
+    hosts: Mapping[int, str] | None = None,
 ) -> tuple[int | None, str]:
     """Which rank ended a launch, if that can be told, and how, in words.
 
@@ -218,6 +229,7 @@ def blame_exit(
         errors: the last words of ranks, in order.
         returncode: of the launcher.
         pids: process of each rank, for launchers that name processes only.
+        hosts: host of each rank, for messages that name hosts only.
     """
     text = " ".join(" ".join(stderr_lines).split())
     killed, left = _by_launcher(text, {pid: rank for rank, pid in (pids or {}).items()})
@@ -226,7 +238,11 @@ def blame_exit(
         return killed
     for words in (*causes, *([] if left else errors)):
         return words.rank, f"rank {words.rank} on host {words.host} raised {words.text}"
-    return left or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
+    return (
+        _lost_peer(text, hosts or {})
+        or left
+        or (None, f"the launcher ended with exit status {returncode}{_last_line(stderr_lines)}")
+    )
 
 
 def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[_Blame | None, _Blame | None]:
@@ -239,9 +255,10 @@ def _by_launcher(text: str, ranks: Mapping[int, int]) -> tuple[_Blame | None, _B
         return _death(int(found[1]), "", int(found[2]))
     if found := _OPENMPI_ABORT.search(text):
         return None, (int(found[1]), f"rank {found[1]} aborted MPI")
-    if found := _MPICH.search(text):
-        return _death(ranks.get(int(found[1])), f" on host {found[2]}", -int(found[3]))
-    return None, None
+    if tasks := _SRUN.findall(text):
+        return _by_srun(tasks)
+    found = _MPICH.search(text)
+    return _death(ranks.get(int(found[1])), f" on host {found[2]}", -int(found[3])) if found else (None, None)
 
 
 def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tuple[_Blame | None, _Blame | None]:
@@ -251,6 +268,28 @@ def _by_torchrun(rank: int, code: int, others: Sequence[tuple[int, int]]) -> tup
         death, _ = _death(killed[0][0], "", killed[0][1])
         return None, death
     return _death(rank, "", code)
+
+
+def _lost_peer(text: str, hosts: Mapping[int, str]) -> _Blame | None:
+    """The rank that has died where mpirun blames the one that first lost its connection to it."""
+    found = _OPENMPI_PEER.search(text)
+    if not found:
+        return None
+    there = [rank for rank, host in sorted(hosts.items()) if host == found[1]]
+    who = f"rank {there[0]}" if len(there) == 1 else "a rank"
+    return there[0] if len(
+        there
+    ) == 1 else None, f"{who} on host {found[1]} has died: others lost their connection to it"
+
+
+def _by_srun(failures: Sequence[Sequence[str]]) -> tuple[_Blame | None, _Blame | None]:
+    """Choose the first death that is not srun's own doing, else the first exit status."""
+    for host, rank, _, word in failures:
+        number = _SRUN_SIGNALS.get(word.split(" srun")[0].split(" slurmstepd")[0].strip())
+        if number is not None and number != _SIGTERM:
+            return _death(int(rank), f" on host {host}", -number)
+    exits = [(host, rank, code) for host, rank, code, _ in failures if code]
+    return _death(int(exits[0][1]), f" on host {exits[0][0]}", int(exits[0][2])) if exits else (None, None)
 
 
 def _death(rank: int | None, where: str, code: int) -> tuple[_Blame | None, _Blame | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from commbench.errors import InputError
@@ -26,6 +26,8 @@ class Identity:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    carries_mpi: bool = True
+    """Whether MPI sees the ranks: not those of torchrun, nor those of an srun that speaks neither PMI nor PMIx."""
 
 
 def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
@@ -55,18 +57,26 @@ def _openmpi(environ: Mapping[str, str]) -> Identity | None:
 def _pmi(environ: Mapping[str, str]) -> Identity | None:
     if "PMI_RANK" not in environ:
         return None
-    return _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    found = _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    task = None if "MPI_LOCALNRANKS" in environ else _slurm(environ)  # Slurm's PMI does not tell who shares a host
+    return replace(found, local_rank=task.local_rank, local_size=task.local_size) if task else found
 
 
 def _torchrun(environ: Mapping[str, str]) -> Identity | None:
     if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
         return None
-    return _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return replace(found, carries_mpi=False)
 
 
 def _slurm(environ: Mapping[str, str]) -> Identity | None:
-    """Recognise a task of srun: a batch script or an interactive shell has SLURM_PROCID too, but no step of its own."""
+    """Recognise a task of srun: a batch script or an interactive shell has SLURM_PROCID too, but no step of its own.
+
+    The one task of ``srun --pty`` is a person's shell.
+    """
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    if "SLURM_PTY_PORT" in environ and _number(environ, "SLURM_STEP_NUM_TASKS", 0) == 1:
         return None
     if _number(environ, "SLURM_STEP_ID", 0) >= _SLURM_SPECIAL_STEPS:
         return None
@@ -80,6 +90,7 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         world_size=_number(environ, size, 1),
         local_rank=_number(environ, "SLURM_LOCALID", 0),
         local_size=per_node[node] if node < len(per_node) else 1,
+        carries_mpi="PMIX_NAMESPACE" in environ or "PMI_RANK" in environ or "I_MPI_PMI_LIBRARY" in environ,
     )
 
 

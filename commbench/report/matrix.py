@@ -146,7 +146,10 @@ def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
     what = _listed([counted(count, kind) for kind, count in counts.items()])
     launches, needed = max(family.launches for family in families), max(family.needed for family in families)
-    slowest = next((f" ({family.slowest} came out slowest)" for family in families if family.slowest), "")
+    most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
+    # the coarsest of about equals: all links of a slow host are as slow as it is
+    worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
+    slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
     return (
         f"not judged: {what}, because {counted(launches, 'launch')} cannot tell slowness from chance and "
         f"{needed} would{slowest}"

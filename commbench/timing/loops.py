@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Repetitions:
-    """One rank's stamps of n repetitions, each an array of shape (n,)."""
+    """One rank's stamps of n repetitions on the clock of its `SyncPlan`, each an array of shape (n,)."""
 
     start_ns: Times
     end_ns: Times
@@ -90,7 +90,8 @@ class PythonTimer:
                 start[repetition] = begun
                 counters[1] += 1
             self.sync.finish()
-        return Repetitions(start_ns=start, end_ns=end, late=late)
+        clock = self.sync.plan.clock
+        return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
 
 
 def _sequence(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:

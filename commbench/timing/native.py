@@ -135,11 +135,18 @@ def _align(
     tell: Table,
     instant: NDArray[np.int64],
     slack_ns: int,
+    origin_ns: int,
+    offset_ns: int,
+    drift: float,
     yield_address: int,
     clock: int,
     timespec: NDArray[np.int64],
 ) -> bool:
-    """Wait until this rank may start; True if it came too late for the agreed instant."""
+    """Wait until this rank may start; True if it came too late for the agreed instant.
+
+    The instant is of rank 0's clock; ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's over it, see
+    `commbench.timing.clocks.Line`.
+    """
     if method == 0:
         return False
     _issue(meet)
@@ -147,7 +154,7 @@ def _align(
         return False
     instant[0] = _now(clock, timespec) + slack_ns
     _issue(tell)
-    target = instant[0]
+    target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
     if _now(clock, timespec) > target:
         return True
     while _now(clock, timespec) < target:
@@ -165,6 +172,9 @@ def _timed_loop(
     tell: Table,
     instant: NDArray[np.int64],
     slack_ns: int,
+    origin_ns: int,
+    offset_ns: int,
+    drift: float,
     yield_address: int,
     clock: int,
     counters: NDArray[np.int64],
@@ -175,7 +185,9 @@ def _timed_loop(
     timespec = np.zeros(2, dtype=np.int64)
     errors = 0
     for repetition in range(start.shape[0]):
-        late[repetition] = _align(method, meet, tell, instant, slack_ns, yield_address, clock, timespec)
+        late[repetition] = _align(
+            method, meet, tell, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
+        )
         counters[0] += 1
         begun = _now(clock, timespec)
         for _ in range(batch):
@@ -227,7 +239,7 @@ class NativeTimer:
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
-        plan = self.sync.plan
+        plan, here = self.sync.plan, self.sync.plan.clock.local_line
         with quiet_interpreter():
             errors = _timed_loop(
                 call_table([row for call in calls for row in call.rows]),
@@ -237,6 +249,9 @@ class NativeTimer:
                 self._tell,
                 self._instant,
                 plan.slack_ns,
+                here.origin_ns,
+                here.offset_ns,
+                here.drift,
                 self._yield,
                 self._clock,
                 self._counters,
@@ -246,4 +261,4 @@ class NativeTimer:
             )
         if errors:
             raise CommbenchError(f"the library reported {errors} errors in the timed loop")
-        return Repetitions(start_ns=start, end_ns=end, late=late)
+        return Repetitions(start_ns=plan.clock.to_global(start), end_ns=plan.clock.to_global(end), late=late)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commbench.control import Control, gather_everywhere
+from commbench.timing.clocks import GlobalClock
 
 #: The agreed instant lies so many broadcast times ahead (ReproMPI's round-time synchronisation).
 SLACK_BROADCASTS = 3
@@ -34,9 +36,10 @@ class SyncPlan:
     method: str
     slack_ns: int = MINIMUM_SLACK_NS
     yielding: bool = False
-    shared_clock: bool = False
     least_ns: int = MINIMUM_SLACK_NS
     """The calibrated slack, with which every case begins."""
+    clock: GlobalClock = field(default_factory=GlobalClock)
+    """That instants are agreed on and stamps given in."""
 
     def reset(self) -> None:
         """Begin a case with the calibrated slack: what one case needed does not slow the others down."""
@@ -54,6 +57,8 @@ class SyncPlan:
 
 def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
     """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier.
+
+    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for what is timed.
 
     A backend that hands its work to threads of its own gets a patient barrier: begun at one instant,
     many operations of Gloo took milliseconds on a small machine (docs/measuring.md says what is known of it).
@@ -92,14 +97,18 @@ class Synchroniser:
         self.plan.reset()
 
     def _broadcast_ns(self) -> int:
-        """Time of a broadcast: mean of ten on the slowest rank."""
-        self._control.barrier(patient=self._patient)
-        self._control.broadcast_int(0, patient=self._patient)
-        begun = time.perf_counter_ns()
-        for _ in range(BROADCAST_TRIALS):
-            self._control.broadcast_int(0, patient=self._patient)
-        spent = (time.perf_counter_ns() - begun) // BROADCAST_TRIALS
-        return max(gather_everywhere(self._control, spent))
+        """How long an instant takes from rank 0 to the rank that hears of it last: median of ten."""
+        delays = []
+        for _ in range(1 + BROADCAST_TRIALS):
+            self._control.barrier(patient=self._patient)
+            told = self._control.broadcast_int(time.perf_counter_ns(), patient=self._patient)
+            delays.append(time.perf_counter_ns() - self.plan.clock.to_local(told))
+        return max(gather_everywhere(self._control, round(statistics.median(delays[1:]))))
+
+    def answer_late(self) -> None:
+        """Too many starts were late: agree on instants further ahead, on clocks compared afresh; all ranks together."""
+        self.plan.widen()
+        self.plan.clock.refresh()
 
     def align(self) -> bool:
         """Return when this rank may start; True if it came too late for the agreed instant."""
@@ -108,7 +117,7 @@ class Synchroniser:
     def _at_agreed_instant(self) -> bool:
         self._control.barrier(patient=self._patient)
         instant = time.perf_counter_ns() + self.plan.slack_ns
-        instant = self._control.broadcast_int(instant, patient=self._patient)
+        instant = self.plan.clock.to_local(self._control.broadcast_int(instant, patient=self._patient))
         left_ns = instant - time.perf_counter_ns()
         if left_ns < 0:
             return True

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +57,13 @@ def corruption(case: Case, count: int) -> Callable[[HostBuffer], None]:
     return corrupt
 
 
-def prepared_everywhere(case: Case, communicator: Communicator, control: Control) -> Prepared | str:
+def prepared_everywhere(
+    case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
+) -> Prepared | str:
     """The case made ready, or why some rank cannot: then no rank goes on."""
     prepared, refusal = None, ""
     try:
-        prepared = prepare(case, communicator)
+        prepared = prepare(case, communicator, hosts)
     except UnsupportedError as error:
         refusal = str(error)
     refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
@@ -76,9 +78,11 @@ def natively_wrong(prepared: Prepared, control: Control) -> int:
     return sum(gather_everywhere(control, prepared._count_wrong()))
 
 
-def findings(case: Case, number: int, communicator: Communicator, control: Control) -> Iterator[tuple[str, object]]:
+def findings(
+    case: Case, number: int, communicator: Communicator, control: Control, hosts: Sequence[str] = ()
+) -> Iterator[tuple[str, object]]:
     """What verification says about one case, as (kind, finding)."""
-    prepared = prepared_everywhere(case, communicator, control)
+    prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         yield "refused", prepared
         return

@@ -1,0 +1,28 @@
+"""The launchers that start ranks for us, one adapter a file behind one interface, and the choice among them."""
+
+from commbench.launch.launchers.base import Launcher, Placement
+from commbench.launch.launchers.choice import LAUNCHERS, check_slots, choose_launcher, find_mpirun
+from commbench.launch.launchers.hosts import EMULATED, HOSTFILE, hostfile_slots
+from commbench.launch.launchers.hydra import MpiexecLauncher
+from commbench.launch.launchers.network import check_interface, interface_variables
+from commbench.launch.launchers.openmpi import MpirunLauncher
+from commbench.launch.launchers.slurm import SrunLauncher
+from commbench.launch.launchers.torchrun import TorchrunLauncher
+
+__all__ = [
+    "EMULATED",
+    "HOSTFILE",
+    "LAUNCHERS",
+    "Launcher",
+    "MpiexecLauncher",
+    "MpirunLauncher",
+    "Placement",
+    "SrunLauncher",
+    "TorchrunLauncher",
+    "check_interface",
+    "check_slots",
+    "choose_launcher",
+    "find_mpirun",
+    "hostfile_slots",
+    "interface_variables",
+]

@@ -1,0 +1,86 @@
+"""The hosts that a hostfile, PBS or Slurm gives us, and how many ranks each has room for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from commbench.errors import InputError
+from commbench.launch.whoami import tasks_per_node
+
+#: Names a hostfile to use where none is given, as PBS_NODEFILE does in a PBS job.
+HOSTFILE = "COMMBENCH_HOSTFILE"
+#: Says, as JSON, that the hosts are emulated on one machine, and with which links (see `commbench.lab`).
+EMULATED = "COMMBENCH_EMULATED"
+
+
+def named_hostfile(environ: Mapping[str, str]) -> Path | None:
+    """The hostfile that COMMBENCH_HOSTFILE names, else a PBS job's node file."""
+    name = environ.get(HOSTFILE) or environ.get("PBS_NODEFILE")
+    return Path(name) if name else None
+
+
+def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
+    """Slots of each host: of the hostfile, else of Slurm's allocation, else of this host.
+
+    Raises:
+        InputError: the hostfile cannot be used.
+    """
+    if hostfile is not None:
+        return list(read_hostfile(hostfile).values())
+    return tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", "")) or [local_cpus()]
+
+
+def hostfile_slots(hostfile: Path) -> int:
+    """Add up the slots of a hostfile, see `read_hostfile`."""
+    return sum(read_hostfile(hostfile).values())
+
+
+def read_hostfile(hostfile: Path) -> dict[str, int]:
+    """Slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and Intel's (``host:4``).
+
+    A host named once without a number has as many slots as this one has CPUs, one named k times has k: PBS's form.
+
+    Raises:
+        InputError: the file cannot be read or names no host.
+    """
+    try:
+        lines = hostfile.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"The hostfile {hostfile} cannot be read ({error.strerror}).") from error
+    entries = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+    if not entries:
+        raise InputError(f"The hostfile {hostfile} names no host; write one a line, e.g. `node1 slots=4`.")
+    slots: Counter[str] = Counter()
+    plain: Counter[str] = Counter()
+    for entry in entries:
+        name = re.split(r"[\s:]", entry)[0]
+        count = re.search(r"(?:\bslots\s*=\s*|^[^\s:]+:)(\d+)", entry)
+        slots[name] += int(count[1]) if count else 0
+        plain[name] += 0 if count else 1
+    return {name: slots[name] + (times if times != 1 else local_cpus()) for name, times in plain.items()}
+
+
+def local_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_cores() -> int:
+    """Physical cores among the CPUs this process may use; all of these where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return local_cpus()
+    system = Path("/sys/devices/system/cpu")
+    siblings = [system / f"cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)]
+    try:
+        return len({file.read_text() for file in siblings})
+    except OSError:
+        return local_cpus()
+
+
+def numa_nodes() -> int:
+    """NUMA nodes of this host."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))

@@ -1,0 +1,51 @@
+"""torchrun on this host, for Gloo where there is no MPI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from commbench.errors import InputError
+from commbench.launch.launchers import hosts
+from commbench.launch.launchers.base import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunLauncher(Placement):
+    """torchrun.
+
+    Raises:
+        InputError: other hosts were named, or a binding, which it cannot give.
+    """
+
+    name: str = "torchrun"
+    forwards_signals: bool = False
+    carries_mpi: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hostfile is not None:
+            raise InputError(
+                "A hostfile was given but torchrun, the only launcher found or the one asked for, starts ranks on this "
+                "host only; use an MPI, or start torchrun on every host yourself: see benchmarks/launch/torchrun.sh."
+            )
+        if self.bind_to not in {None, "none"}:
+            raise InputError(
+                f"--bind-to {self.bind_to} was asked for but torchrun binds no rank; use an MPI or srun, or leave "
+                "it out."
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Always: on other hosts a person starts it."""
+        return True
+
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
+        """``python -m torch.distributed.run --standalone --nproc-per-node ranks program``; it names a module."""
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return [*start, *self.extra, *program]
+
+    def node_slots(self) -> list[int]:
+        """The CPUs this process may use, whatever is allocated elsewhere."""
+        return [hosts.local_cpus()]

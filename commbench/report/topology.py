@@ -1,0 +1,166 @@
+"""The topology of a host for people: tables, and what in it slows communication down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from commbench.topology import cpu_list, nodes_of
+from commbench.units import format_size
+
+
+def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[RenderableType]:
+    """Tables of what there is, and last one sentence for each thing to know.
+
+    Args:
+        host: its name.
+        topology: as from `commbench.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json, if any.
+        cpus: those that this process may use; none where the topology is of another host.
+    """
+    counts = [f"{_or_unknown(topology[name])} {name}" for name in ("sockets", "cores", "threads")]
+    caches = [
+        f"{cache['count']} x L{cache['level']} {cache['type']} {format_size(cache['size_bytes'])}"
+        for cache in topology["caches"]
+    ]
+    lines = [f"{host}: {', '.join(counts)}", *([f"caches: {', '.join(caches)}"] if caches else [])]
+    tables = [_memory_table(topology, cpus), _network_table(topology), _rdma_table(topology), _links_table(topology)]
+    remarks = [f"- {remark}" for remark in topology_remarks(topology, cpus)]
+    return [Text("\n".join(lines)), *(table for table in tables if table.row_count), *map(Text, remarks)]
+
+
+def topology_remarks(topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[str]:
+    """What slows communication down or must not be taken for real, each in a sentence; see `render_topology`."""
+    remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
+    bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
+    if bare:
+        remarks.append(f"NUMA node {_listed(bare)} has no memory of its own: ranks there work on that of other nodes.")
+    for port in topology["network"]:
+        if port["emulated"]:
+            rate = f"its rate of {_speed(port['speed_Mbps'])}" if port["speed_Mbps"] else "that it is a link of its own"
+            remarks.append(f"{port['name']} is emulated: only {rate} is real, not its latency.")
+    return remarks
+
+
+def _far_gpus(topology: Mapping[str, Any]) -> list[str]:
+    """GPUs that reach no adapter in use but across sockets."""
+    devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
+    gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
+    adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
+    far = [devices[gpu] for gpu in gpus if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}]
+    if not far:
+        return []
+    names = _listed([devices[port] for port in adapters])
+    sentence = (
+        f"{_listed(far)} and {names} are on different NUMA nodes (SYS): what {_listed(far)} "
+        f"{'sends' if len(far) == 1 else 'send'} to other hosts crosses the link between sockets, and may be slower "
+        "than from GPUs beside the adapter."
+    )
+    return [sentence]
+
+
+def _placement(topology: Mapping[str, Any], cpus: Sequence[int]) -> list[str]:
+    """Where this process may run, as against the adapters in use."""
+    here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
+    there = sorted({node for node in ports.values() if node is not None})
+    sentence = ""
+    if len(here) > 1:
+        sentence = (
+            f"This process may run on NUMA nodes {_listed(here)}: a rank that is not bound moves between them, and its "
+            "times with it; bind ranks (mpirun --bind-to core, or numactl)."
+        )
+    elif here and there and here[0] not in there:
+        sentence = (
+            f"This process is bound to NUMA node {here[0]}, {_listed(list(ports))} to node {_listed(there)}: messages "
+            "to other hosts cross the link between sockets."
+        )
+    return [sentence] if sentence else []
+
+
+def _in_use(topology: Mapping[str, Any]) -> dict[str, int | None]:
+    """NUMA nodes of the adapters that are up, by name: RDMA devices and, where there are none, network interfaces."""
+    active = {port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"}
+    up = {port["name"]: port["numa_node"] for port in topology["network"] if port["state"] == "up" and port["pci"]}
+    return active or up
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, header_style="cyan", overflow="fold")
+    return table
+
+
+def _memory_table(topology: Mapping[str, Any], cpus: Sequence[int]) -> Table:
+    ranks = topology.get("ranks") or []
+    table = _table("NUMA nodes", "node", "CPUs", "memory", "GPUs", "adapters", "ranks" if ranks else "this process")
+    for node in topology["numa"]:
+        number = node["node"]
+        usable = len(set(cpus).intersection(cpu_list(node["cpus"])))
+        placed = [str(rank["rank"]) for rank in ranks if number in rank["numa_nodes"]]
+        table.add_row(
+            str(number),
+            node["cpus"],
+            format_size(node["memory_bytes"]) if node["memory_bytes"] else _or_unknown(node["memory_bytes"]),
+            _listed([f"GPU{index}" for index, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]),
+            _listed(dict.fromkeys(_name(port) for port in _ports(topology) if port["numa_node"] == number)),
+            _listed(placed) if ranks else (f"{usable} CPUs" if usable else ""),
+        )
+    return table
+
+
+def _network_table(topology: Mapping[str, Any]) -> Table:
+    table = _table("Network interfaces", "name", "state", "speed", "MTU", "driver", "NUMA node")
+    for port in topology["network"]:
+        speed = _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else "")
+        table.add_row(port["name"], *map(_or_unknown, (port["state"], speed, port["mtu"], port["driver"])), _node(port))
+    return table
+
+
+def _rdma_table(topology: Mapping[str, Any]) -> Table:
+    table = _table("RDMA ports", "device", "port", "state", "rate", "link layer", "NUMA node")
+    for port in topology["rdma"]:
+        parts = (port["device"], port["port"], port["state"], port["rate"], port["link_layer"])
+        table.add_row(*map(_or_unknown, parts), _node(port))
+    return table
+
+
+def _links_table(topology: Mapping[str, Any]) -> Table:
+    devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
+    title = "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS between sockets"
+    table = _table(title, "", *devices)
+    for name, line in zip(devices, matrix, strict=True):
+        table.add_row(name, *line)
+    return table
+
+
+def _ports(topology: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*topology["rdma"], *topology["network"]]
+
+
+def _name(port: Mapping[str, Any]) -> str:
+    return str(port.get("device") or port["name"])
+
+
+def _node(port: Mapping[str, Any]) -> str:
+    return _or_unknown(port["numa_node"])
+
+
+def _speed(megabits: float | None) -> str:
+    if megabits is None:
+        return "unknown"
+    return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
+
+
+def _or_unknown(value: object) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _listed(values: Mapping[str, None] | Sequence[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,50 @@
+"""Run on two ranks, one of them in a time namespace: how well each reads rank 0's clock, the truth being known."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from commbench.communicators import connect_control
+from commbench.control import gather_everywhere
+from commbench.environment import clock_domain
+from commbench.launch.whoami import identify
+from commbench.timing.clocks import open_clock
+
+MOMENTS = 4
+
+
+def own_shift_ns() -> int:
+    """How far this process's monotonic clock is ahead of the machine's."""
+    lines = Path("/proc/self/timens_offsets").read_text().splitlines()
+    _, seconds, nanoseconds = next(line.split() for line in lines if line.startswith("monotonic"))
+    return int(seconds) * 10**9 + int(nanoseconds)
+
+
+def main() -> None:
+    """Print the true offset and, moment by moment, the error of rank 1's reading and its bound, as JSON."""
+    identity = identify(os.environ, "rank")
+    control = connect_control(identity.launcher, identity.world_size)
+    shifts = gather_everywhere(control, own_shift_ns())
+    ahead_ns = shifts[control.rank] - shifts[0]
+    clock = open_clock(control, gather_everywhere(control, clock_domain()))
+    errors, bounds = [], []
+    for _ in range(MOMENTS):
+        now = time.perf_counter_ns()
+        errors.append(abs(int(clock.to_global(np.array([now]))[0]) - (now - ahead_ns)))
+        bounds.append(clock.error_ns)
+        time.sleep(0.1)
+        clock.refresh()
+    found = gather_everywhere(control, {"true_s": ahead_ns / 1e9, "errors_ns": errors, "bounds_ns": bounds})[1]
+    if control.rank == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+        sys.stdout.flush()
+    control.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Run under mpirun: verify patterns of one group on every backend, or measure matrices, some with a corrupted pair."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from verify_all import findings
+
+from commbench.arrangements import MATRIX, OFFERED
+from commbench.budgets import Budget
+from commbench.cases import Case, Sweep, all_cases
+from commbench.collectives import REDOPS
+from commbench.communicators import connect_control, open_backend
+from commbench.communicators.base import Communicator
+from commbench.control import Control
+from commbench.measure import Session, frozen_from, measure
+from commbench.records import Record
+from commbench.timing.progress import Progress
+
+#: The least, and numbers that no library likes.
+ELEMENTS = (1, 301, 5001)
+#: Four ranks on hosts: by turns, one host after the other, and placements that are no hierarchy.
+PLACEMENTS = ("ABAB", "AABB", "AAAB", "AAAA", "ABCD")
+BUDGET = Budget(name="quick", launches=1, relative_half_width=0.5, slice_s=0.05)
+#: Who sends what was not asked for to whom, where a matrix is spoiled.
+LIAR, VICTIM = 2, 1
+
+
+def cases(backend: str, size: int) -> list[Case]:
+    """Every operation of every such pattern, with the first and the last rank as the root of a fan."""
+    common: dict[str, Any] = {"backends": [backend], "roots": sorted({0, size - 1})}
+    return all_cases(
+        [
+            Sweep(operations=operations, patterns=[pattern], sizes=[4 * elements for elements in ELEMENTS], **common)
+            for pattern, operations in OFFERED.items()
+            if pattern not in {"hierarchical", MATRIX}
+        ],
+        size,
+    )
+
+
+def hierarchies(backend: str, size: int) -> list[Case]:
+    """Hierarchical reductions of all kinds, in place and not."""
+    common: dict[str, Any] = {"backends": [backend], "patterns": ["hierarchical"], "in_place": "both"}
+    return all_cases(
+        [
+            Sweep(dtypes=["float32"], sizes=[4 * elements for elements in ELEMENTS], redops=REDOPS, **common),
+            Sweep(dtypes=["int8", "float64"], sizes=[64], **common),
+        ],
+        size,
+    )
+
+
+def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
+    """A matrix of messages of 8000 bytes."""
+    return Case(backend=backend, operation=operation, message_bytes=8000, dtype="float32", pattern="matrix", **changes)
+
+
+@contextmanager
+def lying(communicator: Communicator) -> Iterator[None]:
+    """Let one rank send zeros to another, in whatever way it sends."""
+    if communicator.rank != LIAR:
+        yield
+        return
+    honest = {name: getattr(communicator, name) for name in ("send", "send_receive", "exchange_window")}
+
+    def lie(buffer: Any, peer: int) -> Any:
+        return communicator.allocate(buffer.dtype, buffer.count) if peer == VICTIM else buffer
+
+    def exchange_window(sends: Any, receives: Any, window: int) -> Any:
+        return honest["exchange_window"]([(lie(buffer, peer), peer) for buffer, peer in sends], receives, window)
+
+    changed: dict[str, Any] = {
+        "send": lambda buffer, peer: honest["send"](lie(buffer, peer), peer),
+        "send_receive": lambda send, target, *rest: honest["send_receive"](lie(send, target), target, *rest),
+        "exchange_window": exchange_window,
+    }
+    vars(communicator).update(changed)
+    try:
+        yield
+    finally:
+        for name in changed:
+            delattr(communicator, name)
+
+
+def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
+    """The records of matrices, by what was special."""
+    session = Session(
+        control=control,
+        budget=BUDGET,
+        progress=Progress(),
+        shared_clock=True,
+        oversubscribed=control.size > (os.cpu_count() or 1),
+    )
+    found: dict[str, Any] = {}
+
+    def add(name: str, record: Record | None) -> None:
+        found[name] = record and record.to_json()
+
+    for operation in OFFERED[MATRIX]:
+        case = matrix_case(communicator.backend, operation)
+        record = measure(case, communicator, session, launch=0)
+        add(operation, record)
+        frozen = control.broadcast(frozen_from(record) if record else None)
+        add(f"{operation} again", measure(case, communicator, session, launch=1, frozen=frozen))
+        with lying(communicator):
+            add(f"{operation} spoiled", measure(case, communicator, session, launch=2))
+    for loop in communicator.loops:
+        case = matrix_case(communicator.backend, "bandwidth", sync="dissemination", loop=loop)
+        add(f"{loop} loop", measure(case, communicator, session, launch=0))
+    add("all_reduce", measure(matrix_case(communicator.backend, "all_reduce"), communicator, session, launch=0))
+    return found
+
+
+def main() -> None:
+    """Print the findings as one line of JSON on rank 0."""
+    control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    found: dict[str, Any] = {"cases": [], "matrices": {}}
+    backends, what = sys.argv[1:]
+    for backend in backends.split(","):
+        communicator = open_backend(backend, control)
+        if what == "matrices":
+            found["matrices"][backend] = matrices(communicator, control)
+        else:
+            planned = [(case, "") for case in cases(backend, control.size)]
+            planned += [(case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS]
+            for number, (case, hosts) in enumerate(planned):
+                entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
+                found["cases"].append({"case": vars(case), "hosts": hosts} | entry)
+        communicator.close()
+    if control.rank == 0:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+    control.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A private Slurm cluster for tests: one controller and two nodes on this machine, each with a host name of its own."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from launching import wait_until
+
+NODES = ("n0", "n1")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "salloc", "srun", "scontrol", "scancel", "unshare")
+#: Which processes belong to a cluster: Slurm's daemons and whatever they start inherit it.
+MARK = "COMMBENCH_TEST_SLURM"
+#: How long a job may take; it only bounds a failure.
+JOB_S = 120
+
+#: Authentication by none and no control groups: nothing of the machine is needed or touched but loopback ports.
+CONFIGURATION = """
+ClusterName=private
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={path}/state
+SlurmdSpoolDir={path}/spool.%n
+SlurmctldPidFile={path}/slurmctld.pid
+SlurmdPidFile={path}/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+KillWait=15
+SlurmctldTimeout=30
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def is_possible() -> bool:
+    """Whether this machine can run a private cluster: its programs are there and we are root."""
+    return os.geteuid() == 0 and all(shutil.which(name) for name in PROGRAMS)
+
+
+class Cluster:
+    """A running cluster.
+
+    Args:
+        path: its directory.
+        mark: the value of `MARK` in all its processes.
+    """
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path = path
+        self._mark = mark
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """The environment for Slurm's commands, with more variables; nothing of another launcher's is in it."""
+        foreign = ("SLURM_", "OMPI_COMM_", "PMI_", "PMIX_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return {**kept, "SLURM_CONF": str(self.path / "slurm.conf"), MARK: self._mark, **variables}
+
+    def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
+        """Start one of Slurm's commands."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        settings = {"env": self.environment(), "text": True, **streams, **options}
+        return subprocess.Popen(command, **settings)  # type: ignore[call-overload,no-any-return]
+
+    def run(self, *command: str, seconds: float = JOB_S, **options: object) -> "subprocess.CompletedProcess[str]":
+        """Run one of Slurm's commands to its end."""
+        process = self.start(*command, **options)
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"{command} did not end in {seconds} s: {out}{err}\n{self.log()}") from None
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def wait(self, job: str) -> int:
+        """Wait for the end of a job; return its exit code. ``sbatch --wait`` would look every ten seconds only."""
+        assert wait_until(lambda: bool(self._ended(job)), JOB_S), f"job {job} did not end\n{self.log()}"
+        code, number = re.findall(r"ExitCode=(\d+):(\d+)", self._ended(job))[0]
+        return int(code) or (128 + int(number) if int(number) else 0)
+
+    def _ended(self, job: str) -> str:
+        """What Slurm says of a job that is over; empty while it is not."""
+        told = self.run("scontrol", "show", "job", job).stdout
+        return told if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told) else ""
+
+    def log(self) -> str:
+        """What the daemons wrote last."""
+        return "\n".join(line for file in self.path.glob("*.out") for line in file.read_text().splitlines()[-15:])
+
+    def processes(self) -> list[psutil.Process]:
+        """Living processes of the cluster: daemons, steps and their tasks."""
+        return list(_marked(self._mark))
+
+    def tasks(self) -> list[str]:
+        """What runs in the cluster beside its daemons."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.name() not in {"slurmctld", "slurmd"}:
+                    found.append(" ".join(process.cmdline()))
+        return found
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                yield process
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the controller, and each node under its own host name, which resolves there."""
+    hosts = cluster.path / "hosts"
+    hosts.write_text("127.0.0.1 localhost " + " ".join(NODES) + "\n")
+    name_and_run = (
+        f'printf %s "$0" > /proc/sys/kernel/hostname; mount --bind {hosts} /etc/hosts; exec slurmd -D -N "$0"'
+    )
+    commands: Mapping[str, Sequence[str]] = {
+        "controller": ("slurmctld", "-D"),
+        **{node: ("unshare", "--uts", "--mount", "sh", "-c", name_and_run, node) for node in NODES},
+    }
+    for name, command in commands.items():
+        with (cluster.path / f"{name}.out").open("wb") as log:
+            yield subprocess.Popen(
+                command,
+                env=cluster.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@contextlib.contextmanager
+def private_slurm() -> Iterator[Cluster]:
+    """A cluster that is up; when left, none of its processes or files remain."""
+    with tempfile.TemporaryDirectory(prefix="commbench-slurm-", ignore_cleanup_errors=True) as directory:
+        cluster = Cluster(Path(directory), uuid.uuid4().hex)
+        (cluster.path / "state").mkdir()
+        text = CONFIGURATION.format(host=socket.gethostname(), path=directory, ports=_free_ports(3))
+        (cluster.path / "slurm.conf").write_text(text)
+        daemons = list(_daemons(cluster))
+        try:
+            idle = lambda: 2 == cluster.run("sinfo", "-hNo", "%T").stdout.split().count("idle")  # noqa: E731
+            assert wait_until(idle), cluster.log()
+            yield cluster
+        finally:
+            cluster.run("scancel", "--user=root", "--signal=KILL", "--full")
+            _end(cluster, daemons)
+
+
+def _end(cluster: Cluster, daemons: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Kill what is left, daemons too."""
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+    for daemon in daemons:
+        daemon.wait()
+    assert wait_until(lambda: not cluster.processes()), cluster.processes()

@@ -1,0 +1,103 @@
+"""Tests of MPICH's mpiexec with the real MPICH, which pip brings into a directory of its own."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import MARK, marked_environment, wait_until
+
+from commbench.launch.launchers import MpiexecLauncher, choose_launcher
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+COMMBENCH = (sys.executable, "-m", "commbench", "run", "--collective", "all_reduce", "--backend", "mpi")
+
+
+@pytest.fixture(scope="module")
+def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mpiexec of MPICH's wheel; skipped where pip cannot get it."""
+    pytest.importorskip("mpi4py")
+    prefix = tmp_path_factory.mktemp("mpich")
+    options = ("--quiet", "--no-deps", "--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(prefix), "mpich"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    except subprocess.TimeoutExpired:
+        pytest.skip("pip did not bring MPICH in 2 minutes")
+    if done.returncode:
+        pytest.skip(f"pip cannot bring MPICH: {(done.stderr.splitlines() or ['no reason'])[-1]}")
+    return prefix / "bin" / "mpiexec"
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def test_mpich_is_known_by_its_answer(mpiexec: Path) -> None:
+    """Choose Hydra's adapter with the library beside it."""
+    launcher = choose_launcher(requested=str(mpiexec), environ={})
+    assert isinstance(launcher, MpiexecLauncher)
+    assert not launcher.intel
+    assert str(mpiexec.parent.parent / "lib" / "libmpi.so.12") == launcher.environment()["MPI4PY_LIBMPI"]
+
+
+@pytest.mark.parametrize("binding", ["core", "none"])
+def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
+    """Time two ranks that MPICH has started: every row is right, and the library is MPICH."""
+    out = tmp_path / "run"
+    words = ("--sizes", "8,64K", "--launches", "1", "-n", "2", "--oversubscribe", "--sync", "dissemination")
+    command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--bind-to", binding, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    info = json.loads((out / "run.json").read_text())
+    rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+    assert [("ok", "0"), ("ok", "0")] == [(row["status"], row["wrong"]) for row in rows]
+    assert all(row["library"].startswith("MPICH") for row in rows), rows
+    assert ("complete", "mpiexec", 2) == (info["status"], info["launcher"], info["world_size"])
+    pinned = [rank["cpus"] for rank in info["ranks"]]
+    if binding == "core" and len(os.sched_getaffinity(0)) > 1:
+        assert [1, 1] == [len(cpus) for cpus in pinned]
+        assert pinned[0] != pinned[1]
+
+
+def find_rank(mark: str, rank: str) -> psutil.Process | None:
+    """The process of a rank that mpiexec has started."""
+    for process in psutil.process_iter():
+        try:
+            environ, words = process.environ(), process.cmdline()
+        except psutil.Error:
+            continue
+        if (environ.get(MARK), environ.get("PMI_RANK")) == (mark, rank) and "commbench.launch.rank" in words:
+            return process
+    return None
+
+
+def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
+    """Kill rank 1 in a running sweep: it is named, and the same command completes the run."""
+    out = tmp_path / "run"
+    words = ("--sizes", "8:256K", "--launches", "2", "-n", "2", "--oversubscribe", "--sync", "dissemination")
+    command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--fail-fast", "--out", str(out)]
+    samples = out / "samples.jsonl"
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams) as process:  # type: ignore[call-overload]
+        assert wait_until(lambda: samples.exists() and len(samples.read_text().splitlines()) > 2, 60)
+        victim = find_rank(mark, "1")
+        assert victim is not None
+        victim.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert 3 == process.returncode, errors
+    reason = json.loads((out / "run.json").read_text())["reason"]
+    assert reason.startswith("rank 1 on host"), reason
+    assert "signal 9" in reason
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "complete" == json.loads((out / "run.json").read_text())["status"]
