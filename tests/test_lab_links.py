@@ -9,8 +9,11 @@ pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("mark")]
 
 
 def fills(rate: float, link: float) -> bool:
-    """Whether what was measured (Mbit/s) is what a link of a rate carries: headers take some of it."""
-    return 0.85 < rate / link <= 1.0
+    """Whether what was measured (Mbit/s) is what a link of a rate carries.
+
+    Headers take 4 %; the rest of the margin is for a machine so busy that a sender misses its turns.
+    """
+    return 0.75 < rate / link <= 1.0
 
 
 def test_links_have_the_rate_in_each_direction() -> None:

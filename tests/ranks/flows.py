@@ -9,60 +9,73 @@ import sys
 import time
 
 PORT = 9000
-WAIT_S = 20
-#: All hosts share a clock: when flows begin after they were asked for, when they are measured, and when they end.
-BEGIN_S, FROM_S, UNTIL_S, END_S = 1.5, 1.8, 2.6, 2.7
+WAIT_S = 60
+#: All hosts share a clock: when flows are measured, and when they end, after they have begun.
+FROM_S, UNTIL_S, END_S = 0.3, 1.1, 1.2
 
 
-def receive(port: int, asked: float) -> None:
+def told() -> float:
+    """Say that this end is ready; return when all flows begin."""
+    print("ready", flush=True)  # noqa: T201 - the first host reads it
+    return float(sys.stdin.readline())
+
+
+def receive(port: int) -> None:
     """Be the far end of a flow: print its rate over the time in which all are measured."""
     with socket.create_server(("", port)) as server:
         server.settimeout(WAIT_S)
         stream, _ = server.accept()
+        begin = told()
         received, first = 0, 0
-        while received == 0 or time.monotonic() < asked + UNTIL_S:
+        while received == 0 or time.monotonic() < begin + UNTIL_S:
             received += len(stream.recv(1 << 16))
-            if time.monotonic() < asked + FROM_S:
+            if time.monotonic() < begin + FROM_S:
                 first = received
         print((received - first) * 8e-6 / (UNTIL_S - FROM_S))  # noqa: T201 - the first host reads it
 
 
-def send(host: str, port: int, asked: float) -> None:
+def send(host: str, port: int) -> None:
     """Be the near end of a flow."""
+    end = time.monotonic() + WAIT_S
     stream = socket.socket()
     while stream.connect_ex((host, port)):
         stream.close()
-        if time.monotonic() > asked + WAIT_S:
+        if time.monotonic() > end:
             sys.exit(f"{host} does not serve")
         time.sleep(0.01)
         stream = socket.socket()
-    if (ahead := asked + BEGIN_S - time.monotonic()) < 0:
-        sys.exit(f"{host} was reached {-ahead:.1f} s after all flows had begun")
-    time.sleep(ahead)
+    begin = told()
+    time.sleep(max(0.0, begin - time.monotonic()))
     with contextlib.suppress(ConnectionError):  # the far end has seen enough
-        while time.monotonic() < asked + END_S:
+        while time.monotonic() < begin + END_S:
             stream.send(bytes(1 << 16))
 
 
 def main(flows: list[str]) -> None:
     """Print the rates as JSON, in the order of the flows."""
-    asked = time.monotonic()
-    servers = []
+    far_ends, near_ends = [], []
     for index, flow in enumerate(flows):
         near, far = flow.split(":")
-        port = str(PORT + index)
-        me = [sys.executable, "-I", "-S", __file__]
-        agent = os.environ["COMMBENCH_SSH"]
-        serve = [agent, far, *me, "receive", port, str(asked)]
-        servers.append(subprocess.Popen(serve, stdout=subprocess.PIPE, text=True))
-        subprocess.Popen([agent, near, *me, "send", far, port, str(asked)])
-    print(json.dumps([float(server.communicate(timeout=WAIT_S)[0]) for server in servers]))  # noqa: T201 - the test reads it
+        me, port = [sys.executable, "-I", "-S", __file__], str(PORT + index)
+        for host, words, ends in ((far, ["receive", port], far_ends), (near, ["send", far, port], near_ends)):
+            command = [os.environ["COMMBENCH_SSH"], host, *me, *words]
+            ends.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for end in far_ends + near_ends:
+        if end.stdout is None or end.stdout.readline() != "ready\n":
+            sys.exit("an end of a flow has ended before it was ready")
+    begin = f"{time.monotonic() + 0.1}\n"
+    for end in far_ends + near_ends:
+        if end.stdin:
+            end.stdin.write(begin)
+            end.stdin.flush()
+    said = [end.communicate(timeout=WAIT_S)[0] for end in far_ends + near_ends]
+    print(json.dumps([float(text) for text in said[: len(flows)]]))  # noqa: T201 - the test reads it
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "receive":
-        receive(int(sys.argv[2]), float(sys.argv[3]))
+        receive(int(sys.argv[2]))
     elif sys.argv[1] == "send":
-        send(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+        send(sys.argv[2], int(sys.argv[3]))
     else:
         main(sys.argv[1:])
