@@ -27,10 +27,10 @@ MARKS = {
     "unsteady": "u",
     "oversubscribed": "o",
     "late": "l",
+    "clock": "c",
     "harness": "h",
     "unverified": "v",
-    "clock": "c",
-    "slowest_group": "g",
+    "slowest_group": "S",
     "emulated": "e",
 }
 
