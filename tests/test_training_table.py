@@ -163,7 +163,7 @@ def test_doubts_come_with_advice() -> None:
     records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]
     text = " ".join(render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split())
     assert "! 2 of 2 rows are flagged drift: the baseline moved by more than 10 % within a launch" in text
-    assert "! 2 of 2 rows are flagged emulated: the network was emulated" in text
+    assert "! 2 of 2 rows are flagged emulated: hosts and links were emulated" in text
     assert "flagged same_layout" not in text
 
 

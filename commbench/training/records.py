@@ -240,7 +240,6 @@ TRAINING_FLAGS = {
     "same_layout": "DDP makes the same buckets as for another bucket size, which was measured for both",
     "layout": "DDP's buckets are not those that its rule predicts from the trial: gradients come in another order",
     "traffic": "the bytes really sent differ from theory by more than 5 %: the hook does not do what it says",
-    "emulated": "the network was emulated: only its rate is real",
     "drift": "the baseline moved by more than 10 % within a launch: the machine is not steady",
     "ranks_differ": "ranks ended with different parameters: the hook or the workload is wrong",
     "short": "fewer than 3 timed steps in a launch: use a larger budget",
