@@ -26,7 +26,7 @@ from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples, rank_list
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
-from commbench.timing.clocks import GlobalClock
+from commbench.timing.clocks import GlobalClock, is_close
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan, choose_method
@@ -37,9 +37,6 @@ FLAGGED_LATE = 0.2
 NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
-#: Ranks start at an agreed instant where their clocks agree to this share of the time: the bound holds whatever the
-#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
-CLOCK_SHARE = 0.1
 #: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
@@ -95,7 +92,7 @@ class Session:
         """
         method = choose_method(
             case.sync,
-            shared_clock=self.shared_clock and self.is_close(lasting_ns),
+            shared_clock=self.shared_clock and is_close(self.clock.error_ns, lasting_ns),
             own_threads=communicator.own_threads,
         )
         key = (case.backend, case.loop, method)
@@ -105,10 +102,6 @@ class Session:
             timer.prepare()
             self._timers[key] = timer
         return self._timers[key]
-
-    def is_close(self, lasting_ns: float) -> bool:
-        """Whether ranks' clocks agree closely enough for what takes so long."""
-        return self.clock.error_ns <= CLOCK_SHARE * lasting_ns
 
     def refresh_clock(self) -> None:
         """Compare the hosts' clocks again where that was long ago, all ranks together."""
@@ -300,7 +293,12 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
         watched=prepared.participants if prepared.several else (0,),
     )
     settled = sampler.settle(frozen)
-    samples = Samples(prepared.participants, one_clock=session.shared_clock, spanning=plan.spans_ranks)
+    samples = Samples(
+        prepared.participants,
+        one_clock=session.shared_clock,
+        spanning=plan.spans_ranks,
+        clock_error_ns=session.clock.error_ns,
+    )
     return settled, sampler.collect(samples, settled.batch)
 
 
@@ -339,7 +337,7 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "clock": record.sync == "round-time" and not session.is_close(1e3 * per * median_us),
+        "clock": record.sync == "round-time" and not is_close(session.clock.error_ns, 1e3 * per * median_us),
     }
     return replace(
         record,

@@ -27,9 +27,10 @@ MARKS = {
     "unsteady": "u",
     "oversubscribed": "o",
     "late": "l",
+    "clock": "c",
     "harness": "h",
     "unverified": "v",
-    "slowest_group": "s",
+    "slowest_group": "S",
     "emulated": "e",
 }
 

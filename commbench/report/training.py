@@ -28,7 +28,6 @@ TRAINING_MARKS = {
     "same_layout": "=",
     "layout": "L",
     "traffic": "t",
-    "emulated": "e",
     "drift": "d",
     "ranks_differ": "!",
     "short": "s",

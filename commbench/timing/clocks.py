@@ -34,6 +34,15 @@ POINTS_KEPT = 40
 #: No clock gains more on another than Linux may slew it (adjtimex: 500 ppm).
 MAXIMUM_DRIFT = 500e-6
 
+#: Clocks serve for what lasts so long that their error is at most this share of it: the bound holds whatever the
+#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+CLOCK_SHARE = 0.1
+
+
+def is_close(error_ns: float, lasting_ns: float) -> bool:
+    """Whether clocks that agree to ``error_ns`` agree closely enough for what lasts ``lasting_ns``."""
+    return error_ns <= CLOCK_SHARE * lasting_ns
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:

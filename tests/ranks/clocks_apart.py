@@ -27,7 +27,7 @@ def own_shift_ns() -> int:
 def main() -> None:
     """Print the true offset and, moment by moment, the error of rank 1's reading and its bound, as JSON."""
     identity = identify(os.environ, "rank")
-    control = connect_control(identity.launcher, identity.world_size)
+    control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
     shifts = gather_everywhere(control, own_shift_ns())
     ahead_ns = shifts[control.rank] - shifts[0]
     clock = open_clock(control, gather_everywhere(control, clock_domain()))
