@@ -1,11 +1,12 @@
 """A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -274,8 +275,17 @@ def _refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
-        hint = "choose another directory" if error_class is InputError else "make room, then the same command resumes"
+        hint = "choose another directory"
+        if error_class is not InputError:
+            hint = f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command resumes"
         raise error_class(f"{what}; {hint}.") from error
+
+
+#: What to do about an error of the file system.
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written again"),
+}
 
 
 # --------------------------------------------------------------------------------------------------- writing
@@ -324,6 +334,7 @@ class Store:
         """
         path = Path(path)
         check_out(path, header.get("plan", {}))
+        made = [parent for parent in (path, *path.absolute().parents) if not parent.exists()]
         with _refusing(path, InputError):
             path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
@@ -332,6 +343,7 @@ class Store:
                 return cls(path, header, lock)
             except BaseException:
                 os.close(lock)
+                _remove(made)
                 raise
 
     @property
@@ -345,6 +357,7 @@ class Store:
         Raises:
             LaunchError: it could not be written; what was there is unharmed.
         """
+        self._check_place()
         line = (_encode(record.to_json()) + "\n").encode()
         before = os.fstat(self._samples).st_size
         with _refusing(self.path / SAMPLES, LaunchError):
@@ -362,6 +375,7 @@ class Store:
         Raises:
             LaunchError: it could not be written; the old file is unharmed.
         """
+        self._check_place()
         self.info |= _as_json(fields)
         with _refusing(self.path / RUN, LaunchError):
             _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
@@ -375,6 +389,7 @@ class Store:
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
+        self._check_place()
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
         measured = matrices(collectives, self.info)
@@ -411,6 +426,46 @@ class Store:
         with contextlib.suppress(OSError):  # it holds something else
             self.path.rmdir()
 
+    def _check_place(self) -> None:
+        """Notice that the directory was removed or replaced: into a removed file everything could still be written.
+
+        Raises:
+            LaunchError: the directory has vanished; all that is known was written into it anew, if that could be done.
+        """
+        with contextlib.suppress(OSError):
+            if os.path.samestat((self.path / SAMPLES).stat(), os.fstat(self._samples)):
+                return
+        what = f"{self.path} has vanished or been replaced while the run went on"
+        try:
+            self._write_anew()
+        except OSError as error:
+            reason = error.strerror or error
+            raise LaunchError(
+                f"{what}, and what was measured could not be written anew ({reason}); the same command begins again."
+            ) from error
+        raise LaunchError(f"{what}; what was measured was written into it anew, and the same command resumes.")
+
+    def _write_anew(self) -> None:
+        """Make the directory again from what is in memory, and go on with it.
+
+        Raises:
+            OSError: it cannot be made, or holds a run again, which is then left alone.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        samples = os.open(self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        try:
+            lock = _take_lock(self.path)
+        except InputError as error:
+            os.close(samples)
+            raise BlockingIOError(errno.EBUSY, str(error)) from error
+        self.close()
+        self._samples, self._lock = samples, lock
+        _sign(lock)
+        _write_all(samples, b"".join(f"{_encode(record.to_json())}\n".encode() for record in self.records))
+        os.fsync(samples)
+        _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
+        _sync_directory(self.path)
+
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
         for descriptor in (self._samples, self._lock):
@@ -442,11 +497,25 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _replace(file: Path, text: str) -> None:
     """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between."""
     temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):  # what it holds of a full disk may be what others need
+            temporary.unlink()
+        raise
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Take away directories that were made for a run which could not begin, the innermost first."""
+    with contextlib.suppress(OSError):
+        for name in _SCAFFOLD | {SAMPLES, RUN} if made else ():
+            (made[0] / name).unlink(missing_ok=True)
+        for directory in made:
+            directory.rmdir()
 
 
 def _sync_directory(path: Path) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,10 @@ from launching import (
 )
 
 from commbench.cases import Case, Sweep
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, MpirunLauncher
+from commbench.launch.signals import Interrupts
 from commbench.store import Store, load_run
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
@@ -217,6 +221,33 @@ def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
 
 
+def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the first launch where the program is gone before the second, and resume when it is back."""
+    launcher = ScriptLauncher(ALL)
+    command = launcher.command
+    monkeypatch.setattr(launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"])
+    gone: list[bool] = []
+    display = Recorder(lambda: gone.append(True), when=4)
+    code, info, _ = run(tmp_path, launcher, display=display)
+    assert (3, "partial", 4) == (code, info["status"], len(measured(tmp_path)))
+    expected = "/gone cannot be started (No such file or directory); install it again, or load its module"
+    assert expected == info["reason"]
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
+    """Write what was measured anew where the directory is removed in a running sweep; the same call resumes."""
+    out = tmp_path / "run"
+    with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
+        run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))
+    info = json.loads((out / "run.json").read_text())
+    assert ("partial", 2) == (info["status"], len(measured(out)))
+    assert "has vanished" in info["reason"]
+    assert 0 == run(out, ALL)[0]
+    assert EVERYTHING == sorted(measured(out))
+
+
 def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
     """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
     hang = "session(); measured(0); sink.case(1, plan.cases[1].case)\n"
@@ -282,17 +313,89 @@ def test_a_time_limit_ends_the_run_as_complete(tmp_path: Path) -> None:
     assert display.warnings[0].startswith("The time limit of 0.5 s was reached after 1 of 2 launches")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def send(*numbers: signal.Signals) -> Callable[[], None]:
+    """Return what sends signals to this process, which acts on each before the next."""
+
+    def kill() -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    return kill
+
+
+#: Measures two cases and begins a third that never ends.
+ENDLESS = "session(); measured(0); measured(1)\nsink.case(2, plan.cases[2].case); time.sleep(600)"
+#: Finishes the case in which it is told to, as real ranks do; without that it would go on for long.
+OBEDIENT = """
+import threading
+told = threading.Event()
+def follow():
+    if sys.stdin.readline() == "finish\\n": told.set()
+threading.Thread(target=follow, daemon=True).start()
+session()
+for i, planned in enumerate(plan.cases):
+    sink.case(i, planned.case)
+    over = i == 1 and told.wait(50)
+    measured(i)
+    if over:
+        sink.end(finished=False)
+        sys.exit()
+sink.end(finished=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ([signal.SIGINT, signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGINT, signal.SIGTERM], 130),
+    ],
+    ids=["Ctrl-C twice", "SIGTERM", "SIGHUP", "Ctrl-C and SIGTERM"],
+)
+def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, numbers: list[signal.Signals], code: int) -> None:
     """Write the table, end with 128 + the signal, leave nothing behind, and go on the next time."""
-    wait = "session(); measured(0); measured(1)\ntime.sleep(600)"
-    display = Recorder(lambda: os.kill(os.getpid(), number), when=2)
-    ended, info, _ = run(tmp_path, wait, display=display)
-    assert (code, "interrupted", f"interrupted by {number.name}") == (ended, info["status"], info["reason"])
+    display = Recorder(send(*numbers), when=3)
+    ended, info, _ = run(tmp_path, ENDLESS, display=display)
+    assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (ended, info["status"], info["reason"])
+    assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
     assert (tmp_path / "collectives.csv").exists()
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
     assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+def test_ctrl_c_lets_the_case_come_to_its_end(tmp_path: Path) -> None:
+    """Keep what is being measured, say how to stop at once, and end the launch and the run."""
+    display = Recorder(send(signal.SIGINT), when=2)
+    ended, info, _ = run(tmp_path, OBEDIENT, display=display)
+    assert (130, "interrupted", "interrupted by SIGINT") == (ended, info["status"], info["reason"])
+    assert ["Finishing the case; press Ctrl-C again to stop now."] == display.warnings
+    assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
+    assert ["interrupted"] == [entry["status"] for entry in info["launches"]]
+
+
+def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
+    """Wait for nothing where nothing is measured."""
+    begun = time.monotonic()
+    launcher = ScriptLauncher("time.sleep(600)")
+    threading.Timer(1.0, send(signal.SIGINT)).start()
+    assert 130 == run(tmp_path, launcher)[0]
+    assert time.monotonic() - begun < 45
+    assert 1 == launcher.started
+
+
+def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
+    """Leave SIGHUP alone where nohup has said so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.number is None
+        assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,9 +407,9 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, m
         return write(store)
 
     monkeypatch.setattr(Store, "write_summary", impatient)
-    display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=1)
+    display = Recorder(send(signal.SIGTERM), when=1)
     ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
-    assert (130, "interrupted") == (ended, info["status"])
+    assert (143, "interrupted") == (ended, info["status"])
 
 
 # --------------------------------------------------------------------------------------------------- real ranks
@@ -314,6 +417,9 @@ def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, m
 OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
 #: Without agreed instants, which ranks on a busy machine may all miss.
 MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=OPERATIONS, sync="dissemination").cases(2)
+
+#: On a busy machine the first case of a launch may take seconds to load or compile the native loop, without progress.
+PATIENCE_S = 6.0
 
 #: Runs a rank in which a case goes wrong, by default the third after every start.
 SABOTAGE = """
@@ -347,6 +453,14 @@ def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") 
     return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
 
 
+CASES_BY_KEY = {case.key: case for case in MANY}
+
+
+def failed_key(path: Path) -> str:
+    """Return the case that did not end well."""
+    return next(key for key, _, status in measured(path) if status != "ok")
+
+
 def on_rank(path: Path, rank: int, number: signal.Signals) -> Callable[[], None]:
     """Return what sends a signal to a rank of the current launch."""
 
@@ -376,6 +490,22 @@ def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
     assert [(0, status), (0, "ok"), (1, "ok")] == ends
 
 
+def find_culprit(path: Path) -> dict[str, Any]:
+    """Return what run.json says of the first launch that failed."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    culprit: dict[str, Any] = next(entry["culprit"] for entry in entries if "culprit" in entry)
+    assert os.uname().nodename == culprit["host"]
+    assert culprit["pid"] > 0
+    return culprit
+
+
+def assert_ended_in_time(path: Path, timeout_s: float) -> None:
+    """Check that the launch that failed took no longer than its other work, the deadline and 15 s."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    failed = next(entry for entry in entries if entry["status"] != "ok")
+    assert failed["seconds"] < failed["startup_s"] + failed["measuring_s"] + timeout_s + 15
+
+
 @pytest.mark.mpi
 def test_real_ranks_measure(tmp_path: Path) -> None:
     """Measure both launches by mpirun, with the conditions of real hosts."""
@@ -398,6 +528,10 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
     assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
     assert "ValueError: boom" in [line.strip() for line in display.lines]
+    culprit = find_culprit(tmp_path / "run")
+    assert (1, "raised ValueError: boom") == (culprit["rank"], culprit["state"])
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    assert_ended_in_time(tmp_path / "run", 0.0)
     assert_resumes(tmp_path / "run", request)
 
 
@@ -425,19 +559,47 @@ def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert (3, "partial") == (code, info["status"])
     assert info["reason"].startswith(f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9")
     assert_went_on(tmp_path, request, "failed")
+    culprit = find_culprit(tmp_path)
+    assert (1, str(CASES_BY_KEY[failed_key(tmp_path)])) == (culprit["rank"], culprit["case"])
+    assert culprit["state"].startswith("was killed by signal 9")
+    assert_ended_in_time(tmp_path, 0.0)
     assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
+    """Give the stack of a rank that SIGSEGV ended, and what the other was waiting in."""
+    launcher = sabotage(tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)")
+    code, info, display = run(tmp_path / "run", launcher, make_request(MANY), fail_fast=True)
+    assert 3 == code
+    assert "rank 1" in info["reason"]
+    assert "was killed by signal 11 (segmentation fault), in case " in info["reason"]
+    culprit = find_culprit(tmp_path / "run")
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert [f"Rank 0 was in {waiting['in']}."] == display.warnings
 
 
 @pytest.mark.mpi
 def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     """Notice the hang, blame the stopped rank and not the one that waits, and print where that one is."""
-    request = make_request(MANY, case_timeout_s=2.0)
+    request = make_request(MANY, case_timeout_s=PATIENCE_S)
     display = Recorder(on_rank(tmp_path, 1, signal.SIGSTOP), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
     assert 3 == code
-    assert f"no progress for 2 s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    assert (
+        f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    )
     assert_went_on(tmp_path, request, "hung")
-    assert any("most recent call first" in line for line in display.lines)
+    culprit = find_culprit(tmp_path)
+    assert (1, "is stopped", []) == (culprit["rank"], culprit["state"], culprit["stack"])
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert "commbench/" in waiting["in"]
+    assert f"rank 0 on host {os.uname().nodename}, most recent call first:" in display.lines
+    assert f"Rank 0 was in {waiting['in']}." in display.warnings
+    assert_ended_in_time(tmp_path, PATIENCE_S)
     assert_resumes(tmp_path, request)
 
 
@@ -446,9 +608,22 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
-    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=2.0), fail_fast=True)
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
     assert 3 == code
     assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
+    """Blame the rank that cannot even beat, and get its stack from the interpreter."""
+    lock = "import ctypes; lock, twice = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock; "
+    launcher = sabotage(tmp_path, f"{lock} twice(lock); twice(lock)")
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} has not been heard of for " in info["reason"]
+    assert "although its process sleeps, in case " in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
 
 
 @pytest.mark.mpi
@@ -474,7 +649,7 @@ t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
 
 @pytest.mark.mpi
 def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
-    """End by themselves when the conductor has no chance to end them."""
+    """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
     script = CONDUCTOR.format(tests=str(Path(__file__).parent))
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
         assert conductor.stdout is not None
@@ -482,3 +657,4 @@ def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: s
         assert any("commbench.launch.rank" in command for command in find_marked(mark))
         conductor.kill()
     assert wait_until(lambda: not find_marked(mark))
+    assert_resumes(tmp_path / "run", make_request(MANY))

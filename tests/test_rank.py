@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +10,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
 import pytest
+from launching import wait_until
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Sweep
@@ -20,7 +23,8 @@ from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.heartbeat import Heart
 from commbench.launch.plan import LaunchPlan, PlannedCase
 from commbench.launch.rank import run_rank
-from commbench.launch.wire import Heartbeat
+from commbench.launch.stacks import stack_in
+from commbench.launch.wire import MAIN, Heartbeat, Stack, split_line
 from commbench.timing.progress import Progress
 from commbench.training.cases import Terms, TrainingCase
 from commbench.training.records import TrainingRecord
@@ -81,6 +85,19 @@ def test_no_case_begins_after_the_deadline() -> None:
     told, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
     assert [("session", 2), ("end", False)] == told
     assert [-1, -1] == [heart.case for heart in hearts]
+
+
+def test_no_case_begins_after_the_last_that_is_wanted() -> None:
+    """Finish the case that is being measured, on all ranks, once rank 0 is told to leave off."""
+    sink = ListSink()
+
+    def work(control: ThreadControl) -> None:
+        told = sink if control.rank == 0 else None
+        run_rank(PLAN, control, told, Heart(control.rank, Progress()), {}, leave_off=lambda: len(sink.told) > 2)
+
+    run_threads(2, work)
+    assert ["session", "case", "record", "end"] == [entry[0] for entry in sink.told]
+    assert ("end", False) == sink.told[-1]
 
 
 TERMS = Terms(seed=7, block_s=0.1, steps=5)
@@ -261,7 +278,81 @@ def test_bad_input_is_one_sentence() -> None:
 
 
 def test_a_rank_prints_its_stacks_when_asked() -> None:
-    """Answer SIGUSR1 and go on."""
-    left = run("os.kill(os.getpid(), signal.SIGUSR1)")
+    """Answer SIGUSR2 by the interpreter, without a thread's help, and go on."""
+    left = run("os.kill(os.getpid(), signal.SIGUSR2)")
     assert 0 == left.returncode
-    assert "in work" in left.stderr
+    assert ["work"] == [frame.rpartition(" ")[2] for frame in stack_in(left.stderr.splitlines())[:1]]
+
+
+#: A rank that beats, and listens to signals as one of the conductor's does.
+LISTENING = RANK.replace("heart = Heart(0, Progress())\n", "").replace(
+    "def work",
+    """
+from commbench.launch.signals import SignalFeed
+heart = Heart(3, Progress(), tell=say, signals=SignalFeed([signal.SIGUSR1, signal.SIGTERM]), {options})
+heart.enter(0, "a case")
+heart.start()
+def work""",
+)
+
+
+def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
+    """Run a rank that listens; return how it ended, the stacks that it told and what else it wrote on stderr."""
+    script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
+    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    lines = [split_line(line) for line in left.stderr.splitlines()]
+    stacks = [message for _, message in lines if isinstance(message, Stack)]
+    return left.returncode, stacks, "".join(foreign for foreign, _ in lines)
+
+
+def test_a_rank_tells_its_stacks_when_asked() -> None:
+    """Answer SIGUSR1 although the main thread is busy, by rank and thread, and go on."""
+    body = "import threading, time\nother = threading.Event()\n"
+    body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
+    body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
+    code, stacks, _ = listen(body)
+    assert (0, [3, 3]) == (code, [stack.rank for stack in stacks])
+    told = {stack.thread: stack.stack for stack in stacks}
+    assert {"flow", MAIN} == told.keys()
+    assert told[MAIN][0].endswith(" in work")
+    assert "threading.py" in told["flow"][0]
+
+
+def test_a_rank_that_is_ended_says_where_it_was() -> None:
+    """Tell the stack and die of SIGTERM itself, although the main thread is stuck in native code."""
+    body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
+    body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    code, stacks, _ = listen(body)
+    assert (-signal.SIGTERM, [MAIN]) == (code, [stack.thread for stack in stacks])
+
+
+def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
+    """End a forked child by SIGTERM: the rank does not take it for its own."""
+    body = "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.'); time.sleep(60)\n"
+    body += "os.read(ready, 1); os.kill(child, signal.SIGTERM)\n"
+    body += "assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM\ntime.sleep(1)"
+    assert (0, []) == listen(body)[:2]
+
+
+def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End some time after a repetition has hung, in case that no conductor is left."""
+    body = "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S = 0.5\nheart.progress.counters[0] += 1\n"
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    assert 1 == listen(f"{body}time.sleep(600)", "timeout_s=0.5")[0]
+
+
+ORPHAN = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {script!r}])
+print(child.pid, flush=True)
+time.sleep(3)
+os._exit(0)
+"""
+
+
+def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
+    """End where the process that has started it has ended."""
+    script = LISTENING.format(body="    import time; time.sleep(600)", code=0, options="leave_with_parent=True")
+    orphan = ORPHAN.format(script=script)
+    left = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
+    assert wait_until(lambda: not psutil.pid_exists(int(left.stdout)))

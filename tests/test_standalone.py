@@ -166,6 +166,29 @@ def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
 
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> None:
+    """Send SIGINT to every rank, as srun does: the case is kept, the run interrupted, and completed the next time."""
+    path = tmp_path / "run"
+    harm = "import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)"
+    ended = start(path, backend=backend, harm=harm)
+    assert 0 != ended.returncode
+    assert 1 == ended.stderr.count("commbench: finishing the case; press Ctrl-C again to stop now.")
+    assert ("interrupted", [(0, "interrupted")], [3, 0, 0]) == state(path)
+    assert "interrupted by SIGINT" == json.loads((path / "run.json").read_text())["reason"]
+    assert 0 == start(path, backend=backend).returncode
+    assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
+
+
+def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
+    """Leave the case where it is."""
+    path = tmp_path / "run"
+    harm = "import signal\nif identity.rank == 0:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
+    assert 0 != start(path, harm=harm).returncode
+    assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
+
+
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
     """Refuse another plan with one sentence of rank 0."""
     path = tmp_path / "run"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions
@@ -23,7 +25,8 @@ from commbench.launch.plan import (
     plan_launch,
     single_stage,
 )
-from commbench.launch.supervisor import Ending, Interrupts, Supervisor
+from commbench.launch.signals import Interrupts
+from commbench.launch.supervisor import Ending, Supervisor
 from commbench.launch.timeplan import TimePlan, dry_run_estimate
 from commbench.records import Status
 from commbench.store import Store
@@ -46,8 +49,9 @@ def conduct(
 
     Each launch that is not complete measures its missing cases. Where it fails or hangs, the case is kept as such and
     left out until the end of this call, and the launch goes on without it with newly started ranks; the same call
-    tries the case again. The run ends at a launch that fails before its first case, at the third failure in a row
-    without a result, with ``fail_fast`` at the first failure, and at a signal.
+    tries the case again. The run ends at a launch that fails before its first case or loses a host, at the third
+    failure in a row without a result, with ``fail_fast`` at the first failure, and at a signal: Ctrl-C lets the case
+    that is being measured come to its end first, unless it is pressed again.
 
     Returns:
         0 done, 3 a rank failed or hung, 4 wrong data was found, 128 + number of the signal that interrupted the run.
@@ -89,7 +93,8 @@ class _Run:
                 if ending.status != "refused":  # still within: a second Ctrl-C must not keep the end from run.json
                     return self._finish(ending, complete=complete)
         except BaseException as error:
-            self.store.update(status="partial", reason=str(error))
+            with contextlib.suppress(LaunchError):  # a disk that is full has been complained about
+                self.store.update(status="partial", reason=str(error))
             raise
         self._restore(ending.reason)
         raise InputError(ending.reason)
@@ -183,7 +188,8 @@ class _StageRun:
         """What keeps a launch from being started."""
         run = self.run_
         if run.interrupts.number is not None:
-            return Ending(status="interrupted", reason="interrupted between launches")
+            name = signal.Signals(run.interrupts.number).name
+            return Ending(status="interrupted", reason=f"interrupted by {name} between launches")
         if run.store.records and not self.times.fits(time.monotonic(), cases=cases):
             return self._out_of_time(launch)
         return None
@@ -204,7 +210,7 @@ class _StageRun:
         """How the run ends, or None where it goes on."""
         run = self.run_
         run.fruitless += 1
-        if run.fail_fast or not attempt.cases_begun:
+        if run.fail_fast or ending.is_host_lost or not attempt.cases_begun:
             return ending
         if run.fruitless >= MOST_FRUITLESS:
             said = f"stopped after {run.fruitless} failed launches in a row"
@@ -273,16 +279,21 @@ class _LaunchRun:
         run, request = self.run_, self.stage.request
         run.display.launch_started(self.launch, request.budget.launches, self.stage.label)
         supervisor = Supervisor(self.plan, request.ranks, run.launcher, self, run.interrupts)
-        ending = Ending(status="failed", reason="the conductor itself failed")
         try:
             ending = self._blame_case(supervisor.run(), supervisor.current)
         except InputError as error:
             ending = Ending(status="refused", reason=str(error))
-        finally:
-            if ending.status != "refused":
-                self._enter(ending)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, LaunchError) else "the conductor itself failed"
+            with contextlib.suppress(LaunchError):
+                self._enter(Ending(status="failed", reason=reason))
+            raise
+        if ending.status != "refused":
+            self._enter(ending)
         if ending.status in _BROKEN:
-            run.display.output(list(supervisor.stderr))
+            run.display.output([*supervisor.stderr, *supervisor.told])
+        if ending.culprit and ending.culprit.waiting:
+            run.display.warning(f"{ending.culprit.waiting}.")
         return ending
 
     def _blame_case(self, ending: Ending, current: int | None) -> Ending:
@@ -309,6 +320,7 @@ class _LaunchRun:
             measuring_s=self.measuring_s,
             status=ending.status,
             reason=ending.reason,
+            culprit=ending.culprit.to_json() if ending.culprit else None,
         )
         store.update(launches=[*store.info.get("launches", []), entry])
         store.write_summary()
@@ -344,6 +356,10 @@ class _LaunchRun:
         self._keep(record)
         if isinstance(record, TrainingRecord) and record.status == "failed":
             self.run_.leave_out(record.case, record.reason)
+
+    def on_last_case(self) -> None:
+        """See `Listener`."""
+        self.run_.display.warning("Finishing the case; press Ctrl-C again to stop now.")
 
     def _keep(self, record: AnyRecord) -> None:
         run = self.run_

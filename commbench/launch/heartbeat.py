@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from commbench.launch.wire import Heartbeat
+from commbench.launch.signals import SignalFeed, die_of
+from commbench.launch.stacks import stacks_of_threads
+from commbench.launch.wire import Heartbeat, Message, Stack
 from commbench.timing.progress import Progress
 
 INTERVAL_S = 0.5
 #: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
 STARTUP_TIMEOUT_S = 60.0
+#: A rank that nobody has ended so long after its repetition hung ends itself: the conductor is gone or out of reach.
+#: Between repetitions it may wait for others that do make progress, so it stays at least the time limit once more.
+ABANDONED_S = 10.0
+#: And if even this thread hangs, the interpreter ends the process after so much longer.
+LAST_RESORT_S = 5.0
+#: Signals that end a rank at once.
+DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
+#: Daemons that serve one launch only; on a host that is cut off nobody else ends them.
+_DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
+_NAME_LENGTH = 15
+#: Threads that serve the launch and say nothing about where it hangs.
+HELPERS = frozenset({"heartbeat", "conductor"})
 
 
 class Heart:
-    """Beats every half second.
+    """Beats every half second, and answers signals although the main thread may be stuck in a library.
+
+    SIGUSR1 makes it tell the stacks of all threads; so do SIGTERM and SIGHUP before they end the rank: a launcher that
+    ends the others after one has died lets them say what they were waiting in.
 
     Args:
         rank: this rank's number.
         progress: what the timed loops write.
-        tell: is given each heartbeat; the default tells nobody.
-        timeout_s: time without progress after which ``on_stall`` is called, once; also, after twice that time the
-            interpreter prints its stacks and exits by itself, in case that nobody else is left to end it.
+        tell: is given each heartbeat and stack; the default tells nobody.
+        timeout_s: time without progress after which ``on_stall`` is called, once; where that leaves the rank alive it
+            ends itself after `ABANDONED_S` more, in case that nobody else is left to do so.
         startup_timeout_s: at least so long is waited before the first case.
         on_stall: called from the heartbeat's thread.
+        leave_with_parent: end the rank where the process that has started it is gone, and with it the launch.
+        signals: where signals come from; None: this process has its own way with them.
+        on_signal: called from the heartbeat's thread with each signal, before anything else is done about it.
     """
 
     def __init__(
@@ -35,10 +58,13 @@ class Heart:
         rank: int,
         progress: Progress,
         *,
-        tell: Callable[[Heartbeat], None] = lambda _: None,
+        tell: Callable[[Message], None] = lambda _: None,
         timeout_s: float | None = None,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         on_stall: Callable[[], None] = lambda: None,
+        leave_with_parent: bool = False,
+        signals: SignalFeed | None = None,
+        on_signal: Callable[[signal.Signals], None] = lambda _: None,
     ) -> None:
         self.rank = rank
         self.host = socket.gethostname()
@@ -48,8 +74,12 @@ class Heart:
         self._startup_timeout_s = startup_timeout_s
         self._tell = tell
         self._on_stall = on_stall
+        self._on_signal = on_signal
+        self._signals = signals
+        self._parent = os.getppid() if leave_with_parent else None
         self._seen = (-1, -1)
         self._seen_at = time.monotonic()
+        self._stalled = False
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -80,20 +110,57 @@ class Heart:
             rank=self.rank, host=self.host, pid=os.getpid(), entered=entered, left=left, cpu_ms=cpu_ms, case=self.case
         )
 
+    def tell_stacks(self) -> None:
+        """Tell where every thread of the rank is."""
+        entered, left = (int(count) for count in self.progress.counters)
+        for name, stack in stacks_of_threads().items():
+            if name not in HELPERS:
+                self._tell(Stack(rank=self.rank, host=self.host, thread=name, stack=stack, inside=entered > left))
+
     def _beat_on(self) -> None:
         while not self._stopped.is_set():
             beat = self.state()
             self._tell(beat)
             self._look_for_stall(beat)
-            self._stopped.wait(INTERVAL_S)
+            if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
+                os._exit(1)
+            for number in self._wait():
+                self._answer(number)
+
+    def _wait(self) -> list[signal.Signals]:
+        if self._signals is not None:
+            return self._signals.wait(INTERVAL_S)
+        self._stopped.wait(INTERVAL_S)
+        return []
+
+    def _answer(self, number: signal.Signals) -> None:
+        self._on_signal(number)
+        if number == signal.SIGUSR1 or number in DEADLY:
+            self.tell_stacks()
+        if number in DEADLY:
+            die_of(number)
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
         now, limit_s = time.monotonic(), self.limit_s
         seen = (beat.case, beat.entered + beat.left)
         if seen != self._seen:
-            self._seen, self._seen_at = seen, now
+            self._seen, self._seen_at, self._stalled = seen, now, False
             if limit_s is not None and not self._stopped.is_set():
-                faulthandler.dump_traceback_later(2 * limit_s, exit=True)
+                faulthandler.dump_traceback_later(2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True)
         elif limit_s is not None and now - self._seen_at > limit_s:
-            self._seen_at = float("inf")  # once
-            self._on_stall()
+            if not self._stalled:
+                self._stalled = True
+                self._on_stall()
+            patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
+            if now - self._seen_at > limit_s + patience_s and not self._stopped.is_set():
+                _leave_abandoned()
+
+
+def _leave_abandoned() -> None:
+    """End this rank of a launch that nobody has ended, and the launcher's daemon on this host."""
+    with contextlib.suppress(OSError):
+        parent = os.getppid()
+        name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8").strip()
+        if name in {daemon[:_NAME_LENGTH] for daemon in _DAEMONS}:
+            os.kill(parent, signal.SIGTERM)
+    os._exit(1)

@@ -213,13 +213,15 @@ def launch_entry(
     measuring_s: float,
     status: str,
     reason: str = "",
+    culprit: Mapping[str, object] | None = None,
 ) -> Mapping[str, object]:
     """How one launch went, as ``launches`` in run.json lists it; ``started`` is UTC in ISO 8601, times are seconds.
 
     Launches are counted anew in every ``stage``; one that was continued after a failure stands there several times.
 
     ``startup_s`` is from starting the launcher until all ranks had come together, ``measuring_s`` what the records
-    state as measured, ``other_s`` the rest.
+    state as measured, ``other_s`` the rest. ``culprit`` stands there of a failure: see
+    `commbench.launch.evidence.Culprit`.
     """
     return {
         "stage": stage,
@@ -231,4 +233,5 @@ def launch_entry(
         "other_s": round(max(0.0, seconds - startup_s - measuring_s), 3),
         "status": status,
         "reason": reason,
+        **({"culprit": culprit} if culprit else {}),
     }

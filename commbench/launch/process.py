@@ -18,10 +18,10 @@ from typing import IO, Literal, NamedTuple
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
 #: How long the launcher may take to end its ranks, everywhere, before they are killed here.
 GRACE_S = 5.0
-#: How long what a launcher wrote may take to arrive after it has ended.
+#: How long what was written may take to arrive once its writers have ended; one on another host may not have.
 REST_S = 1.0
-#: How long ranks get to print their stacks.
-STACKS_S = 1.0
+#: How long ranks get to tell their stacks.
+STACKS_S = 2.0
 
 
 class Event(NamedTuple):
@@ -37,12 +37,13 @@ class Launched:
     Args:
         command: the launcher's command.
         environment: its whole environment.
-        text: what rank 0 reads on stdin. Stdin then stays open: its end tells rank 0 that the conductor is gone.
+        text: what rank 0 reads first on stdin, which then stays open: its end tells rank 0 that the conductor is gone.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         self._token = uuid.uuid4().hex
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             command,
             env={**environment, TOKEN: self._token},
@@ -55,18 +56,19 @@ class Launched:
             start_new_session=True,
         )
         self._open = {"stdout", "stderr"}
+        self.tell(text)
         for target, arguments in (
-            (self._feed, (text,)),
+            (self._feed, ()),
             (self._read, (self._process.stdout, "stdout")),
             (self._read, (self._process.stderr, "stderr")),
         ):
             threading.Thread(target=target, args=arguments, daemon=True).start()
 
-    def _feed(self, text: str) -> None:
+    def _feed(self) -> None:
         stdin = self._process.stdin
         with contextlib.suppress(OSError, ValueError):  # the launcher has ended first: its exit status says more
-            if stdin is not None:
-                stdin.write(text + "\n")
+            while stdin is not None and (line := self._told.get()) is not None:
+                stdin.write(line + "\n")
                 stdin.flush()
 
     def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
@@ -74,6 +76,10 @@ class Launched:
             for line in stream:
                 self._events.put(Event(source, line.rstrip("\r\n")))
         self._events.put(Event("end", source))
+
+    def tell(self, line: str) -> None:
+        """Write a line to rank 0's stdin, without waiting until it is read."""
+        self._told.put(line)
 
     def wake(self) -> None:
         """Let `next_event` return; may be called from a signal handler."""
@@ -99,36 +105,50 @@ class Launched:
         """Whether the launcher has ended and everything it wrote has been read."""
         return self.returncode is not None and not self._open
 
-    def drain(self, seconds: float, handle: Callable[[Event], None]) -> None:
-        """Handle what is still written for ``seconds``, or until the launch is over."""
+    def drain(self, seconds: float, handle: Callable[[Event], None], until: Callable[[], bool] = lambda: False) -> None:
+        """Handle what is still written for ``seconds``, or until the launch is over or ``until`` holds."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self.over:
+        while (left := end - time.monotonic()) > 0 and not self.over and not until():
             handle(self.next_event(min(left, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
-        """Make every rank print its stacks on stderr, through a launcher that forwards signals, or else here."""
-        targets = [self._process.pid] if by_launcher else [pid for pid in self._members() if pid in pids]
-        for pid in targets:
+        """Make every rank tell its stacks, through a launcher that forwards signals, or else here."""
+        for pid in [self._process.pid] if by_launcher else self._here(pids):
             _signal(pid, signal.SIGUSR1)
 
-    def stop(self, handle: Callable[[Event], None]) -> None:
-        """End the launch: politely through the launcher, which reaches other hosts, then by force on this one."""
+    def make_print(self, pid: int) -> None:
+        """Make the interpreter of a rank on this host print its stacks on stderr, which takes no help of the rank."""
+        for member in self._here([pid]):
+            _signal(member, signal.SIGUSR2)
+
+    def _here(self, pids: Collection[int]) -> list[int]:
+        return [pid for pid in self._members() if pid in pids]
+
+    def stop(self, handle: Callable[[Event], None]) -> bool:
+        """End the launch: politely through the launcher, which reaches other hosts, then by force on this one.
+
+        Returns whether the launcher has ended in time, having reached all hosts.
+        """
         if self.returncode is None:
             _signal(self._process.pid, signal.SIGTERM)
             self.drain(GRACE_S, handle)
+        in_time = self.returncode is not None
         self.kill()
-        self.drain(GRACE_S, handle)
+        self.drain(REST_S, handle)
+        return in_time
 
     def finish(self, handle: Callable[[Event], None]) -> int:
         """Handle the rest of what was written once the launcher has ended; return its exit status."""
         self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
         self.kill()
-        self.drain(GRACE_S, handle)
+        self.drain(REST_S, handle)
         return self._process.wait()
 
     def close(self) -> None:
         """Leave nothing behind, however far the launch had come."""
-        self.stop(lambda _: None)
+        if self.returncode is None:
+            self.stop(lambda _: None)
+        self._told.put(None)
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

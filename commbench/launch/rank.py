@@ -25,12 +25,14 @@ from commbench.environment import relevant_variables
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
-from commbench.launch.heartbeat import Heart
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
 from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
+from commbench.launch.signals import SignalFeed
 from commbench.launch.software import refuse_unlike_software
+from commbench.launch.stacks import stack_of_error
 from commbench.launch.whoami import Identity, identify
-from commbench.launch.wire import FrameSink, LastWords, claim_stdout, say
+from commbench.launch.wire import FINISH, FrameSink, LastWords, claim_stdout, say
 from commbench.measure import Session, measure
 from commbench.timing.clocks import GlobalClock, open_clock
 from commbench.timing.progress import Progress
@@ -50,7 +52,7 @@ class Sink(Protocol):
         """A case is finished."""
 
     def end(self, *, finished: bool) -> None:
-        """No more cases follow; ``finished`` is False where time ran out before the last."""
+        """No more cases follow; ``finished`` is False where the launch ends before the last."""
 
 
 def run_rank(
@@ -61,6 +63,7 @@ def run_rank(
     variables: Mapping[str, str],
     *,
     opened: Mapping[str, Communicator] | None = None,
+    leave_off: Callable[[], bool] = lambda: False,
 ) -> dict[str, Communicator]:
     """Measure or train all cases of ``plan``, all ranks together; return the open backends, for the caller to close.
 
@@ -71,11 +74,12 @@ def run_rank(
         heart: tells how far this rank has come.
         variables: see `commbench.launch.facts.collect_session`.
         opened: backends by name that are open already, and stay so.
+        leave_off: on rank 0, whether to begin no further case.
 
     Raises:
         InputError: a backend cannot be opened.
     """
-    duty = _Duty(plan, control, sink, heart)
+    duty = _Duty(plan, control, sink, heart, leave_off)
     places = gather_places(control)  # before any library moves this rank to other CPUs
     names = sorted({planned.case.backend for planned in plan.cases})
     communicators = dict(opened or {})
@@ -94,15 +98,18 @@ def run_rank(
 class _Duty:
     """What a rank does once its backends are open."""
 
-    def __init__(self, plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart) -> None:
+    def __init__(
+        self, plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart, leave_off: Callable[[], bool]
+    ) -> None:
         self.plan = plan
         self.control = control
         self.sink = sink
         self.heart = heart
+        self.leave_off = leave_off
         self.begun = time.monotonic()
 
     def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place], clock: GlobalClock) -> bool:
-        """Measure collectives in the order planned; False where time ran out before the last."""
+        """Measure collectives in the order planned; False where the launch ends before the last."""
         session = Session(
             control=self.control,
             budget=self.plan.budget,
@@ -123,7 +130,7 @@ class _Duty:
         return True
 
     def train(self, terms: Terms) -> bool:
-        """Train configurations in turns, in the order that ``terms`` fix; False where time ran out before the last."""
+        """Train configurations in turns, in the order that ``terms`` fix; False where it ends before the last."""
         from commbench.ddp.session import train_launch
 
         cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
@@ -140,11 +147,10 @@ class _Duty:
         )
 
     def out_of_time(self) -> bool:
-        """Whether rank 0 finds that the next case would begin too late; the same on every rank."""
-        if self.plan.deadline_s is None:
-            return False
+        """Whether rank 0 finds that no further case is wanted, or would begin too late; the same on every rank."""
         seconds = time.monotonic() - self.begun
-        return bool(self.control.broadcast_int(int(seconds + self.plan.budget.slice_s > self.plan.deadline_s)))
+        late = self.plan.deadline_s is not None and seconds + self.plan.budget.slice_s > self.plan.deadline_s
+        return bool(self.control.broadcast_int(int(late or self.leave_off())))
 
     def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
         """Begin a case once rank 0 has said so: a rank that dies at once would else take this knowledge along."""
@@ -162,19 +168,30 @@ class _Duty:
 
 
 def main() -> NoReturn:
-    """Be a rank that the conductor has started."""
+    """Be a rank that the conductor has started; the argument is how many seconds the ranks have to come together."""
     stdout = claim_stdout()
     variables = relevant_variables(os.environ)
     identity = identify(os.environ, "rank")
-    heart = Heart(identity.rank, Progress(), tell=say)
+    startup_s = float(sys.argv[1]) if len(sys.argv) > 1 else STARTUP_TIMEOUT_S
+    signals = SignalFeed([signal.SIGUSR1, *DEADLY])
+    heart = Heart(
+        identity.rank,
+        Progress(),
+        tell=say,
+        timeout_s=startup_s,
+        startup_timeout_s=startup_s,
+        leave_with_parent=True,
+        signals=signals,
+    )
     heart.start()
+    leave_off = threading.Event()
 
     def work(control: Control) -> list[Communicator]:
-        text = _read_plan() if control.rank == 0 else ""
+        text = _read_plan(heart, leave_off) if control.rank == 0 else ""
         plan = LaunchPlan.from_json(control.broadcast(text))
         heart.timeout_s = plan.case_timeout_s
         sink = FrameSink(stdout) if control.rank == 0 else None
-        return list(run_rank(plan, control, sink, heart, variables).values())
+        return list(run_rank(plan, control, sink, heart, variables, leave_off=leave_off.is_set).values())
 
     def refuse(text: str) -> None:
         say(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=True))
@@ -182,16 +199,21 @@ def main() -> NoReturn:
     run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
 
-def _read_plan() -> str:
-    """The plan from stdin. Stdin stays open as long as the conductor lives; with it, this launch ends too."""
+def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
+    """The plan from stdin, which stays open as long as the conductor lives: with it, this launch ends too.
+
+    ``leave_off`` is set when the conductor says `FINISH`.
+    """
     text = sys.stdin.readline()
 
-    def leave_with_conductor() -> None:
-        while sys.stdin.readline():
-            pass
+    def follow_conductor() -> None:
+        while line := sys.stdin.readline():
+            if line.strip() == FINISH:
+                leave_off.set()
+        heart.tell_stacks()  # a launcher that ends us because of another rank comes here first
         os._exit(1)
 
-    threading.Thread(target=leave_with_conductor, name="conductor", daemon=True).start()
+    threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
     return text
 
 
@@ -218,7 +240,7 @@ def run_process(
         status: the exit status of a rank that has done its work.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # for a rank whose heartbeat hangs, too: see `Supervisor`
     control: Control | None = None
     try:
         if identity.launcher == "slurm" and not identity.carries_mpi:
@@ -243,7 +265,8 @@ def _end_all(
     """Say why, and end every rank."""
     refused = isinstance(error, InputError)
     text = str(error) if refused else f"{type(error).__name__}: {error}"
-    on_error(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=refused))
+    stack = [] if refused else stack_of_error(error.__traceback__)
+    on_error(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=refused, stack=stack))
     if not refused:
         traceback.print_exception(error)
         sys.stderr.flush()

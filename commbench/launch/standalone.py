@@ -18,12 +18,14 @@ from commbench.errors import CommbenchError, InputError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
-from commbench.launch.heartbeat import STARTUP_TIMEOUT_S, Heart
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
 from commbench.launch.plan import LaunchPlan, RunRequest, Stage, launch_entry, next_launch, plan_launch
 from commbench.launch.rank import leave, run_process, run_rank
+from commbench.launch.signals import SignalFeed
+from commbench.launch.stacks import stacks_of_threads, waits_in
 from commbench.launch.timeplan import TimePlan
 from commbench.launch.whoami import Identity
-from commbench.launch.wire import LastWords
+from commbench.launch.wire import MAIN, LastWords, Message, Stack
 from commbench.records import Status
 from commbench.store import Store
 from commbench.timing.progress import Progress
@@ -54,6 +56,8 @@ class StoreSink:
         self.failed = ""
         """Why the first case that could not be trained could not."""
         self.cut = False
+        self.is_last_case = False
+        """Whether a signal asks for an end after the case that is being measured."""
         self._plan = plan
         self._stage = stage
         self._is_last = is_last
@@ -102,6 +106,9 @@ class StoreSink:
     def end(self, *, finished: bool) -> None:
         """See `commbench.launch.rank.Sink`."""
         self.cut = not finished
+        if self.cut and self.is_last_case:
+            self.fail("interrupted", "interrupted by SIGINT")
+            return
         reason = "the time limit ended the launch" if self.cut else ""
         others = "" if self._is_last else f"stage {self._stage} has got its launch and the next stage has not begun"
         status = "complete" if self._is_last and not self.failed else "partial"
@@ -113,7 +120,7 @@ class StoreSink:
             if self._over:
                 return
             what: Status = "hung" if hung else "failed"
-            self._close(status, what, reason, reason)
+            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
             if self._current is not None and status == "partial":
                 self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
                 self.store.write_summary()
@@ -179,11 +186,19 @@ class _Standalone:
         self.sink: StoreSink | None = None
         self.failed = ""
         self.code = _DONE_CODE
-        self.heart = Heart(identity.rank, Progress(), timeout_s=STARTUP_TIMEOUT_S, on_stall=self._end_hung_launch)
+        self.interrupts = 0
+        self.heart = Heart(
+            identity.rank,
+            Progress(),
+            tell=self._hear,
+            timeout_s=STARTUP_TIMEOUT_S,
+            on_stall=self._end_hung_launch,
+            leave_with_parent=bool(identity.launcher),
+            signals=SignalFeed([signal.SIGUSR1, signal.SIGINT, *DEADLY]),
+            on_signal=self._on_signal,
+        )
 
     def run(self) -> NoReturn:
-        if self.identity.rank == 0:
-            self._watch_signals()
         self.heart.start()
         run_process(
             self.identity,
@@ -203,12 +218,22 @@ class _Standalone:
             plan = LaunchPlan.from_json(text)
             self.heart.timeout_s = plan.case_timeout_s
             self.heart.enter(-1, "")
-            opened = run_rank(plan, control, self.sink, self.heart, self.variables, opened=opened)
+            opened = run_rank(
+                plan,
+                control,
+                self.sink,
+                self.heart,
+                self.variables,
+                opened=opened,
+                leave_off=lambda: self.interrupts > 0,
+            )
             if self.sink and self.sink.failed:
                 self.failed = self.failed or self.sink.failed
                 self.code = _PARTIAL_CODE
             if self.sink and self.sink.wrong:
                 self.code = _WRONG_CODE
+            if self.sink and self.sink.is_last_case:
+                self.code = _SIGNAL_CODE + signal.SIGINT
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
             if control.rank == 0:
@@ -279,24 +304,38 @@ class _Standalone:
             )
         elif self.identity.rank:
             time.sleep(_AFTER_RANK_0_S)
-        self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}.")
+        where = waits_in(stacks_of_threads().get(MAIN, []))
+        self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}, at {where}.")
         leave(_PARTIAL_CODE)
 
-    def _watch_signals(self) -> None:
-        """Keep what was measured when the launcher ends us: by a thread, as the main one may be inside a library."""
-        numbers = {signal.SIGTERM, signal.SIGINT}
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    def _on_signal(self, number: signal.Signals) -> None:
+        """From the heartbeat's thread: keep what was measured when a person or the launcher ends us.
 
-        def wait() -> None:
-            number = signal.sigwait(numbers)
-            if self.sink:
-                status = "interrupted" if number == signal.SIGINT else "partial"
-                self.sink.fail(
-                    status, f"ended by {signal.Signals(number).name}: a person, a time limit or a failed rank"
-                )
-            leave(_SIGNAL_CODE + number)
+        Ctrl-C may reach every rank or rank 0 alone; rank 0 then lets all of them finish the case, once.
+        """
+        if number == signal.SIGUSR1:
+            return
+        if number == signal.SIGINT:
+            self.interrupts += 1
+            if self.interrupts == 1 and (self.identity.rank or self._finish_case()):
+                return
+        if self.sink:
+            status = "interrupted" if number == signal.SIGINT else "partial"
+            self.sink.fail(status, f"ended by {number.name}: a person, a time limit or a failed rank")
+        leave(_SIGNAL_CODE + number)
 
-        threading.Thread(target=wait, name="signals", daemon=True).start()
+    def _finish_case(self) -> bool:
+        """Whether a case is being measured that may come to its end."""
+        if self.sink is None or self.heart.case < 0:
+            return False
+        self.sink.is_last_case = True
+        self._say("finishing the case; press Ctrl-C again to stop now.")
+        return True
+
+    def _hear(self, message: Message) -> None:
+        """Show a person who asks by SIGUSR1 where this rank is."""
+        if isinstance(message, Stack):
+            self._say("\n  ".join([f"rank {message.rank} on host {message.host}, {message.thread}:", *message.stack]))
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")

@@ -1,8 +1,8 @@
-"""What travels from ranks to the conductor: frames on rank 0's stdout, heartbeats and last words on each stderr.
+"""What travels from ranks to the conductor: frames on rank 0's stdout, other messages on each stderr.
 
-A frame is one JSON object a line on a private copy of stdout, so that no library can write between frames. Heartbeats
-and last words are short lines that begin with ``@commbench``; the launcher forwards them from all hosts. Whatever else
-arrives, torn or foreign, is handed on and never an error.
+A frame is one JSON object a line on a private copy of stdout, so that no library can write between frames. Messages on
+stderr are short lines that begin with ``@commbench``; the launcher forwards them from all hosts. Whatever else arrives,
+torn or foreign, is handed on and never an error. The other way goes rank 0's stdin: the plan, then perhaps `FINISH`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TextIO
 
 from commbench.kinds import AnyCase, AnyRecord
 
 MARK = "@commbench "
-#: Longest text of last words: a line below 4096 bytes is written in one piece.
+#: How every frame begins, also one that was torn.
+FRAME_HEAD = '{"frame":'
+#: What the conductor tells rank 0 when the case that is being measured is to be the last.
+FINISH = "finish"
+#: Longest text of last words, in characters.
 LONGEST_TEXT = 600
+#: A line below this, in bytes, is written in one piece (PIPE_BUF).
+LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +60,45 @@ class LastWords:
     text: str
     bad_input: bool = False
     """Whether what was asked for cannot be done, rather than something having gone wrong."""
+    stack: Sequence[str] = field(default_factory=list)
+    """Where, as `Stack.stack`."""
 
 
-Message = Heartbeat | LastWords
-_KINDS: Mapping[str, type[Message]] = {"heartbeat": Heartbeat, "error": LastWords}
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Where a thread of a rank is, told when it is asked for or when the rank is ended."""
+
+    kind: ClassVar[str] = "stack"
+
+    rank: int
+    host: str
+    thread: str
+    """Its name; that of the main thread is `MAIN`."""
+    stack: Sequence[str]
+    """Frames as ``path:line in function``, the innermost first; outer ones are left out where they are too many."""
+    inside: bool = False
+    """Whether the rank has begun a repetition and not finished it."""
+
+
+#: Name of a process's main thread.
+MAIN = "MainThread"
+
+Message = Heartbeat | LastWords | Stack
+_KINDS: Mapping[str, type[Message]] = {"heartbeat": Heartbeat, "error": LastWords, "stack": Stack}
 
 
 def format_message(message: Message) -> str:
-    """The line, with its end, that carries a message."""
+    """The line, with its end, that carries a message; a long text or stack is cut."""
     fields = dataclasses.asdict(message)
     if isinstance(message, LastWords):
         fields["text"] = message.text[:LONGEST_TEXT]
-    return f"{MARK}{message.kind} {json.dumps(fields, separators=(',', ':'), ensure_ascii=False)}\n"
+    while len((line := _line(message.kind, fields)).encode(errors="replace")) >= LONGEST_LINE and fields.get("stack"):
+        fields["stack"] = fields["stack"][:-1]
+    return line
+
+
+def _line(kind: str, fields: Mapping[str, object]) -> str:
+    return f"{MARK}{kind} {json.dumps(fields, separators=(',', ':'), ensure_ascii=False)}\n"
 
 
 def say(message: Message) -> None:
@@ -89,7 +122,7 @@ def split_line(line: str) -> tuple[str, Message | None]:
 
 def parse_frame(line: str) -> dict[str, Any] | None:
     """The frame that a line of rank 0's stdout holds; None for anything else."""
-    if not line.startswith('{"frame":'):
+    if not line.startswith(FRAME_HEAD):
         return None
     try:
         frame = json.loads(line)

@@ -1,0 +1,92 @@
+"""Signals to this process: noted by the conductor until it looks, handed to a thread of a rank at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+_CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Within it SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
+
+    A first SIGINT asks for an end after what is being measured; another signal, or another SIGINT, for one now.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The first signal that has come."""
+        self.now = False
+        """Whether to end at once."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called at each signal, in its handler."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:  # noqa: PYI034 - typing.Self needs Python 3.11
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _caught()}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.now = self.number is not None or number != signal.SIGINT
+        self.number = self.number or number
+        self.wake()
+
+
+def _caught() -> list[signal.Signals]:
+    return [number for number in _CATCHABLE if number not in _ignored()]
+
+
+def _ignored() -> set[signal.Signals]:
+    """SIGHUP where nohup has told this process to ignore it."""
+    return {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+
+
+class SignalFeed:
+    """Catches signals for whichever thread waits for them: the main one may be stuck inside a library.
+
+    Made in the main thread. Masks would not do, as threads that libraries have started before have none.
+    """
+
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        self._numbers = set(numbers) - _ignored()
+        self._reader, writer = os.pipe()
+        for descriptor in (self._reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in self._numbers:
+            signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def wait(self, seconds: float) -> list[signal.Signals]:
+        """The signals that come within ``seconds``; returns with the first."""
+        ready, _, _ = select.select([self._reader], [], [], seconds)
+        numbers = os.read(self._reader, 64) if ready else b""
+        return [signal.Signals(number) for number in numbers if number in self._numbers]
+
+    def _forget(self) -> None:
+        """In a forked child: its signals are not this process's."""
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def die_of(number: int) -> None:
+    """End this process, from any thread, as the signal would have done if nobody had caught it."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(number, None)  # SIG_DFL
+    os.kill(os.getpid(), number)

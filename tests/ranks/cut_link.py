@@ -1,0 +1,83 @@
+"""Runs on the first host of an emulated cluster: cuts the last host's link in a running sweep, then resumes the run.
+
+Prints as JSON how both ended and what was left on the host that was cut off.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from launching import Recorder, make_request, open_store, wait_until
+
+from commbench.cases import Sweep
+from commbench.launch.conductor import conduct, single_stage
+from commbench.launch.launchers import choose_launcher
+from commbench.launch.process import TOKEN
+from commbench.store import load_run
+
+LAB = Path("/run/commbench-lab")
+#: Names Open MPI's stand-in for ssh.
+AGENT = "PRTE_MCA_plm_ssh_agent"
+#: What stands in for ssh, in a session of its own and without the mark by which the conductor finds processes: those of
+#: another host are out of its reach.
+FAR = f'#!/bin/sh\nexec env -u {TOKEN} setsid {LAB}/agent "$@"\n'
+
+
+def set_link(host: str, state: str) -> None:
+    """Cut or mend the link of a host."""
+    pid = json.loads((LAB / "pids").read_text())[host]
+    subprocess.run(["nsenter", f"--target={pid}", "--net", "ip", "link", "set", "eth0", state], check=True)
+
+
+def find_on(host: str) -> list[str]:
+    """Return the command lines of the processes on a host, but for the one that holds it."""
+    holder = json.loads((LAB / "pids").read_text())[host]
+    there = Path(f"/proc/{holder}/ns/net").readlink()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            is_there = Path(f"/proc/{process.pid}/ns/net").readlink() == there
+            if is_there and process.pid != holder and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:200])
+    return found
+
+
+def main(out: Path, backend: str, host: str) -> None:
+    """Cut the link at the fourth case; say what came of it."""
+    (LAB / "far").write_text(FAR)
+    (LAB / "far").chmod(0o755)
+    os.environ[AGENT] = str(LAB / "far")
+    cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)
+    request = make_request(cases, ranks=3, case_timeout_s=5.0)
+    launcher = choose_launcher(oversubscribe=True)
+    cut_at = 0.0
+
+    def cut() -> None:
+        nonlocal cut_at
+        set_link(host, "down")
+        cut_at = time.monotonic()
+
+    display = Recorder(cut, when=4)
+    with open_store(out, request) as store:
+        code = conduct(single_stage(request), store, launcher, display)
+    seconds = time.monotonic() - cut_at
+    kept = [record.status for record in load_run(out).records]
+    gone = wait_until(lambda: not find_on(host), 5 + 15 - seconds)
+    left = find_on(host)
+    info = json.loads((out / "run.json").read_text())
+    set_link(host, "up")
+    with open_store(out, request) as store:
+        again = conduct(single_stage(request), store, launcher, Recorder())
+    ended = {"code": code, "seconds": seconds, "kept": kept, "gone": gone, "left": left, "again": again}
+    sys.stdout.write(json.dumps({**ended, "reason": info["reason"], "launches": info["launches"]}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
