@@ -116,7 +116,7 @@ class Watchdog:
         """A case begins; ranks burn CPU while they wait if ``polls``."""
         self._polls = polls
         self._cases += 1
-        if self._cases > 1:
+        if self._cases > 1 or any(sign.beat.entered for sign in self._last.values()):
             self.timeout = self._case_timeout
         self.progress(now)
 
