@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.arrangements import arranged
+from commbench.arrangements import MATRIX, arranged
 from commbench.cases import Case, shuffled
 from commbench.collectives import Operation, Piece, Shape, check_ranks, window_of
 from commbench.communicators.base import Communicator
@@ -82,8 +82,8 @@ class PreparedMatrix:
 
     @cached_property
     def one_way(self) -> bool:
-        """Whether only the second of a pair receives, so that both directions are measured one after the other."""
-        return not self.operation.answer(Shape(rank=0, size=2, elements=1))
+        """Whether both directions are measured one after the other."""
+        return _is_one_way(self.operation)
 
     def turns(self, launch: int) -> list[Turn]:
         """What happens in a launch, in an order of its own; of a round both directions follow each other."""
@@ -119,6 +119,28 @@ class PreparedMatrix:
 
     def _shape(self, pair: Pair) -> Shape:
         return Shape(rank=pair.index(self.communicator.rank), size=2, elements=self.elements, window=self.window)
+
+
+def _is_one_way(operation: Operation) -> bool:
+    """Whether only the second of a pair receives."""
+    return not operation.answer(Shape(rank=0, size=2, elements=1))
+
+
+def turn_share(turns: int) -> float:
+    """The time for one of so many turns, as a share of a case's time slice."""
+    return min(MOST_SHARE, max(LEAST_SHARE, SLICES / turns))
+
+
+def time_slices(case: Case, ranks: int) -> float:
+    """The time that a case takes among ``ranks`` ranks, in time slices: 1, and more for a matrix."""
+    if case.pattern != MATRIX:
+        return 1.0
+    try:
+        operation = arranged(case.operation, case.pattern, ranks)
+    except UnsupportedError:
+        return 1.0
+    turns = (ranks - 1 + ranks % 2) * (1 + _is_one_way(operation))
+    return max(1.0, turns * turn_share(turns)) if turns else 1.0
 
 
 def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
@@ -252,7 +274,7 @@ class MatrixSampler:
         per = settled.batch * self.matrix.window * self.matrix.operation.operations_per_call
         found: list[PairTimes] = []
         for turn in turns:
-            times = self._measure(turn, settled, self._turn_s(len(turns)))
+            times = self._measure(turn, settled, self.slice_s * turn_share(len(turns)))
             if self.control.rank == 0:
                 found += times.pairs(per, one_way=self.matrix.one_way)
                 self.late += times.late
@@ -267,10 +289,6 @@ class MatrixSampler:
         typical = self.control.gather(float(np.median(seen.end_ns - seen.start_ns)) if calls else np.inf)
         batch = batch_of(min(typical), self.reading_ns) if typical else 1
         return self.control.broadcast(Frozen(warmups=WARMUPS, batch=batch))
-
-    def _turn_s(self, turns: int) -> float:
-        """Time for one of so many turns, in seconds."""
-        return self.slice_s * min(MOST_SHARE, max(LEAST_SHARE, SLICES / turns))
 
     def _measure(self, turn: Turn, settled: Frozen, turn_s: float) -> _TurnTimes:
         """One turn: verified, warmed up, repeated; the times are filled in on rank 0."""

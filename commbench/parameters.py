@@ -46,7 +46,7 @@ OsuRange = Annotated[
 Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {listed(BACKENDS)}.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {listed(DTYPES)}.")]
 Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {listed(REDOPS)}.")]
-Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations.")]
+Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations and of fans.")]
 InPlace = Annotated[
     str | None,
     typer.Option(

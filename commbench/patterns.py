@@ -67,6 +67,14 @@ def shares_of(pattern: str, world_size: int) -> int:
     return min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
 
 
+def pattern_order(pattern: str) -> tuple[int, int, str]:
+    """What sorts patterns as `PATTERNS` lists them, those with a number by it, unknown ones last."""
+    name, _, count = pattern.partition(":")
+    known = list(PATTERNS)
+    place = next((known.index(form) for form in (pattern, f"{name}:K") if form in known), len(known))
+    return place, int(count) if count.isdecimal() else 0, pattern
+
+
 def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     """The groups of a pattern, each with two ranks at least, ordered by their first rank.
 

@@ -106,7 +106,10 @@ def _advice(info: Mapping[str, Any]) -> list[str]:
         )
         for host in environment.get("hosts", [])
     )
-    return list(dict.fromkeys(str(advice) for advices in per_host for advice in advices))
+    told: dict[str, str] = {}  # what was seen differs in its figures from host to host
+    for advice in (advice for advices in per_host for advice in advices):
+        told.setdefault(advice.advice, str(advice))
+    return list(told.values())
 
 
 def _print_time(run_: Run, console: Console) -> None:

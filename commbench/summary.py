@@ -11,6 +11,7 @@ from commbench import stats
 from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.patterns import pattern_order
 from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
 from commbench.units import algbw_GBps
 
@@ -361,7 +362,7 @@ def ordered(flags: set[str], known: Iterable[str]) -> list[str]:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    keys = (row.pattern, row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
+    keys = (pattern_order(row.pattern), row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
     return (list(OPERATIONS).index(row.operation), *((key is not None, key) for key in keys))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launching import records_from_lab
 
 from commbench.communicators.fake import FakeTimer, Script
-from commbench.matrix import FEWEST, MOST, MatrixSampler, _Share, _TurnTimes
+from commbench.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
 from commbench.patterns import rounds_of
 from commbench.records import Record
 from commbench.summary import summarise_run
@@ -202,8 +202,7 @@ def test_collectives_have_no_pairs() -> None:
 @pytest.mark.parametrize(("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)])
 def test_turns_share_the_time(turns: int, share_of_slice: float) -> None:
     """Give each turn a tenth of a slice at least and half a slice at most, ten slices to all of a medium matrix."""
-    sampler = MatrixSampler(control=None, timer=None, matrix=None, slice_s=2.0, reading_ns=1.0)  # type: ignore[arg-type]
-    assert 2.0 * share_of_slice == sampler._turn_s(turns)
+    assert share_of_slice == turn_share(turns)
 
 
 # ----------------------------------------------------------------------------------------------------- real ranks

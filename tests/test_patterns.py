@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from commbench.cases import Sweep
 from commbench.errors import InputError, UnsupportedError
-from commbench.patterns import PATTERNS, check_pattern, groups_of, makes_groups, shares_of
+from commbench.patterns import PATTERNS, check_pattern, groups_of, makes_groups, pattern_order, shares_of
 
 #: Patterns without a number, and those with one, for any number of ranks.
 GROUPED = ("node", "cross", "pairs:intra", "pairs:inter", "bisection")
@@ -130,3 +130,10 @@ def test_cases_are_rounded_for_the_groups_that_are_known(pattern: str, expected:
     """Round 8 B up to a float a rank of the group where the pattern fixes its size, and of all ranks elsewhere."""
     sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
     assert [expected] == [case.message_bytes for case in sweep.cases(8)]
+
+
+def test_patterns_have_an_order() -> None:
+    """Sort patterns as they are listed, those with a number by it."""
+    given = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
+    expected = ["flat", "node", "split:4", "split:16", "stride:2", "pairs:inter", "matrix", "unheard-of"]
+    assert expected == sorted(given, key=pattern_order)

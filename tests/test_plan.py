@@ -125,7 +125,10 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
         make_record(CASES[1], launch=2, warmups=5, batch=1),
         make_record(CASES[2], launch=0, status="failed"),
     ]
-    expected = {CASES[0].key: Frozen(warmups=4, batch=2), CASES[1].key: Frozen(warmups=5, batch=1)}
+    expected = {
+        CASES[0].key: Frozen(warmups=4, batch=2, sync="round-time"),
+        CASES[1].key: Frozen(warmups=5, batch=1, sync="round-time"),
+    }
     assert expected == frozen_values(records)
 
 
@@ -134,7 +137,9 @@ def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
-    assert {CASES[0]: Frozen(warmups=4, batch=2), CASES[1]: None} == {p.case: p.frozen for p in plan.cases}
+    assert {CASES[0]: Frozen(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
+        p.case: p.frozen for p in plan.cases
+    }
     assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)
     assert request.budget == plan_launch(request, [], 0).budget
 

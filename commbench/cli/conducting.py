@@ -109,7 +109,7 @@ class Task:
         """What the run takes at most, in seconds."""
         if self.seconds is not None:
             return self.seconds
-        return sum(dry_run_estimate(len(r.cases), r.budget, r.budget.launches) for r in self.requests)
+        return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)
 
 
 def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:

@@ -178,19 +178,19 @@ class _StageRun:
         """Measure what a launch lacks, after a failure in a new start of the ranks."""
         ending: Ending | None = None
         while ending is None and (missing := self.missing(launch)):
-            ending = self._obstacle(launch, cases=len(missing))
+            ending = self._obstacle(launch, slices=self.request.slices(missing))
             if ending is None:
                 attempt = _LaunchRun(self, launch)
                 ending = self._judge(attempt.run(), attempt)
         return ending or Ending(status="ok")
 
-    def _obstacle(self, launch: int, *, cases: int) -> Ending | None:
+    def _obstacle(self, launch: int, *, slices: float) -> Ending | None:
         """What keeps a launch from being started."""
         run = self.run_
         if run.interrupts.number is not None:
             name = signal.Signals(run.interrupts.number).name
             return Ending(status="interrupted", reason=f"interrupted by {name} between launches")
-        if run.store.records and not self.times.fits(time.monotonic(), cases=cases):
+        if run.store.records and not self.times.fits(time.monotonic(), slices=slices):
             return self._out_of_time(launch)
         return None
 
@@ -235,10 +235,10 @@ class _StageRun:
         return missing_cases(self.request, self.run_.store.records, launch, self.run_.failed)
 
     @property
-    def left(self) -> list[int]:
-        """How many cases each launch has still to measure, launches that have none left out."""
-        counts = [len(self.missing(launch)) for launch in range(self.request.budget.launches)]
-        return [count for count in counts if count]
+    def left(self) -> list[list[AnyCase]]:
+        """The cases that each launch has still to measure, launches that have none left out."""
+        missing = [self.missing(launch) for launch in range(self.request.budget.launches)]
+        return [cases for cases in missing if cases]
 
     @property
     def is_begun(self) -> bool:
@@ -262,14 +262,15 @@ class _LaunchRun:
         self.cases_begun = False
         self.blamed: AnyCase | None = None
         """The case in which the launch failed or hung."""
-        counts = stage.left
-        self.left = sum(counts)
-        self.later = len(counts) - 1
+        left = stage.left
+        self.left = sum(map(len, left))
+        self.left_slices = sum(map(stage.request.slices, left))
+        self.later = len(left) - 1
         self.plan = plan_launch(
             stage.request,
             run.store.records,
             launch,
-            slice_s=stage.times.slice_s(self.begun, cases=self.left, launches=len(counts)),
+            slice_s=stage.times.slice_s(self.begun, slices=self.left_slices, launches=len(left)),
             deadline_s=stage.times.deadline_s(self.begun),
             left_out=run.failed,
         )
@@ -325,8 +326,8 @@ class _LaunchRun:
         store.update(launches=[*store.info.get("launches", []), entry])
         store.write_summary()
         if ending.status == "ok":
-            cases = len(self.plan.cases)
-            self.stage.times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self.measuring_s, cases=cases)
+            slices = self.stage.request.slices(planned.case for planned in self.plan.cases)
+            self.stage.times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self.measuring_s, slices=slices)
         self.run_.display.launch_finished(seconds)
 
     def on_session(self, session: Mapping[str, Any]) -> None:
@@ -347,7 +348,7 @@ class _LaunchRun:
         self.cases_begun = True
         request = self.stage.request
         total = len(request.cases) * request.budget.launches
-        eta_s = self.stage.times.eta_s(time.monotonic(), cases=self.left, launches=self.later)
+        eta_s = self.stage.times.eta_s(time.monotonic(), slices=self.left_slices, launches=self.later)
         self.run_.display.case(total - self.left, total, str(self.plan.cases[index].case), eta_s)
 
     def on_record(self, record: AnyRecord) -> None:
@@ -366,6 +367,7 @@ class _LaunchRun:
         run.store.append(record)
         if record.status in DONE:
             self.left -= 1
+            self.left_slices -= self.stage.request.slices([record.case])
             run.fruitless = 0
         run.display.record(record)
 

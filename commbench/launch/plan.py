@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.budgets import Budget
-from commbench.cases import shuffled
+from commbench.cases import Case, shuffled
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord, collective_records, read_case, training_records
+from commbench.matrix import time_slices
 from commbench.measure import frozen_from
 from commbench.records import Frozen
 from commbench.training.cases import Terms
@@ -51,6 +52,10 @@ class RunRequest:
         for name, value in (("case timeout", self.case_timeout_s), ("time limit", self.time_limit_s)):
             if value is not None and not value > 0:
                 raise InputError(f"The {name} is {value:g} s; give more than 0.")
+
+    def slices(self, cases: Iterable[AnyCase]) -> float:
+        """How long ``cases`` may take in one launch, in time slices: one each, and more for the matrix of pairs."""
+        return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
 
 
 #: Part of a run: given all records so far when the stages before it are finished, it says what to measure.

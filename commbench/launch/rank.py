@@ -33,6 +33,7 @@ from commbench.launch.software import refuse_unlike_software
 from commbench.launch.stacks import stack_of_error
 from commbench.launch.whoami import Identity, identify
 from commbench.launch.wire import FINISH, FrameSink, LastWords, claim_stdout, say
+from commbench.matrix import time_slices
 from commbench.measure import Session, measure
 from commbench.timing.clocks import GlobalClock, open_clock
 from commbench.timing.progress import Progress
@@ -122,7 +123,7 @@ class _Duty:
         for index, planned in enumerate(self.plan.cases):
             case = planned.case
             assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-            if self.out_of_time():
+            if self.out_of_time(time_slices(case, self.control.size)):
                 return False
             self._begin(index, case, number=index)
             communicator = communicators[case.backend]
@@ -146,10 +147,13 @@ class _Duty:
             out_of_time=self.out_of_time,
         )
 
-    def out_of_time(self) -> bool:
-        """Whether rank 0 finds that no further case is wanted, or would begin too late; the same on every rank."""
-        seconds = time.monotonic() - self.begun
-        late = self.plan.deadline_s is not None and seconds + self.plan.budget.slice_s > self.plan.deadline_s
+    def out_of_time(self, slices: float = 1.0) -> bool:
+        """Whether rank 0 finds that no further case is wanted, or that one of so many slices would begin too late.
+
+        The same on every rank.
+        """
+        seconds, needed_s = time.monotonic() - self.begun, slices * self.plan.budget.slice_s
+        late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s
         return bool(self.control.broadcast_int(int(late or self.leave_off())))
 
     def _begin(self, index: int, case: AnyCase, *, number: int) -> None:

@@ -279,7 +279,7 @@ class _Standalone:
             request,
             store.records,
             launch,
-            slice_s=times.slice_s(now, cases=len(request.cases), launches=1),
+            slice_s=times.slice_s(now, slices=request.slices(request.cases), launches=1),
             deadline_s=times.deadline_s(now),
         )
         self.sink = StoreSink(store, plan, request.name, self.display, now, is_last=not self.stages)
