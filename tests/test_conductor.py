@@ -161,7 +161,7 @@ def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Go on after a hang as after a crash."""
     hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
-    hang += "        sink.case(i, p.case); time.sleep(600)\n    measured(i)\nsink.end(finished=True)"
+    hang += "        sink.case(i, p.case); beat(0, 1); time.sleep(600)\n    measured(i)\nsink.end(finished=True)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
     assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
@@ -263,7 +263,7 @@ def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
     stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-    stubborn += "session(); sink.case(0, plan.cases[0].case)\ntime.sleep(600)"
+    stubborn += "session(); sink.case(0, plan.cases[0].case); beat(0, 1)\ntime.sleep(600)"
     assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
 

@@ -85,9 +85,20 @@ def test_frames_and_cases_are_progress() -> None:
 
 
 def test_starting_may_take_longer_than_a_case() -> None:
-    """Use the start-up timeout before the first case and the case timeout after."""
+    """Use the start-up timeout before the first repetition, for what is compiled in it, and the case timeout after."""
     play = Play(2, startup_timeout=60)
     assert play.go_on(50) is None
+    play.watchdog.case(play.now)
+    assert play.go_on(50) is None
+    play.counts = {0: (1, 0, 0), 1: (1, 0, 0)}
+    assert play.go_on(TIMEOUT - 1) is None
+    assert play.go_on(3) is not None
+
+
+def test_a_second_case_is_no_start_any_more() -> None:
+    """Use the case timeout although no repetition was seen, as of ranks that are not heard."""
+    play = Play(2, startup_timeout=60)
+    play.watchdog.case(play.now)
     play.watchdog.case(play.now)
     assert play.go_on(TIMEOUT + 1) is not None
 

@@ -46,7 +46,7 @@ class Heart:
         tell: is given each heartbeat and stack; the default tells nobody.
         timeout_s: time without progress after which ``on_stall`` is called, once; where that leaves the rank alive it
             ends itself after `ABANDONED_S` more, in case that nobody else is left to do so.
-        startup_timeout_s: at least so long is waited before the first case.
+        startup_timeout_s: at least so long is waited before the first repetition.
         on_stall: called from the heartbeat's thread.
         leave_with_parent: end the rank where the process that has started it is gone, and with it the launch.
         signals: where signals come from; None: this process has its own way with them.
@@ -98,8 +98,8 @@ class Heart:
 
     @property
     def limit_s(self) -> float | None:
-        """How long the rank may make no progress now."""
-        starting = self.timeout_s is not None and self.case < 0
+        """How long the rank may make no progress now; what is compiled before the first repetition is starting, too."""
+        starting = self.timeout_s is not None and (self.case < 0 or not self.progress.total)
         return max(self.timeout_s or 0.0, self._startup_timeout_s) if starting else self.timeout_s
 
     def state(self) -> Heartbeat:

@@ -53,7 +53,8 @@ class Watchdog:
         ranks: how many ranks there are.
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
-        startup_timeout: the same before the first case; by default no other.
+        startup_timeout: the same before the first repetition, as what is compiled, loaded or connected at first use is
+            part of starting; by default no other.
         state_of: the state letter of a process on a host, see `process_state`.
         here: the host that watches; None: this one.
     """
@@ -79,6 +80,7 @@ class Watchdog:
         self._base: dict[int, _Sign] = {}
         self._moved = self._looked = now
         self._polls = True
+        self._cases = 0
 
     @property
     def processes(self) -> dict[int, tuple[str, int]]:
@@ -99,6 +101,8 @@ class Watchdog:
         before = self._last.get(beat.rank)
         self._last[beat.rank] = _Sign(beat=beat, at=now)
         self.introduce(beat.rank, beat.host, beat.pid)
+        if self._cases and beat.entered:
+            self.timeout = self._case_timeout
         if before is None or _position(before.beat) != _position(beat):
             self.progress(now)
         self._base.setdefault(beat.rank, self._last[beat.rank])
@@ -111,7 +115,9 @@ class Watchdog:
     def case(self, now: float, *, polls: bool = True) -> None:
         """A case begins; ranks burn CPU while they wait if ``polls``."""
         self._polls = polls
-        self.timeout = self._case_timeout
+        self._cases += 1
+        if self._cases > 1 or any(sign.beat.entered for sign in self._last.values()):
+            self.timeout = self._case_timeout
         self.progress(now)
 
     def stuck(self, now: float) -> Blame | None:
