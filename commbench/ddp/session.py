@@ -28,6 +28,8 @@ from commbench.training.workload import Workload
 #: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
+#: Hooks whose kernels are compiled at their first use on a machine, which takes longer than a short case timeout.
+COMPILED_HOOKS = ("topk",)
 
 
 def train_launch(
@@ -61,6 +63,10 @@ def train_launch(
     session = _Session(terms, launch, control, progress)
     for case in cases:  # before a case's time runs: a person's workload may read much
         session.build(case)
+    if any(case.hook in COMPILED_HOOKS for case in cases):
+        from commbench.compression.selection import prepare
+
+        prepare()
     for index in order:
         if not left[index]:
             continue  # it has failed, or this is a block of the baseline beyond those that are left
