@@ -34,7 +34,6 @@ class FakeRun:
     script: Script = EXACT
     ranks: int = 2
     hosts: Sequence[str] = ()
-    shared_clock: bool = True
     clock: type[GlobalClock] = GlobalClock
     relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
@@ -51,7 +50,6 @@ class FakeRun:
                 control=control,
                 budget=budget,
                 progress=Progress(),
-                shared_clock=self.shared_clock,
                 clock=self.clock(),
                 hosts=self.hosts,
                 slice_s=self.slice_s,

@@ -108,7 +108,6 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
         control=control,
         budget=BUDGET,
         progress=Progress(),
-        shared_clock=True,
         oversubscribed=control.size > (os.cpu_count() or 1),
     )
     found: dict[str, Any] = {}
