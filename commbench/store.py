@@ -380,6 +380,15 @@ class Store:
         with _refusing(self.path / RUN, LaunchError):
             _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
 
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Put ``run.json`` back as it was when it held ``info``.
+
+        Raises:
+            LaunchError: as `update`.
+        """
+        self.info = dict(info)
+        self.update()
+
     def write_summary(self) -> list[Row]:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
 

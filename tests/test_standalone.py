@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,9 @@ def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", 
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
 
 
-def start(path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Start one launch and wait for its end."""
-    environment = {**os.environ, **mpirun().environment()}
+def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Start one launch, with further variables, and wait for its end."""
+    environment = {**os.environ, **mpirun().environment(), **(variables or {})}
     return subprocess.run(
         command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -190,14 +190,17 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
-    """Refuse another plan with one sentence of rank 0."""
+    """Refuse another plan, and other conditions, with one sentence of rank 0."""
     path = tmp_path / "run"
     assert 0 == start(path).returncode
-    before = (path / "run.json").read_bytes()
-    refused = start(path, seed=2)
-    assert 0 != refused.returncode
-    assert 1 == refused.stderr.count("holds a run with another plan (seed is 1 there and 2 here)")
-    assert before == (path / "run.json").read_bytes()
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+    refusals = {
+        "holds a run with another plan (seed is 1 there and 2 here)": start(path, seed=2),
+        "This run was begun under other conditions": start(path, {"OMPI_MCA_btl": "self,sm"}),
+    }
+    for sentence, refused in refusals.items():
+        assert (2, 1) == (refused.returncode, refused.stderr.count(sentence))
+    assert before == {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
 
 
 def test_torchrun_measures_gloo(tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ class RunRequest:
         return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
 
 
+def budget_fields(request: RunRequest) -> dict[str, Any]:
+    """What run.json is to say of the budget, as the summary needs to know it."""
+    return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}
+
+
 #: Part of a run: given all records so far when the stages before it are finished, it says what to measure.
 #: None: nothing.
 Stage = Callable[[Sequence[AnyRecord]], RunRequest | None]

@@ -274,9 +274,10 @@ def _end_all(
     if not refused:
         traceback.print_exception(error)
         sys.stderr.flush()
+    code = InputError.exit_code if refused else 1
     if control is not None:
-        control.abort(1)
-    leave(1)
+        control.abort(code)
+    leave(code)
 
 
 def leave(code: int) -> NoReturn:

@@ -19,7 +19,7 @@ from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
-from commbench.launch.plan import LaunchPlan, RunRequest, Stage, launch_entry, next_launch, plan_launch
+from commbench.launch.plan import LaunchPlan, RunRequest, Stage, budget_fields, launch_entry, next_launch, plan_launch
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.signals import SignalFeed
 from commbench.launch.stacks import stacks_of_threads, waits_in
@@ -42,14 +42,23 @@ class StoreSink:
     Args:
         store: the run.
         plan: of the launch.
-        stage: what the launch belongs to.
+        request: of the stage that the launch belongs to.
         display: is shown what happens.
         begun: when the launch began, by the monotonic clock.
+        launcher: what has started the ranks.
         is_last: whether the run is complete when the launch has ended well, rather than to go on with another stage.
     """
 
     def __init__(
-        self, store: Store, plan: LaunchPlan, stage: str, display: Display, begun: float, *, is_last: bool = True
+        self,
+        store: Store,
+        plan: LaunchPlan,
+        request: RunRequest,
+        display: Display,
+        begun: float,
+        *,
+        launcher: str,
+        is_last: bool = True,
     ) -> None:
         self.store = store
         self.wrong = False
@@ -59,12 +68,14 @@ class StoreSink:
         self.is_last_case = False
         """Whether a signal asks for an end after the case that is being measured."""
         self._plan = plan
-        self._stage = stage
+        self._stage = request.name
+        self._conditions = {"launcher": launcher, **budget_fields(request)}
         self._is_last = is_last
         self._display = display
         self._begun = begun
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._startup_s: float | None = None
+        """How long the ranks took to come together; None before that."""
         self._measuring_s = 0.0
         self._done = 0
         self._current: AnyCase | None = None
@@ -82,7 +93,8 @@ class StoreSink:
             self._startup_s = time.monotonic() - self._begun
             # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: what is true then stands here already.
             unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
-            self.store.update(status="partial", reason=unfinished, **header_fields(facts, self.store.info))
+            known = header_fields(facts, self.store.info)
+            self.store.update(status="partial", reason=unfinished, **self._conditions, **known)
 
     def case(self, index: int, case: AnyCase) -> None:  # noqa: ARG002 - what is trained comes in an order of its own
         """See `commbench.launch.rank.Sink`."""
@@ -125,6 +137,14 @@ class StoreSink:
                 self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
                 self.store.write_summary()
 
+    def refuse(self) -> bool:
+        """Whether what was asked for is refused before the launch has begun: then the run stays as it was."""
+        with self._lock:
+            if self._startup_s is not None or self._over:
+                return False
+            self._over = True
+            return True
+
     def _close(self, status: str, launch_status: str, launch_reason: str, reason: str) -> None:
         with self._lock:
             self._over = True
@@ -139,7 +159,8 @@ class StoreSink:
                 status=launch_status,
                 reason=launch_reason,
             )
-            self.store.update(launches=[*self.store.info.get("launches", []), entry], status=status, reason=reason)
+            entries = [*self.store.info.get("launches", []), entry]
+            self.store.update(launches=entries, status=status, reason=reason, **self._conditions)
             self.store.write_summary()
             self._display.launch_finished(seconds)
 
@@ -249,8 +270,10 @@ class _Standalone:
                 self.store = self.open_store()
             request = self._next_request(self.store)
         except CommbenchError as error:
-            if self.store is not None:
+            if self.store is not None and self.sink is not None:
                 self.store.update(status="partial", reason=str(error))
+            elif self.store is not None:
+                self.store.discard()
             return str(error), ""
         return "", self._plan(self.store, request).to_json() if request else ""
 
@@ -282,17 +305,18 @@ class _Standalone:
             slice_s=times.slice_s(now, slices=request.slices(request.cases), launches=1),
             deadline_s=times.deadline_s(now),
         )
-        self.sink = StoreSink(store, plan, request.name, self.display, now, is_last=not self.stages)
-        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
-        store.update(
-            launcher=self.identity.launcher, budget=budget.name, relative_half_width=budget.relative_half_width
+        self.sink = StoreSink(
+            store, plan, request, self.display, now, launcher=self.identity.launcher, is_last=not self.stages
         )
+        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
         return plan
 
     def _report(self, words: LastWords) -> None:
         """This rank ends all others: say why, and on rank 0 note it."""
         self._say(f"rank {words.rank} on host {words.host}: {words.text}")
-        if self.sink:
+        if self.sink and self.store and words.bad_input and self.sink.refuse():
+            self.store.discard()
+        elif self.sink:
             self.sink.fail("partial", f"rank {words.rank} on host {words.host} raised {words.text}")
 
     def _end_hung_launch(self) -> None:
