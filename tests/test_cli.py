@@ -14,6 +14,7 @@ from launching import make_request
 from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.launch.conductor import RunRequest, Stage, single_stage
+from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.records import COLUMNS
 from commbench.store import Store, load_run
 from commbench.training.cases import TrainingCase
@@ -140,6 +141,22 @@ def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) ->
     assert outcome.err.endswith(".\n")
     assert words in outcome.err
     assert before == commbench.files()
+
+
+@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
+def test_bad_input_of_ranks_is_said_once(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Let rank 0 speak at once, and another only where nobody has ended it a while later."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    sentence = f"Unknown {line.split()[1].lstrip('-')}"
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert (True, []) == (commbench(line).err.startswith(f"commbench: {sentence}"), waited)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    said = commbench(line)
+    assert (2, [AFTER_RANK_0_S]) == (said.code, waited)
+    assert said.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
+    assert 1 == len(said.err.splitlines())
 
 
 @pytest.mark.parametrize("line", ["run --bogus", "run -n two", "dance", "compare one"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from commbench.errors import CommbenchError, InputError
+from commbench.errors import InputError
 from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
 from commbench.launch.launchers import (
     Launcher,
@@ -21,7 +24,7 @@ from commbench.launch.launchers import (
     choose_launcher,
     interface_variables,
 )
-from commbench.launch.standalone import run_standalone
+from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.launch.whoami import Identity, identify
 from commbench.options import default_out, plan_identity, run_header
 from commbench.presentation import check_style, print_run, print_unfinished
@@ -167,7 +170,17 @@ def default_ranks(launcher: Launcher) -> int:
 
 
 def complain(error: BaseException) -> None:
-    """Say on stderr why nothing came of it."""
+    """Say on stderr why nothing came of it; of ranks that find the same, the first is enough.
+
+    The others leave it the time to speak, as their launcher ends all ranks when the first of them is gone. Still there
+    after that, they are alone with what they have found.
+    """
+    with contextlib.suppress(InputError):  # which may be what there is to complain about
+        identity = identify(os.environ)
+        if identity.rank:
+            time.sleep(AFTER_RANK_0_S)
+            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {error}\n")
+            return
     sys.stderr.write(f"commbench: {error}\n")
 
 
@@ -227,14 +240,9 @@ def _take_interface(settings: Settings) -> None:
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
     """Be one rank of a launch that somebody else has started; does not return."""
     place = Place(ranks=identity.world_size, ranks_here=identity.local_size, carries_mpi=identity.carries_mpi)
-    try:
-        _take_interface(settings)
-        task = plan(place)
-        out = settings.out or default_out(task.name)
-    except CommbenchError as error:
-        if identity.rank == 0:
-            complain(error)
-        sys.exit(error.exit_code)
+    _take_interface(settings)
+    task = plan(place)
+    out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
         _say_left_out(task, messages)

@@ -32,8 +32,8 @@ from commbench.timing.progress import Progress
 from commbench.training.records import TrainingRecord
 
 _DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
-#: How long other ranks leave rank 0 to write that the launch is hung.
-_AFTER_RANK_0_S = 2.0
+#: How long other ranks leave rank 0 to say, or to write, why the launch ends.
+AFTER_RANK_0_S = 2.0
 
 
 class StoreSink:
@@ -327,7 +327,7 @@ class _Standalone:
                 "partial", f"{what}; start commbench without mpirun or torchrun to learn which rank", hung=True
             )
         elif self.identity.rank:
-            time.sleep(_AFTER_RANK_0_S)
+            time.sleep(AFTER_RANK_0_S)
         where = waits_in(stacks_of_threads().get(MAIN, []))
         self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}, at {where}.")
         leave(_PARTIAL_CODE)
