@@ -272,11 +272,12 @@ def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
     assert "Traceback" in left.stderr
 
 
-def test_bad_input_is_one_sentence() -> None:
+@pytest.mark.parametrize(("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")])
+def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
     """Show no traceback for what the person can put right."""
-    left = run("from commbench.errors import InputError\nraise InputError('give more')")
-    assert 1 == left.returncode
-    assert '"text":"give more","bad_input":true' in left.stderr
+    left = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+    assert code == left.returncode
+    assert f'"text":"give more","bad_input":{bad_input}' in left.stderr
     assert "Traceback" not in left.stderr
 
 

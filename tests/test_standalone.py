@@ -2,16 +2,22 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import marked_environment, mpirun, wait_until
+from builders import make_case
+from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
+from commbench.launch.display import SilentDisplay
+from commbench.launch.plan import plan_launch
+from commbench.launch.standalone import StoreSink
 from commbench.store import load_run
 
 pytestmark = pytest.mark.mpi
@@ -187,6 +193,35 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
     assert 0 != start(path, harm=harm).returncode
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
+
+
+def make_sink(path: Path) -> StoreSink:
+    """Return the sink of a launch whose first case is being measured."""
+    request = make_request([make_case()])
+    plan = plan_launch(request, [], 0)
+    sink = StoreSink(open_store(path, request), plan, request, SilentDisplay(), time.monotonic(), launcher="openmpi")
+    sink.case(0, plan.cases[0].case)
+    return sink
+
+
+def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> None:
+    """Write the case that failed, the entry of the launch and what the summary needs, once."""
+    sink = make_sink(tmp_path)
+    for _ in range(2):
+        sink.fail("partial", "rank 1 raised ValueError")
+    assert ("partial", [(0, "failed")], [0, 0, 0]) == state(tmp_path)
+    assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
+    assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
+    assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:
+    """Say nothing of it: what cannot be written has been complained about."""
+    sink = make_sink(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("in the way")
+    sink.fail("partial", "the disk is full")
+    assert "in the way" == (tmp_path / "run").read_text()
 
 
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import NoReturn
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.environment import relevant_variables
-from commbench.errors import CommbenchError, InputError
+from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
@@ -127,15 +128,18 @@ class StoreSink:
         self._close(status, "cut" if self.cut else "ok", reason, reason or self.failed or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
-        """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``."""
-        with self._lock:
+        """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``.
+
+        What cannot be written is not: the rank that is told to end all others must not be kept from it.
+        """
+        with self._lock, contextlib.suppress(LaunchError):
             if self._over:
                 return
+            self._over = True
             what: Status = "hung" if hung else "failed"
-            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
             if self._current is not None and status == "partial":
                 self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
-                self.store.write_summary()
+            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
 
     def refuse(self) -> bool:
         """Whether what was asked for is refused before the launch has begun: then the run stays as it was."""
@@ -269,7 +273,7 @@ class _Standalone:
             if self.store is None:
                 self.store = self.open_store()
             request = self._next_request(self.store)
-        except CommbenchError as error:
+        except InputError as error:
             if self.store is not None and self.sink is not None:
                 self.store.update(status="partial", reason=str(error))
             elif self.store is not None:
