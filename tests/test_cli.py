@@ -143,17 +143,51 @@ def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) ->
     assert before == commbench.files()
 
 
-@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
-def test_bad_input_of_ranks_is_said_once(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Let rank 0 speak at once, and another only where nobody has ended it a while later."""
+@pytest.fixture
+def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command, as the first of two ranks that a person's mpirun has started."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    return commbench
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--launcher mpirun", "--launcher was given to ranks that are started already"),
+        ("--hostfile hosts", "--hostfile was given to ranks that are started already"),
+        ("--bind-to core", "--bind-to was given to ranks that are started already"),
+        ("-n 4", "-n 4 was asked for but the launcher has started 2 ranks"),
+    ],
+)
+def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str, sentence: str) -> None:
+    """Name the option, and write nothing."""
+    before = two_ranks.files()
+    refused = two_ranks(f"run {option} --out mine")
+    assert (2, f"commbench: {sentence}") == (refused.code, refused.err[: len(f"commbench: {sentence}")])
+    assert before == two_ranks.files()
+
+
+def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rank 0 list the cases, and the others leave."""
+    before = two_ranks.files()
+    command = "run --dry-run -n 2 -c all_reduce --backend mpi --sizes 8 --out mine"
+    listed = two_ranks(command)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    other = two_ranks(command)
+    assert listed.err.startswith("mpi all_reduce 8 B float32 sum")
+    assert (0, 0, "", before) == (listed.code, other.code, other.out + other.err, two_ranks.files())
+
+
+@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
+def test_bad_input_of_ranks_is_said_once(two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Let rank 0 speak at once, and another only where nobody has ended it a while later."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     sentence = f"Unknown {line.split()[1].lstrip('-')}"
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert (True, []) == (commbench(line).err.startswith(f"commbench: {sentence}"), waited)
+    assert (True, []) == (two_ranks(line).err.startswith(f"commbench: {sentence}"), waited)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    said = commbench(line)
+    said = two_ranks(line)
     assert (2, [AFTER_RANK_0_S]) == (said.code, waited)
     assert said.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
     assert 1 == len(said.err.splitlines())

@@ -218,13 +218,15 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     return code
 
 
-def _take_interface(settings: Settings) -> None:
-    """Use the interface that was asked for; what only a launcher can do comes too late.
+def _take_interface(settings: Settings, ranks: int) -> None:
+    """Use the interface that was asked for; what only a launcher can do comes too late, as do other ``ranks``.
 
     Raises:
         InputError: it does, or this host has no such interface.
     """
     late = (
+        ("--launcher", settings.launcher),
+        ("--hostfile", settings.hostfile),
         ("--ranks-per-node", settings.ranks_per_node),
         ("--bind-to", settings.bind_to),
         ("--launcher-arg", settings.launcher_arg),
@@ -232,6 +234,11 @@ def _take_interface(settings: Settings) -> None:
     for option, value in late:
         if value:
             raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
+    if settings.ranks not in {None, ranks}:
+        raise InputError(
+            f"-n {settings.ranks} was asked for but the launcher has started {counted(ranks, 'rank')}; leave it out, "
+            "or start as many."
+        )
     if settings.interface:
         check_interface(settings.interface)
         os.environ.update(interface_variables(settings.interface))
@@ -240,12 +247,14 @@ def _take_interface(settings: Settings) -> None:
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
     """Be one rank of a launch that somebody else has started; does not return."""
     place = Place(ranks=identity.world_size, ranks_here=identity.local_size, carries_mpi=identity.carries_mpi)
-    _take_interface(settings)
+    _take_interface(settings, identity.world_size)
     task = plan(place)
     out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
         _say_left_out(task, messages)
+    if settings.dry_run:
+        sys.exit(_show(task, messages) if identity.rank == 0 else 0)
 
     def finish(store: Store) -> None:
         task.conclude(store)
