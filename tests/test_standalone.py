@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_case
+from builders import make_case, make_record
 from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
 from commbench.launch.display import SilentDisplay
@@ -186,6 +186,16 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
 
+def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
+    """End between stages, interrupted, and go on with the next stage the next time."""
+    path = tmp_path / "run"
+    harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm += "    return measure(*args, **options)\nrank.measure = late"
+    assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
+    assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
+    assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
+
+
 def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     """Leave the case where it is."""
     path = tmp_path / "run"
@@ -213,6 +223,15 @@ def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> 
     assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
     assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
     assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_a_run_that_is_cut_before_its_first_case_is_not_complete(tmp_path: Path) -> None:
+    """Be complete under a time limit only where something has been measured."""
+    make_sink(tmp_path / "none").end(finished=False)
+    sink = make_sink(tmp_path / "some")
+    sink.record(make_record(make_case()))
+    sink.end(finished=False)
+    assert ["partial", "complete"] == [state(tmp_path / name)[0] for name in ("none", "some")]
 
 
 def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:

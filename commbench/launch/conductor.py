@@ -21,6 +21,7 @@ from commbench.launch.plan import (
     Stage,
     budget_fields,
     exceeds_aim,
+    is_begun,
     launch_entry,
     missing_cases,
     plan_launch,
@@ -244,8 +245,7 @@ class _StageRun:
     @property
     def is_begun(self) -> bool:
         """Whether anything of the stage has been measured."""
-        asked = {case.key for case in self.request.cases}
-        return any(record.case.key in asked for record in self.run_.store.records)
+        return is_begun(self.request, self.run_.store.records)
 
 
 class _LaunchRun:

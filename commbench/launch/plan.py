@@ -215,6 +215,12 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     return next(unfinished, max(begun, default=-1) + 1)
 
 
+def is_begun(request: RunRequest, records: Iterable[AnyRecord]) -> bool:
+    """Whether anything of a stage has been measured: without, a run that the time limit ends is not complete."""
+    asked = {case.key for case in request.cases}
+    return any(record.case.key in asked for record in records)
+
+
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:
     """Whether ``launch`` is better left out: with it, all of the request would take longer than it should.
 

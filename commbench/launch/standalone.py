@@ -20,7 +20,16 @@ from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
-from commbench.launch.plan import LaunchPlan, RunRequest, Stage, budget_fields, launch_entry, next_launch, plan_launch
+from commbench.launch.plan import (
+    LaunchPlan,
+    RunRequest,
+    Stage,
+    budget_fields,
+    is_begun,
+    launch_entry,
+    next_launch,
+    plan_launch,
+)
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.signals import SignalFeed
 from commbench.launch.stacks import stacks_of_threads, waits_in
@@ -69,7 +78,7 @@ class StoreSink:
         self.is_last_case = False
         """Whether a signal asks for an end after the case that is being measured."""
         self._plan = plan
-        self._stage = request.name
+        self._request = request
         self._conditions = {"launcher": launcher, **budget_fields(request)}
         self._is_last = is_last
         self._display = display
@@ -123,8 +132,11 @@ class StoreSink:
             self.fail("interrupted", "interrupted by SIGINT")
             return
         reason = "the time limit ended the launch" if self.cut else ""
-        others = "" if self._is_last else f"stage {self._stage} has got its launch and the next stage has not begun"
-        status = "complete" if self._is_last and not self.failed else "partial"
+        others = (
+            "" if self._is_last else f"stage {self._request.name} has got its launch and the next stage has not begun"
+        )
+        is_complete = self._is_last and not self.failed and is_begun(self._request, self.store.records)
+        status = "complete" if is_complete else "partial"
         self._close(status, "cut" if self.cut else "ok", reason, reason or self.failed or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
@@ -154,7 +166,7 @@ class StoreSink:
             self._over = True
             seconds = time.monotonic() - self._begun
             entry = launch_entry(
-                stage=self._stage,
+                stage=self._request.name,
                 launch=self._plan.launch,
                 started=self._started,
                 seconds=seconds,
@@ -257,7 +269,7 @@ class _Standalone:
                 self.code = _PARTIAL_CODE
             if self.sink and self.sink.wrong:
                 self.code = _WRONG_CODE
-            if self.sink and self.sink.is_last_case:
+            if self.sink and self.sink.cut and self.sink.is_last_case:
                 self.code = _SIGNAL_CODE + signal.SIGINT
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
@@ -287,6 +299,10 @@ class _Standalone:
             return None
         while self.stages:
             request = self.stages.pop(0)(tuple(store.records))
+            if request and self.interrupts and self.sink:  # in the last case of the stage before
+                self.code = _SIGNAL_CODE + signal.SIGINT
+                store.update(status="interrupted", reason="interrupted by SIGINT between stages")
+                return None
             if request:
                 return request
         if self.failed:
@@ -312,6 +328,7 @@ class _Standalone:
         self.sink = StoreSink(
             store, plan, request, self.display, now, launcher=self.identity.launcher, is_last=not self.stages
         )
+        self.sink.is_last_case = self.interrupts > 0  # one that has come just now
         self.display.launch_started(launch, launch + 1, request.name if self.several else "")
         return plan
 
