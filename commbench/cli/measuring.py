@@ -107,15 +107,15 @@ def bench(
     )
     backends = split_names(backend)
     wanted = train and (backends is None or "gloo" in backends)
-    limit_s = COLLECTIVES_SHARE * time_limit if wanted and time_limit is not None else time_limit
-    limited = replace(settings, time_limit=limit_s)
-    timing = _planner("quick", {"backends": backends}, find_budget(budget, launches), like, limited)
-    training = find_training_budget(budget)
+    timing, training = find_budget(budget, launches), find_training_budget(budget)
 
     def plan(place: Place) -> Task:
-        task = timing(place)
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
-        if not wanted or lack:
+        trains = wanted and not lack
+        limit_s = COLLECTIVES_SHARE * time_limit if trains and time_limit is not None else time_limit
+        limited = replace(settings, time_limit=limit_s)
+        task = _planner("quick", {"backends": backends}, timing, like, limited)(place)
+        if not trains:
             return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
         sweep, seed = default_sweep(), task.requests[0].seed
         begins_s = limit_s or 0.0
