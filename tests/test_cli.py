@@ -1,15 +1,17 @@
 """Tests of the command line: what is refused, and how; what is listed; what is loaded."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from builders import make_case, make_info, make_record
-from launching import make_request
+from launching import make_request, wait_until
 
 from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
@@ -305,6 +307,41 @@ def test_failing_fast_is_for_who_asks(
     monkeypatch.setattr("commbench.cli.conducting.conduct", note)
     assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
     assert [(2, bool(option))] == told
+
+
+def test_without_training_collectives_have_all_of_the_time(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no share of the limit to training where it is left out."""
+    limits: list[float | None] = []
+
+    def note(stages: Sequence[Stage], *_: object, **__: object) -> int:
+        limits.extend(request.time_limit_s for stage in stages if (request := stage([])))
+        return 0
+
+    monkeypatch.setattr("commbench.cli.conducting.conduct", note)
+    monkeypatch.setattr("commbench.cli.measuring.lacking", lambda _: "No torch.")
+    assert 0 == commbench("bench -n 2 --time-limit 100").code
+    assert [100.0] == limits
+
+
+#: The command line while it waits for a child of its own.
+WAITING = """
+import subprocess, sys
+from commbench import cli
+cli.app = lambda: subprocess.run(["sh", "-c", "echo $$; exec sleep 600"])
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None:
+    """End what it waits for, such as a workload that is being tried out, and say by which signal."""
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout
+        child = int(waiting.stdout.readline())
+        waiting.send_signal(number)
+        assert 128 + number == waiting.wait(60)
+    assert wait_until(lambda: not psutil.pid_exists(child))
 
 
 def make_settings(**changes: Any) -> Settings:
