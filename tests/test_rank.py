@@ -229,6 +229,19 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
+def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
+    armed: list[float] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
+    heart = Heart(0, Progress(), timeout_s=1.0, startup_timeout_s=1.0)
+    heart.start()
+    assert wait_until(lambda: len(armed) == 1)
+    heart.timeout_s = 100.0
+    assert wait_until(lambda: len(armed) == 2)
+    heart.stop()
+    assert 198.0 == armed[1] - armed[0]
+
+
 RANK = """
 import os, signal, sys
 from commbench.control import ThreadControl, _Meeting
