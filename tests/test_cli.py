@@ -16,6 +16,8 @@ from launching import make_request, wait_until
 from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.launch.conductor import RunRequest, Stage, single_stage
+from commbench.launch.launchers import MpirunLauncher
+from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.records import COLUMNS
 from commbench.store import Store, load_run
@@ -287,6 +289,27 @@ def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pyt
     """Print what to install as it is to be typed."""
     monkeypatch.setattr("commbench.cli.reading.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
     assert "pip install 'commbench[mpi]'" in commbench("env").out
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (subprocess.TimeoutExpired("mpirun", 60, stderr=b"no\nanswer \xff\n"), "answer \ufffd"),
+        (subprocess.CalledProcessError(1, "mpirun", stderr=" \n"), "Command 'mpirun' returned non-zero exit status 1."),
+        (OSError(), "OSError"),
+    ],
+)
+def test_an_mpi_that_does_not_start_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
+) -> None:
+    """Say the last that it has said, whatever that is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("commbench.launch.probe.choose_launcher", lambda **_: MpirunLauncher(environ={}))
+    monkeypatch.setattr("commbench.launch.probe.subprocess.run", fail)
+    assert {"problem": f"MPI does not start: {problem}"} == probe_mpi()
 
 
 @pytest.mark.parametrize("option", ["", " --fail-fast"])
