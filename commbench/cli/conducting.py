@@ -26,9 +26,9 @@ from commbench.launch.launchers import (
 )
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.launch.whoami import Identity, identify
-from commbench.options import default_out, plan_identity, run_header
+from commbench.options import default_out, run_header
 from commbench.presentation import check_style, print_run, print_unfinished
-from commbench.store import Store, check_out, load_run
+from commbench.store import Store, load_run
 from commbench.terminal import make_console, make_display
 from commbench.units import counted, format_duration
 
@@ -200,7 +200,6 @@ def _show(task: Task, messages: Console) -> int:
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:
     out = settings.out or default_out(task.name)
-    check_out(out, plan_identity(task.requests))
     with Store.open(out, task.header()) as store:
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
