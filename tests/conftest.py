@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_signals() -> None:
-    """Take signals as a terminal's programs do: what runs in the background or by nohup inherits that it ignores some."""
+    """Take signals as in a terminal: what runs in the background or by nohup inherits that some are ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
