@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,24 @@ def test_slow_group_is_named() -> None:
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert [] == find_suspects([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).suspects
     assert {} == find_suspects([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
+
+
+@pytest.mark.parametrize("last", ["all_reduce", "latency"])
+def test_slow_group_is_named_in_any_order(last: str) -> None:
+    """Compare the ends of pair operations for themselves, whichever operation was measured last."""
+    ends = [
+        replace(
+            record,
+            case=make_case("latency", pattern="node"),
+            groups=[replace(group, group=group.group.replace("-", ",")) for group in record.groups],
+        )
+        for record in grouped([1, 1, 1, 1])
+    ]
+    slow = grouped([1, 1, 1, 1.5])
+    records = [*ends, *slow] if last == "all_reduce" else [*slow, *ends]
+    findings = find_suspects([], records, make_hosts(4, 2))
+    assert [("group", "ranks 6-7 on host4")] == named(findings)
+    assert {"group": 2} == Counter(family.kind for family in findings.families)
 
 
 # ------------------------------------------------------------------------------------------------------ run.json

@@ -121,14 +121,18 @@ def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: fl
 
 
 def group_levels(records: Iterable[Record], info: Mapping[str, object]) -> list[Level]:
-    """What compares groups that ran at the same time, to be called with how probable a false alarm may be."""
+    """What compares groups that ran at the same time, to be called with how probable a false alarm may be.
+
+    Of one pattern the groups of a pair operation and of other numbers of ranks are others: each set of them counts for
+    itself.
+    """
     levels: list[Level] = []
-    kinds: dict[tuple[str, str], list[Record]] = {}
+    kinds: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
     for record in records:
         if record.status == "ok" and len(record.groups) >= FEWEST and "oversubscribed" not in record.flags:
-            kinds.setdefault((record.case.backend, record.case.pattern), []).append(record)
-    for (backend, pattern), here in kinds.items():
-        names = [group.group for group in here[-1].groups]
+            names = tuple(group.group for group in record.groups)
+            kinds.setdefault((record.case.backend, record.case.pattern, names), []).append(record)
+    for (backend, pattern, names), here in kinds.items():
         of_group = partial(_group_times, names=names)
         measured = _Measured(backend=f"{backend} {pattern}", by_operation=_by_operation(here, of_group))
         if measured.by_operation:
