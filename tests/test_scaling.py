@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_info, make_record
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from commbench.presentation import print_run
@@ -84,6 +86,39 @@ def test_law_stays_open_where_intervals_allow_both() -> None:
     """Name both laws where noise hides the difference, and neither growth nor its absence where it hides all."""
     assert "log2 n or n" == law_in(study(lambda n: 5.0 + 10.0 * n, noise=0.4, ranks=(4, 8, 16)))
     assert "undecided" == law_in(study(lambda _: 20.0, noise=0.5))
+
+
+def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
+    """Return rows on 2, 4, 8, ... ranks with so long times and their intervals."""
+    return {
+        2**place: Row(time_us=time, time_us_ci_low=low, time_us_ci_high=high)
+        for place, (time, low, high) in enumerate(intervals, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)], "log2 n"),  # 10, 16, 22 is one, the best fit is not
+        ([(10, 9.9, 10.1), (18, 17, 40), (22, 21.9, 22.1)], "neither"),
+        ([(10, 9, 40), (20, 10, 21), (12, 11, 30)], "constant"),
+        ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
+    ],
+)
+def test_law_is_said_wherever_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
+    """Say a law if any line runs through all intervals, and none if no line does."""
+    assert expected == law_of(rows_within(*intervals))
+
+
+@given(
+    slope=st.floats(0.1, 100),
+    ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6),
+)
+def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float, float]]) -> None:
+    """Keep the law that the times follow wherever in the intervals the medians lie."""
+    lines = [(1 + slope * 2**place, *end) for place, end in enumerate(ends, 1)]
+    rows = rows_within(*((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines))
+    assert law_of(rows) in {"constant", "n", "log2 n or n"}
 
 
 def test_two_numbers_of_ranks_make_no_law() -> None:
