@@ -222,19 +222,18 @@ def _measure_matrix(
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
-    return _on_root(session, _concluded(record, session))
+    return _on_root(session, _concluded(record, session, sampler.counted))
 
 
-def _concluded(record: Record, session: Session) -> Record:
-    """A record of a matrix with what follows from its pairs."""
+def _concluded(record: Record, session: Session, counted: int) -> Record:
+    """A record of a matrix with what follows from its pairs, which have so many repetitions that count."""
     if record.wrong:
         reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
         return replace(record, status="wrong", reason=reason)
     if not record.pairs:
         return replace(record, status="failed", reason=NEVER_ON_TIME)
     late = record.late_discarded
-    tried = late + sum(pair.repetitions for pair in record.pairs)
-    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * tried}
+    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * (late + counted)}
     raised = tuple(name for name, is_raised in flags.items() if is_raised)
     return replace(record, times_us=[pair.time_us for pair in record.pairs], flags=raised)
 

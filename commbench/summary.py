@@ -291,8 +291,11 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
 
 
 def _repetitions(record: Record) -> int:
-    """Valid repetitions, in a matrix of all pairs, whose times are one a pair."""
-    return sum(pair.repetitions for pair in record.pairs) if record.pairs else len(record.times_us)
+    """Valid repetitions, in a matrix of all pairs; there one that stands for both directions of a pair counts once."""
+    if not record.pairs:
+        return len(record.times_us)
+    directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
+    return sum(pair.repetitions for pair in record.pairs) // directions
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:

@@ -175,6 +175,22 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
     assert record.late_discarded > 0
 
 
+@pytest.mark.parametrize("operation", ["bandwidth", "latency"])
+def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubt a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
+    original = FakeTimer.run
+
+    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
+        return replace(original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0)
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    record = matrix(operation, ranks=2)
+    (row,) = summarise_run([record], {})
+    assert row.repetitions is not None
+    assert 0.2 < record.late_discarded / (record.late_discarded + row.repetitions) < 1 / 3
+    assert ("late",) == record.flags
+
+
 def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a few chunks and say what to do."""
     original = FakeTimer.run
