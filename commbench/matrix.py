@@ -23,6 +23,7 @@ from commbench.primitives import Buffers, Ends
 from commbench.records import Frozen, PairTimes
 from commbench.samples import DECIMALS
 from commbench.sampling import Step, batch_of
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Call, Timer
 from commbench.timing.sync import TOLERATED_LATE
 
@@ -293,20 +294,25 @@ class MatrixSampler:
         wrong = self.matrix.verify(turn, calls, self.timer)
         self.timer.run(calls, settled.warmups, settled.batch)
         times = _TurnTimes(turn, spanning=self.timer.sync.plan.spans_ranks)
+        clock = self.timer.sync.plan.clock
         begun = time.perf_counter()
         step = Step(repetitions=FEWEST)
         while step.repetitions:
-            if step.widen:
-                self.timer.sync.answer_late()
             seen = self.timer.run(calls, step.repetitions, settled.batch)
             share = _Share(start_ns=seen.start_ns, end_ns=seen.end_ns, late=seen.late, wrong=wrong)
-            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s))
+            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s, clock))
             assert agreed is not None  # noqa: S101 - rank 0 always has a view
             step = agreed
+            if step.widen:
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                clock.refresh()  # also after the last chunk: the next turn may be a single one
         return times
 
 
-def _next_step(times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float) -> Step | None:
+def _next_step(
+    times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float, clock: GlobalClock
+) -> Step | None:
     """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
     if gathered is None:
         return None
@@ -315,4 +321,4 @@ def _next_step(times: _TurnTimes, gathered: Sequence[_Share] | None, begun: floa
     affordable = int((turn_s - elapsed) * times.tried / elapsed)
     missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
     wanted = max(0, missing, min(MOST - times.tried, affordable))
-    return Step(repetitions=wanted, widen=late > TOLERATED_LATE)
+    return Step(repetitions=wanted, widen=wanted > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())

@@ -233,9 +233,14 @@ def _concluded(record: Record, session: Session, counted: int) -> Record:
     if not record.pairs:
         return replace(record, status="failed", reason=NEVER_ON_TIME)
     late = record.late_discarded
-    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * (late + counted)}
+    times_us = [pair.time_us for pair in record.pairs]
+    flags = {
+        "oversubscribed": session.oversubscribed,
+        "late": late > FLAGGED_LATE * (late + counted),
+        "clock": _doubts_clock(record, times_us, session),
+    }
     raised = tuple(name for name, is_raised in flags.items() if is_raised)
-    return replace(record, times_us=[pair.time_us for pair in record.pairs], flags=raised)
+    return replace(record, times_us=times_us, flags=raised)
 
 
 def _where_wrong(pairs: Sequence[PairTimes]) -> str:
@@ -331,12 +336,11 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     if not samples.valid:
         return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
     per = _operations(record)
-    median_us = float(np.median(samples.slowest_us(per)))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "clock": record.sync == "round-time" and not is_close(session.clock.error_ns, 1e3 * per * median_us),
+        "clock": _doubts_clock(record, samples.slowest_us(per), session),
     }
     return replace(
         record,
@@ -346,6 +350,12 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
+
+
+def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -> bool:
+    """Whether clocks agree too little for an agreed start of what typically takes so long, per operation."""
+    lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
+    return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
 
 
 def _operations(record: Record) -> int:

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
-_SHARED_FLAGS = frozenset({"oversubscribed", "unverified", "late", "harness"})
+_SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock"})
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 

@@ -106,10 +106,15 @@ def test_wrong_pair_has_no_bandwidth() -> None:
 
 def test_unverified_pairs_say_so() -> None:
     """Leave the count empty where nothing could be verified."""
-    records = make_matrix(3, flags=("unverified", "bimodal"))
+    records = make_matrix(3)
     records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
     row = rows_of(records, 3)[0, 1]
-    assert (None, "ok", "unverified") == (row.wrong, row.status, row.flags)
+    assert (None, "ok") == (row.wrong, row.status)
+
+
+def test_doubts_of_a_launch_hold_for_its_pairs() -> None:
+    """Flag pairs for what is doubtful about their launch, but not for how the times of all pairs lie."""
+    assert "late;clock" == rows_of(make_matrix(3, flags=("clock", "late", "bimodal")), 3)[0, 1].flags
 
 
 def test_launch_that_lacks_a_pair() -> None:
