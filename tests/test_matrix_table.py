@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_record
-from matrices import crossing, make_hosts, make_matrix, sending, touching
+from matrices import crossing, make_hosts, make_matrix, sending, touching, without
 from rich.console import Console
 
 from commbench.presentation import print_run
@@ -72,6 +72,19 @@ def test_ranks_of_hosts_are_put_together() -> None:
     text = printed(make_run(3, 2, noise=0.001))
     assert "(median pair of ranks, 6 launches)" in text
     assert ["35", "10.5", "10.5"] == line_of(text, "host1")
+
+
+@pytest.mark.parametrize("hosts", [4, 12])
+def test_untimed_pairs_are_said(hosts: int) -> None:
+    """Say how many pairs could not be timed, here all of the last host, and show no time of theirs."""
+    last = hosts - 1
+    pairs = [pair for rank in range(last) for pair in ((rank, last), (last, rank))]
+    records = without(make_matrix(hosts, noise=0.001), *pairs, group_size=hosts)
+    text = printed(Run(path=Path("mine"), info=make_hosts(hosts), records=tuple(records)))
+    assert f"{2 * last} of {hosts * last} pairs of ranks could not be timed: " in text
+    if hosts == 4:
+        assert ["-", "-", "-", "-"] == line_of(text, "host4")
+    assert "could not be timed" not in printed(make_run(hosts))
 
 
 def test_sentence_names_the_slow_host() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_record
-from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving
+from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
 from commbench import stats
 from commbench.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
@@ -124,6 +124,15 @@ def test_launch_that_lacks_a_pair() -> None:
     rows = rows_of(records, 3)
     assert (5, 6) == (rows[0, 1].launches, rows[0, 2].launches)
     assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
+
+
+def test_untimed_pairs_are_counted() -> None:
+    """Count ordered pairs that no launch has, those of a rank that has none at all among them."""
+    info, records = make_hosts(4), make_matrix(4, group_size=4)
+    untimed = [(rank, 3) for rank in range(3)] + [(3, rank) for rank in range(3)]
+    (whole,), (part,) = matrices(records, info), matrices(without(records, *untimed), info)
+    assert (0, 6) == (whole.untimed, part.untimed)
+    assert ["host1", "host2", "host3", "host4"] == list(part.hosts)
 
 
 def test_emulated_pairs_are_flagged() -> None:

@@ -41,7 +41,17 @@ def _render(matrix: Matrix, suspects: Iterable[Suspect]) -> list[RenderableType]
     what = "time" if matrix.case.operation in _TIMED else "GB/s"
     per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
     launches = counted(len(matrix.times_us), "launch")
-    return [Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold"), table]
+    title = Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold")
+    return [title, table, *_untimed(matrix)]
+
+
+def _untimed(matrix: Matrix) -> list[RenderableType]:
+    """How many pairs are missing, where any is."""
+    if not matrix.untimed:
+        return []
+    pairs = matrix.untimed + len(matrix.source)
+    why = "no repetition of theirs started on time; use --sync dissemination"
+    return [Text(f"{matrix.untimed} of {pairs} pairs of ranks could not be timed: {why}", style="yellow")]
 
 
 def _units(matrix: Matrix) -> tuple[list[str], Links]:
