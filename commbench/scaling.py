@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from commbench import stats
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.patterns import pattern_order
 from commbench.records import Record, Row
 from commbench.summary import keyed_records, keyed_rows
 
@@ -62,11 +64,11 @@ def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
     if all(case.world_size is None for case in cases.values()):
         return []
     rows, launches = keyed_rows(records, info), keyed_records(records)
-    groups = [key for key, _ in rows]
+    rows_of_case = Counter(key for key, _ in rows)
     found: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
     for key, row in rows.items():
         case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
-        if ranks and row.status == "ok" and row.time_us and groups.count(key[0]) == 1:
+        if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
             found.setdefault(_alike(case, found), {})[int(ranks)] = (case, row, launches[key])
     return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in found.values() if len(by_ranks) > 1]
 
@@ -134,6 +136,7 @@ def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
 
 
 def order_of(growth: Growth) -> tuple[Any, ...]:
-    """Operations in their order, then sizes, then backends."""
+    """Operations and patterns in their order, then sizes, then backends."""
     case = growth.case
-    return list(OPERATIONS).index(case.operation), case.pattern, case.dtype or "", case.message_bytes, case.backend
+    place = list(OPERATIONS).index(case.operation), pattern_order(case.pattern)
+    return *place, case.dtype or "", case.message_bytes, case.backend

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from commbench.samples import rank_list
 from commbench.presentation import print_run
 from commbench.records import GroupTimes, Record, Row
-from commbench.samples import rank_list
-from commbench.scaling import growths, law_of, whole_rows
+from commbench.scaling import Growth, growths, law_of, order_of, whole_rows
 from commbench.store import Run
 
 RANKS = (2, 4, 8, 16)
@@ -132,6 +132,13 @@ def test_ordinary_runs_are_no_study() -> None:
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
     assert 1 == len(whole_rows(records, make_info()))
+
+
+def test_patterns_follow_the_order_of_the_rows() -> None:
+    """List all ranks together first, and two in a group before sixteen."""
+    cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
+    studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
+    assert ["flat", "split:2", "split:16"] == [growth.case.pattern for growth in sorted(studied, key=order_of)]
 
 
 def test_study_is_printed_as_a_table_of_its_own() -> None:
