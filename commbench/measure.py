@@ -21,9 +21,10 @@ from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.overlap import measure_overlap, try_out
+from commbench.patterns import rank_list
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, PairTimes, Record
-from commbench.samples import Samples, rank_list
+from commbench.samples import Samples
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
 from commbench.timing.clocks import GlobalClock, is_close

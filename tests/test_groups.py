@@ -9,7 +9,7 @@ from rich.console import Console
 
 from commbench.records import Record, Row
 from commbench.report.formats import render
-from commbench.report.groups import chosen, name_slowest, ranks_of, rates_together
+from commbench.report.groups import chosen, name_slowest, rates_together
 from commbench.report.table import render_table, warnings_for
 from commbench.summary import summarise_run
 
@@ -129,12 +129,6 @@ def test_the_slow_are_counted_in_a_warning() -> None:
     """Say how many rows are of a slow group, without calling the row itself doubtful."""
     (warning,) = warnings_for(rows_of(two()), make_info())
     assert warning.startswith("2 of 4 rows are of a group that was slower")
-
-
-@pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
-def test_groups_are_read_back(text: str, expected: list[int]) -> None:
-    """List the ranks that a group's text names."""
-    assert expected == ranks_of(text)
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from commbench.samples import rank_list
+from commbench.patterns import rank_list
 from commbench.presentation import print_run
 from commbench.records import GroupTimes, Record, Row
 from commbench.scaling import Growth, growths, law_of, order_of, whole_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from commbench.patterns import makes_groups
+from commbench.patterns import makes_groups, ranks_of
 from commbench.records import Row
 from commbench.units import counted, format_size
 
@@ -93,9 +93,3 @@ def _on(group: str, hosts: Sequence[str]) -> str:
     """`` on host1``; nothing where the hosts are not known, or many."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
     return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""
-
-
-def ranks_of(group: str) -> list[int]:
-    """The ranks that a group's text names, ``0-3`` or ``0,2``."""
-    first, dash, last = group.partition("-")
-    return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in group.split(",") if rank]

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from commbench.pairs import hosts_of
+from commbench.patterns import ranks_of
 from commbench.records import GroupTimes, Record
 from commbench.summary import records_by_case
 from commbench.suspects.findings import Family, Words, make_family
@@ -155,12 +156,7 @@ def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Fa
 
 def _group_name(group: str, info: Mapping[str, object]) -> str:
     """The group's ranks, and their host where they are all on one."""
-    ranks = [rank for part in group.split(",") for rank in _span(part)]
+    ranks = ranks_of(group)
     hosts = hosts_of(info, max(ranks) + 1)
     on = {hosts[rank] for rank in ranks}
     return f"ranks {group}{f' on {on.pop()}' if len(on) == 1 and '' not in on else ''}"
-
-
-def _span(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)
