@@ -11,7 +11,7 @@ from rich.console import Console
 
 from commbench.presentation import print_run
 from commbench.report.matrix import conclude
-from commbench.store import Run
+from commbench.store import Run, Store, load_run
 from commbench.terminal import make_console
 
 
@@ -110,6 +110,20 @@ def test_untimed_pairs_are_said(hosts: int) -> None:
     if hosts == 4:
         assert ["-", "-", "-", "-"] == line_of(text, "host4")
     assert "could not be timed" not in printed(make_run(hosts))
+
+
+def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
+    """Name pairs.csv beside collectives.csv where there is one."""
+    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
+        store.append(make_record())
+        store.write_summary()
+        plain = printed(load_run(tmp_path / "mine"))
+        for record in make_matrix(3):
+            store.append(record)
+        store.write_summary()
+    table, pairs = (tmp_path / "mine" / name for name in ("collectives.csv", "pairs.csv"))
+    assert f"Results: {table}\n" in plain
+    assert f"Results: {table}, {pairs}\n" in printed(load_run(tmp_path / "mine"))
 
 
 def test_sentence_names_the_slow_host() -> None:
