@@ -294,6 +294,17 @@ def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
     assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
 
 
+def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
+    """Put back what the start has written already."""
+    assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
+    file = tmp_path / "run.json"
+    before = {**json.loads(file.read_text()), "launcher": "another", "budget": "another", "reason": "as it was"}
+    file.write_text(json.dumps(before))
+    with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
+        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"), make_request(CASES, launches=2))
+    assert before == json.loads(file.read_text())
+
+
 def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
     """Go on, but say so once."""
     script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")

@@ -58,6 +58,30 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
 
 
+def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
+    """Remove what was made for it and nothing else; keep a run with records, or one that was there before."""
+    (tmp_path / "mine").mkdir()
+    for path, left in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
+        with Store.open(path, make_info()) as store:
+            store.discard()
+        assert not (left or path / "run.json").exists()
+    assert [tmp_path / "mine"] == list(tmp_path.iterdir())
+    for discarded in (False, True):
+        with Store.open(tmp_path / "mine", make_info()) as store:
+            if discarded:
+                store.discard()
+    assert (tmp_path / "mine" / "run.json").exists()
+
+
+def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
+    """Write the entries as they were, without those that have been added."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        before = dict(store.info)
+        store.update(status="running", added=1)
+        store.restore(before)
+        assert before == store.info == json.loads((tmp_path / "mine" / "run.json").read_text())
+
+
 def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     """Append one line a record and read equal records."""
     last = make_record(
