@@ -531,6 +531,15 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_mpi_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show what Open MPI writes before MPI_Init ends the ranks."""
+    monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
+    code, _, display = run(tmp_path, mpirun(), make_request(MANY[:1], launches=1))
+    assert 3 == code
+    assert "Component: nosuch" in [line.strip() for line in display.lines]
+
+
+@pytest.mark.mpi
 def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     """End all ranks, quote the error and show the traceback."""
     request = make_request(MANY)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,16 +32,17 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def run(*command: str, **variables: str) -> None:
-    """Run a command to its end; it must go well."""
+def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, which must be a good one; return what it wrote."""
     environment = {**os.environ, **mpirun().environment(), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
+    return done
 
 
-def run_in_lab(*command: str, **variables: str) -> None:
+def run_in_lab(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on the first of two emulated hosts."""
-    run(*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables)
+    return run(*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables)
 
 
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
@@ -75,6 +77,14 @@ def test_a_persons_own_mpirun_with_a_hostfile_adds_launches(tmp_path: Path) -> N
     assert ("complete", "openmpi", 2) == (info["status"], info["launcher"], info["nodes"])
     assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
     assert [("ok", "2"), ("ok", "2")] == [(row["status"], row["launches"]) for row in rows]
+
+
+def test_open_mpi_says_nothing_from_within_operations() -> None:
+    """Know the component that carries operations over several hosts, and let it write no line in each of them."""
+    rank = f"{sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4"
+    options = "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1"
+    done = run_in_lab("sh", "-c", f"{mpirun().mpirun} --hostfile $COMMBENCH_HOSTFILE {options} {rank}")
+    assert ("coll/han", "") == (done.stdout.strip(), "\n".join(re.findall(".*coll:.*", done.stderr)))
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from commbench.collectives import Operation, Shape
 from commbench.communicators.base import HostBuffer, HostCommunicator
-from commbench.communicators.mpi_control import MpiControl
-from commbench.communicators.mpi_report import algorithm_of, with_component
+from commbench.communicators.mpi_control import INQUIRY, MpiControl
+from commbench.communicators.mpi_report import algorithm_of
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
@@ -59,7 +59,7 @@ class MpiCommunicator(HostCommunicator):
         hosts: Sequence[str] | None = None,
     ) -> None:
         self._control = control
-        self._comm, self._component = with_component(make)
+        self._comm, self._component = INQUIRY.with_component(make)
         self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()

@@ -12,7 +12,7 @@ from typing import TypeVar
 import mpi4py
 import numpy as np
 
-from commbench.communicators.mpi_report import LEVEL, VERBOSE, captured, with_component
+from commbench.communicators.mpi_report import Inquiry, captured
 from commbench.errors import InputError
 
 # MPI_Init is timed and its report captured, so importing must not run it; the launch ends MPI itself.
@@ -35,7 +35,9 @@ T = TypeVar("T")
 #: 20, 40 and 80 us on two cores: with 5 many Gloo operations took milliseconds, see docs/measuring.md.
 NAP_S = 20e-6
 #: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
-REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true", VERBOSE: LEVEL}
+REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
+#: What carries collectives is asked of each communicator.
+INQUIRY = Inquiry(ctypes.CDLL(MPI.__file__))
 
 #: Apart from the empty messages of `MpiControl.exchange`.
 _LETTER_TAG = 1
@@ -51,14 +53,17 @@ class Start:
 
 
 def start_mpi() -> Start:
-    """Initialise MPI once; later calls only look."""
+    """Initialise MPI once; later calls only look.
+
+    Of what is written meanwhile only stdout is kept back: why MPI_Init ends the process, it says on stderr.
+    """
     if MPI.Is_initialized():
         return Start(init_s=0.0)
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
     begun = time.perf_counter()
-    with captured(1) as output:
-        with_component(lambda: MPI.Init_thread(MPI.THREAD_FUNNELED))
+    with captured(1) as output, INQUIRY.starting():
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
     seconds = time.perf_counter() - begun
     on_host, off_host = parse_connections(output.text)
     return Start(init_s=seconds, on_host=on_host, off_host=off_host)
@@ -95,7 +100,7 @@ class MpiControl:
     def __init__(self) -> None:
         self.start = start_mpi()
         _allow_short_naps()
-        self.comm, _ = with_component(MPI.COMM_WORLD.Dup)
+        self.comm, _ = INQUIRY.with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)

@@ -1,9 +1,11 @@
-"""What Open MPI says while it starts and makes communicators, caught before it reaches the terminal."""
+"""What Open MPI says when it makes a communicator, caught before it reaches the terminal."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,13 +14,22 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Asks Open MPI which collective components a new communicator gets; where a person has asked, all is left to her.
+#: How much Open MPI's collective components say; where a person has asked, all is left to her.
 VERBOSE = "OMPI_MCA_coll_base_verbose"
-LEVEL = "9"
+#: Lets them open streams for their words, and is so odd that the streams are known by it.
+_OPENING = 7
+#: Lets them say which of them a new communicator gets.
+_ASKING = 9
+#: It never has more streams than these.
+_STREAMS = range(64)
+#: Where it writes what its components say, instead of stderr.
+_CHANNEL = "OPAL_OUTPUT_STDERR_FD"
 #: Which operations ``coll/han`` has in every version of Open MPI 5; others fall to a component of lower priority.
 _HAN = frozenset({"all_reduce", "all_gather", "barrier", "broadcast", "gather", "reduce", "scatter"})
 _HAS = {"han": _HAN, "tuned": _HAN | {"all_to_all", "reduce_scatter"}}
-_OURS = re.compile(r"^\[[^\]]*\] (coll:|.*disqualifying myself)")
+#: How an answer to our question looks, to Python and to grep alike.
+_ANSWER = r"^\[[^]]*\] (coll:|.*disqualifying myself)"
+_OURS = re.compile(_ANSWER)
 
 
 class Captured:
@@ -29,34 +40,79 @@ class Captured:
 
 @contextmanager
 def captured(descriptor: int) -> Iterator[Captured]:
-    """Collect what libraries write to a file descriptor, 1 or 2."""
+    """Collect what libraries write to a file descriptor."""
     found = Captured()
-    stream = sys.stdout if descriptor == 1 else sys.stderr
-    stream.flush()
+    sys.stdout.flush()
     saved = os.dup(descriptor)
     with tempfile.TemporaryFile() as scratch:
         os.dup2(scratch.fileno(), descriptor)
         try:
             yield found
         finally:
-            stream.flush()
+            sys.stdout.flush()
             os.dup2(saved, descriptor)
             os.close(saved)
             scratch.seek(0)
             found.text = scratch.read().decode(errors="replace")
 
 
-def with_component(make: Callable[[], T]) -> tuple[T, str]:
-    """Make a communicator: it, and the collective component that Open MPI prefers in it, empty where it does not say.
+class Inquiry:
+    """Asks Open MPI which collective component a new communicator gets, and nothing at other times.
 
-    What anything else says on stderr meanwhile, a heartbeat perhaps, is passed on.
+    Components asked so also tell of operations, some of each one, within the time that is measured.
+    What they say never comes by stderr, which stays free for heartbeats and for the reason of a process's end.
+
+    Args:
+        library: has Open MPI's functions, where it is Open MPI.
     """
-    if os.environ.get(VERBOSE) != LEVEL:
-        return make(), ""
-    with captured(2) as report:
-        made = make()
-    pass_on(report.text)
-    return made, parse_component(report.text)
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._streams: list[int] = []
+        self._channel = -1
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Initialise MPI inside; what its components say that is no answer of ours is passed on, whatever happens.
+
+        That is done by a process of its own, which outlives this one where MPI_Init ends it.
+        """
+        if VERBOSE in os.environ or not self._can_be_quiet:
+            yield
+            return
+        with subprocess.Popen(["grep", "--line-buffered", "-Ev", _ANSWER], stdin=subprocess.PIPE, stdout=2) as rest:
+            assert rest.stdin is not None  # noqa: S101 - it is a pipe
+            self._channel = os.dup(rest.stdin.fileno())
+            os.environ |= {VERBOSE: str(_OPENING), _CHANNEL: str(self._channel)}
+            try:
+                yield
+            finally:
+                os.dup2(2, self._channel, inheritable=False)
+                del os.environ[VERBOSE], os.environ[_CHANNEL]
+        self._streams = [stream for stream in _STREAMS if self._library.opal_output_get_verbosity(stream) == _OPENING]
+        self._say(0)
+
+    def with_component(self, make: Callable[[], T]) -> tuple[T, str]:
+        """Make a communicator: it, and the component that Open MPI prefers in it, empty where it does not say."""
+        if not self._streams:
+            return make(), ""
+        report = Captured()
+        try:
+            with captured(self._channel) as report:
+                self._say(_ASKING)
+                made = make()
+        finally:
+            self._say(0)
+            pass_on(report.text)
+        return made, parse_component(report.text)
+
+    @property
+    def _can_be_quiet(self) -> bool:
+        return all(hasattr(self._library, f"opal_output_{verb}_verbosity") for verb in ("get", "set"))
+
+    def _say(self, level: int) -> None:
+        for stream in self._streams:
+            self._library.opal_output_set_verbosity(stream, level)
 
 
 def pass_on(report: str) -> None:
