@@ -624,7 +624,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("lazy", [0, 1])
+@pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
@@ -634,6 +634,7 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
     assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
     """Blame the rank that cannot even beat, and get its stack from the interpreter."""
