@@ -213,6 +213,11 @@ class Operation:
         """The ranks that take part, of ``size``: a pair is the first and the last, the two that are farthest apart."""
         return (0, size - 1) if self.kind == "pair" else tuple(range(size))
 
+    @property
+    def is_one_way(self) -> bool:
+        """Whether of two ranks only the last receives, so that both directions of a pair are measured each."""
+        return not self.answer(Shape(rank=0, size=2, elements=1))
+
     def osu_bytes(self, message_bytes: int, size: int) -> int:
         """The size that OSU's micro-benchmarks print for the same case, in bytes."""
         return message_bytes // size if self.osu_per_rank else message_bytes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from commbench.patterns import rank_list
 from commbench.preparation import Checked, Prepared
 from commbench.records import GroupTimes, Record
-from commbench.samples import Samples, rank_list
+from commbench.samples import Samples
 
 
 def carried_by(transports: Sequence[str], ranks: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from commbench.primitives import Buffers, Ends
 from commbench.records import Frozen, PairTimes
 from commbench.samples import DECIMALS
 from commbench.sampling import Step, batch_of
+from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Call, Timer
 from commbench.timing.sync import TOLERATED_LATE
 
@@ -80,15 +80,10 @@ class PreparedMatrix:
         """The ranks that take part: all."""
         return tuple(range(self.communicator.size))
 
-    @cached_property
-    def one_way(self) -> bool:
-        """Whether both directions are measured one after the other."""
-        return _is_one_way(self.operation)
-
     def turns(self, launch: int) -> list[Turn]:
         """What happens in a launch, in an order of its own; of a round both directions follow each other."""
         rounds: list[Turn] = list(shuffled(rounds_of(self.communicator.size), 0, launch))
-        if not self.one_way:
+        if not self.operation.is_one_way:
             return rounds
         return [turn for pairs in rounds for turn in (pairs, [(target, source) for source, target in pairs])]
 
@@ -121,11 +116,6 @@ class PreparedMatrix:
         return Shape(rank=pair.index(self.communicator.rank), size=2, elements=self.elements, window=self.window)
 
 
-def _is_one_way(operation: Operation) -> bool:
-    """Whether only the second of a pair receives."""
-    return not operation.answer(Shape(rank=0, size=2, elements=1))
-
-
 def turn_share(turns: int) -> float:
     """The time for one of so many turns, as a share of a case's time slice."""
     return min(MOST_SHARE, max(LEAST_SHARE, SLICES / turns))
@@ -139,7 +129,7 @@ def time_slices(case: Case, ranks: int) -> float:
         operation = arranged(case.operation, case.pattern, ranks)
     except UnsupportedError:
         return 1.0
-    turns = (ranks - 1 + ranks % 2) * (1 + _is_one_way(operation))
+    turns = (ranks - 1 + ranks % 2) * (1 + operation.is_one_way)
     return max(1.0, turns * turn_share(turns)) if turns else 1.0
 
 
@@ -209,6 +199,11 @@ class _TurnTimes:
         return int(np.isnan(self._times).sum())
 
     @property
+    def counted(self) -> int:
+        """Repetitions that count, of all pairs together."""
+        return int(self._times.size) - self.late
+
+    @property
     def wrong(self) -> int:
         """Wrong elements, of all ranks together."""
         return sum(self._wrong)
@@ -262,7 +257,9 @@ class MatrixSampler:
     reading_ns: float
     """What one reading of the clock costs in this timer's loop."""
     late: int = field(default=0, init=False)
-    """Repetitions that did not count, on rank 0."""
+    """Repetitions that did not count, on rank 0; each once, although two directions may share it."""
+    counted: int = field(default=0, init=False)
+    """Those that did, likewise."""
     wrong: int = field(default=0, init=False)
     """Wrong elements over all pairs, on rank 0."""
 
@@ -276,8 +273,9 @@ class MatrixSampler:
         for turn in turns:
             times = self._measure(turn, settled, self.slice_s * turn_share(len(turns)))
             if self.control.rank == 0:
-                found += times.pairs(per, one_way=self.matrix.one_way)
+                found += times.pairs(per, one_way=self.matrix.operation.is_one_way)
                 self.late += times.late
+                self.counted += times.counted
                 self.wrong += times.wrong
         return settled, sorted(found, key=lambda pair: (pair.source, pair.target))
 
@@ -296,20 +294,25 @@ class MatrixSampler:
         wrong = self.matrix.verify(turn, calls, self.timer)
         self.timer.run(calls, settled.warmups, settled.batch)
         times = _TurnTimes(turn, spanning=self.timer.sync.plan.spans_ranks)
+        clock = self.timer.sync.plan.clock
         begun = time.perf_counter()
         step = Step(repetitions=FEWEST)
         while step.repetitions:
-            if step.widen:
-                self.timer.sync.answer_late()
             seen = self.timer.run(calls, step.repetitions, settled.batch)
             share = _Share(start_ns=seen.start_ns, end_ns=seen.end_ns, late=seen.late, wrong=wrong)
-            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s))
+            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s, clock))
             assert agreed is not None  # noqa: S101 - rank 0 always has a view
             step = agreed
+            if step.widen:
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                clock.refresh()  # also after the last chunk: the next turn may be a single one
         return times
 
 
-def _next_step(times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float) -> Step | None:
+def _next_step(
+    times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float, clock: GlobalClock
+) -> Step | None:
     """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
     if gathered is None:
         return None
@@ -318,4 +321,4 @@ def _next_step(times: _TurnTimes, gathered: Sequence[_Share] | None, begun: floa
     affordable = int((turn_s - elapsed) * times.tried / elapsed)
     missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
     wanted = max(0, missing, min(MOST - times.tried, affordable))
-    return Step(repetitions=wanted, widen=late > TOLERATED_LATE)
+    return Step(repetitions=wanted, widen=wanted > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())

@@ -21,9 +21,10 @@ from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.overlap import measure_overlap, try_out
+from commbench.patterns import rank_list
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen, Overlap, PairTimes, Record
-from commbench.samples import Samples, rank_list
+from commbench.samples import Samples
 from commbench.sampling import Sampler
 from commbench.stats import StoppingRule
 from commbench.timing.clocks import GlobalClock, is_close
@@ -216,21 +217,25 @@ def _measure_matrix(
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
-    return _on_root(session, _concluded(record, session))
+    return _on_root(session, _concluded(record, session, sampler.counted))
 
 
-def _concluded(record: Record, session: Session) -> Record:
-    """A record of a matrix with what follows from its pairs."""
+def _concluded(record: Record, session: Session, counted: int) -> Record:
+    """A record of a matrix with what follows from its pairs, which have so many repetitions that count."""
     if record.wrong:
         reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
         return replace(record, status="wrong", reason=reason)
     if not record.pairs:
         return replace(record, status="failed", reason=NEVER_ON_TIME)
     late = record.late_discarded
-    tried = late + sum(pair.repetitions for pair in record.pairs)
-    flags = {"oversubscribed": session.oversubscribed, "late": late > FLAGGED_LATE * tried}
+    times_us = [pair.time_us for pair in record.pairs]
+    flags = {
+        "oversubscribed": session.oversubscribed,
+        "late": late > FLAGGED_LATE * (late + counted),
+        "clock": _doubts_clock(record, times_us, session),
+    }
     raised = tuple(name for name, is_raised in flags.items() if is_raised)
-    return replace(record, times_us=[pair.time_us for pair in record.pairs], flags=raised)
+    return replace(record, times_us=times_us, flags=raised)
 
 
 def _where_wrong(pairs: Sequence[PairTimes]) -> str:
@@ -321,12 +326,11 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     if not samples.valid:
         return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
     per = _operations(record)
-    median_us = float(np.median(samples.slowest_us(per)))
     flags = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "clock": record.sync == "round-time" and not is_close(session.clock.error_ns, 1e3 * per * median_us),
+        "clock": _doubts_clock(record, samples.slowest_us(per), session),
     }
     return replace(
         record,
@@ -336,6 +340,12 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
+
+
+def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -> bool:
+    """Whether clocks agree too little for an agreed start of what typically takes so long, per operation."""
+    lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
+    return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
 
 
 def _operations(record: Record) -> int:

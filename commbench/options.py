@@ -82,6 +82,26 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
+def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4") -> tuple[int, ...] | None:
+    """``1,4`` as a tuple of numbers; None stays None.
+
+    Args:
+        option: what was given so.
+        text: the numbers.
+        of: what they are and how they are written, for the sentence of a refusal.
+
+    Raises:
+        InputError: an empty name, or one that is no number.
+    """
+    names = split_names(text)
+    if names is None:
+        return None
+    try:
+        return tuple(int(name) for name in names)
+    except ValueError:
+        raise InputError(f"{option} {text} is not a list of {of}.") from None
+
+
 def usable_suite(suite: Suite, *, asked: bool, carries_mpi: bool = True) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
-_SHARED_FLAGS = frozenset({"oversubscribed", "unverified", "late", "harness"})
+_SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock"})
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -107,6 +107,11 @@ class Matrix:
         """Whether no wrong data was found, (pairs,)."""
         return ~(self.wrong > 0)
 
+    @cached_property
+    def untimed(self) -> int:
+        """Ordered pairs that no launch could time, because none of their repetitions began on time."""
+        return len(self.hosts) * (len(self.hosts) - 1) - len(self.source)
+
     def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
         """The bandwidth of an operation that takes ``time_us``."""
         return algbw_GBps(OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us)
@@ -140,7 +145,8 @@ def _order(case: Case) -> tuple[Any, ...]:
 
 def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
     columns = [_columns(record.pairs) for record in records]
-    ranks = 1 + max(int(max(c["source"].max(), c["target"].max())) for c in columns)
+    highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
+    ranks = max(1 + highest, *(record.group_size for record in records))
     codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
     pairs = np.unique(np.concatenate(codes))
     times, p95, repetitions, wrong = np.full((4, len(records), len(pairs)), np.nan)

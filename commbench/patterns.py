@@ -133,6 +133,19 @@ def rounds_of(size: int) -> list[list[Pair]]:
     return rounds
 
 
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks as text: ``0-3``, or ``0,3`` where they are not consecutive."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def ranks_of(text: str) -> list[int]:
+    """The ranks that `rank_list` has named."""
+    first, dash, last = text.partition("-")
+    return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in text.split(",") if rank]
+
+
 def _by_host(hosts: Sequence[str]) -> list[Group]:
     """The ranks of each host, hosts in the order in which they first appear."""
     return [tuple(rank for rank, host in enumerate(hosts) if host == name) for name in dict.fromkeys(hosts)]

@@ -19,7 +19,7 @@ from commbench.report.scaling import render_growths
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
 from commbench.scaling import growths, whole_rows
-from commbench.store import DDP, SAMPLES, SUMMARY, Run
+from commbench.store import DDP, PAIRS, SAMPLES, SUMMARY, Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
 from commbench.units import format_duration
@@ -38,7 +38,7 @@ def print_run(run_: Run, style: str, console: Console) -> None:
     for advice in _advice(run_.info):
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
-    console.print(f"Results: {run_.path / _results_file(run_)}", markup=False, soft_wrap=True)
+    console.print(f"Results: {', '.join(_results_files(run_))}", markup=False, soft_wrap=True)
     for part in render_recommendation(run_.recommendation) if run_.recommendation else []:
         console.print(part)
 
@@ -71,10 +71,12 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(sentence, markup=False)
 
 
-def _results_file(run_: Run) -> str:
-    """The table to look at first; a run that was killed has none."""
+def _results_files(run_: Run) -> list[str]:
+    """The table to look at first, and that of pairs where it only sums them up; a run that was killed has none."""
     tables = [SUMMARY, DDP] if run_.records else [DDP, SUMMARY]
-    return next((name for name in tables if (run_.path / name).exists()), SAMPLES)
+    first = next((name for name in tables if (run_.path / name).exists()), SAMPLES)
+    pairs = [PAIRS] if (run_.path / PAIRS).exists() else []
+    return [str(run_.path / name) for name in (first, *pairs)]
 
 
 def print_unfinished(run_: Run, console: Console) -> None:

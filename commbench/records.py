@@ -136,17 +136,22 @@ class Record:
         Raises:
             InputError: a required field is missing or has another type.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
-        case_fields = {f.name for f in dataclasses.fields(Case)}
         try:
-            case = Case(**{k: v for k, v in data["case"].items() if k in case_fields})
-            overlap = Overlap(**data["overlap"]) if data.get("overlap") else None
-            groups = tuple(GroupTimes(**group) for group in data.get("groups", ()))
-            pairs = _from_columns(data.get("pairs") or {})
-            plain = {k: v for k, v in data.items() if k in known - {"case", "overlap", "groups", "pairs"}}
-            return cls(**plain, case=case, overlap=overlap, groups=groups, pairs=pairs)
+            parts = {
+                "case": Case(**known_fields(Case, data["case"])),
+                "overlap": Overlap(**known_fields(Overlap, data["overlap"])) if data.get("overlap") else None,
+                "groups": tuple(GroupTimes(**known_fields(GroupTimes, group)) for group in data.get("groups", ())),
+                "pairs": _from_columns(known_fields(PairTimes, data.get("pairs") or {})),
+            }
+            return cls(**{**known_fields(cls, data), **parts})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+
+
+def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``data`` holds of the fields of a dataclass: a later version may have written more."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:

@@ -93,10 +93,3 @@ class Samples:
 def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:
     rounded: list[float] = np.round(nanoseconds / (1e3 * per), DECIMALS).tolist()
     return rounded
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """Ranks as text: ``0-3``, or ``0,3`` where they are not consecutive."""
-    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, dict.fromkeys(ranks)))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.patterns import pattern_order
 from commbench.records import Record, Row
 from commbench.summary import keyed_records, keyed_rows
+
+Floats = NDArray[np.float64]
 
 #: Sizes that differ by less are one: a rank's share is rounded up to one element, which depends on the ranks.
 SAME_SIZE = 0.01
@@ -59,11 +64,11 @@ def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
     if all(case.world_size is None for case in cases.values()):
         return []
     rows, launches = keyed_rows(records, info), keyed_records(records)
-    groups = [key for key, _ in rows]
+    rows_of_case = Counter(key for key, _ in rows)
     found: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
     for key, row in rows.items():
         case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
-        if ranks and row.status == "ok" and row.time_us and groups.count(key[0]) == 1:
+        if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
             found.setdefault(_alike(case, found), {})[int(ranks)] = (case, row, launches[key])
     return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in found.values() if len(by_ranks) > 1]
 
@@ -108,28 +113,30 @@ def _medians(records: Iterable[Record]) -> dict[int, float]:
 def law_of(rows: Mapping[int, Row]) -> str:
     """Which laws of growth agree with all intervals, as in `Growth`.
 
-    A law is a + b f(n) with b >= 0, fitted to relative errors. It holds if it runs through every interval.
+    A law is a + b f(n) with b >= 0. It holds if some a and b lead it through every interval, widened by `TOLERANCE`.
     """
-    ranks = list(rows)
-    bounds = [(row.time_us, row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
-    if len(ranks) < FEWEST_SIZES or any(bound is None for three in bounds for bound in three):
+    bounds = [(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
+    if len(rows) < FEWEST_SIZES or any(bound is None for both in bounds for bound in both):
         return ""
-    times, low, high = np.array(bounds, dtype=float).T
-
-    def holds(shape: Sequence[Sequence[float]]) -> bool:
-        columns = np.array(shape, dtype=float).T
-        factors = np.linalg.lstsq(columns / times[:, None], np.ones(len(times)), rcond=None)[0]
-        fitted = columns @ factors
-        within = ((1 - TOLERANCE) * low <= fitted) & (fitted <= (1 + TOLERANCE) * high)
-        return bool(within.all()) and bool((factors[1:] >= 0).all())
-
-    ones = [1.0] * len(ranks)
-    if holds([ones]):
+    low, high = np.array(bounds, dtype=float).T
+    low, high = (1 - TOLERANCE) * low, (1 + TOLERANCE) * high
+    if low.max() <= high.min():
         return "constant"
-    return " or ".join(name for name, law in _LAWS.items() if holds([ones, [law(n) for n in ranks]])) or "neither"
+    fitting = (name for name, law in _LAWS.items() if _runs_through(np.array([law(n) for n in rows]), low, high))
+    return " or ".join(fitting) or "neither"
+
+
+def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
+    """Whether a line that does not fall runs through all intervals: each two of them bound its slope."""
+    apart = x[None, :] - x[:, None]
+    later = apart > 0
+    steepest = (high[None, :] - low[:, None])[later] / apart[later]
+    flattest = (low[None, :] - high[:, None])[later] / apart[later]
+    return bool(max(0.0, flattest.max()) <= steepest.min())
 
 
 def order_of(growth: Growth) -> tuple[Any, ...]:
-    """Operations in their order, then sizes, then backends."""
+    """Operations and patterns in their order, then sizes, then backends."""
     case = growth.case
-    return list(OPERATIONS).index(case.operation), case.pattern, case.dtype or "", case.message_bytes, case.backend
+    place = list(OPERATIONS).index(case.operation), pattern_order(case.pattern)
+    return *place, case.dtype or "", case.message_bytes, case.backend

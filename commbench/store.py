@@ -308,6 +308,8 @@ class Store:
     def __init__(self, path: Path, header: Mapping[str, Any], lock: int) -> None:
         self.path = path
         self._lock = lock
+        self._made: Sequence[Path] = ()
+        """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
         if self.resumed:
             self.info = _read_info(path)
@@ -340,11 +342,13 @@ class Store:
             lock = _take_lock(path)
             try:
                 _sign(lock)
-                return cls(path, header, lock)
+                store = cls(path, header, lock)
             except BaseException:
                 os.close(lock)
                 _remove(made)
                 raise
+        store._made = made
+        return store
 
     @property
     def training_records(self) -> tuple[TrainingRecord, ...]:
@@ -379,6 +383,15 @@ class Store:
         self.info |= _as_json(fields)
         with _refusing(self.path / RUN, LaunchError):
             _replace(self.path / RUN, _encode(self.info, indent=1) + "\n")
+
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Put ``run.json`` back as it was when it held ``info``.
+
+        Raises:
+            LaunchError: as `update`.
+        """
+        self.info = dict(info)
+        self.update()
 
     def write_summary(self) -> list[Row]:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
@@ -418,13 +431,17 @@ class Store:
             _replace(self.path / RECOMMENDATION, _encode(conclusion, indent=1) + "\n")
 
     def discard(self) -> None:
-        """Remove a run that was refused before anything was measured; one that was there before stays."""
+        """Remove a run that was refused before anything was measured, and directories made for it.
+
+        One that was there before stays.
+        """
         if self.resumed or self.records:
             return
         for name in (SAMPLES, RUN, LOCK):
             (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it holds something else
-            self.path.rmdir()
+        with contextlib.suppress(OSError):  # one holds something else
+            for directory in self._made:
+                directory.rmdir()
 
     def _check_place(self) -> None:
         """Notice that the directory was removed or replaced: into a removed file everything could still be written.

@@ -150,11 +150,12 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
     """The slowest group of each case where noise does not explain it.
 
     Its whole interval lies above that of the median group, and its time beyond a margin. Of two equal groups in six
-    launches that takes all six medians of one above all six of the other: once in 462 cases.
+    launches that takes all six medians of one above all six of the other: once in 462 cases. One launch proves nothing:
+    its interval does not know how launches differ.
     """
     timed: dict[str, list[tuple[float, RowKey]]] = {}
     for key, row in rows.items():
-        if row.status == "ok" and row.time_us is not None:
+        if row.status == "ok" and row.time_us is not None and (row.launches or 0) > 1:
             timed.setdefault(key[0], []).append((row.time_us, key))
     found = []
     for groups in timed.values():
@@ -290,8 +291,11 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
 
 
 def _repetitions(record: Record) -> int:
-    """Valid repetitions, in a matrix of all pairs, whose times are one a pair."""
-    return sum(pair.repetitions for pair in record.pairs) if record.pairs else len(record.times_us)
+    """Valid repetitions, in a matrix of all pairs; there one that stands for both directions of a pair counts once."""
+    if not record.pairs:
+        return len(record.times_us)
+    directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
+    return sum(pair.repetitions for pair in record.pairs) // directions
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:

@@ -95,14 +95,25 @@ def format_size(size_bytes: int) -> str:
 
 def format_time(seconds: float) -> str:
     """Return a measured time in us, ms or s: '1.20 ms', '3.40 s' (three digits) and below 1 us '0.26 us' (two)."""
-    rounded = float(f"{seconds:.3g}")  # first round, then choose the unit: 999.9 us is 1.00 ms
+    rounded = float(f"{seconds:.3g}")
     if rounded == 0:
         return "0 us"
-    scale, unit = next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
+    scale, unit = time_unit(seconds)
     value = rounded / scale
     if abs(value) < 1:  # only below 1 us, where no clock resolves a third digit
         return f"{value:#.2g} {unit}"
-    return f"{value:.0f} {unit}" if abs(value) >= _THREE_DIGITS else f"{value:#.3g} {unit}"
+    return f"{three_digits(value)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Return '1.20', '34.0', '120' or '1200': three digits at least, never an exponent; for 1 and above."""
+    return f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:#.3g}"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit of a measured time, in seconds and by name: us, ms or s."""
+    rounded = float(f"{seconds:.3g}")  # first round, then choose the unit: 999.9 us is 1.00 ms
+    return next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
 
 
 def format_duration(seconds: float) -> str:

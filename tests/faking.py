@@ -27,6 +27,29 @@ def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **change
     return Case(operation=operation, message_bytes=message_bytes, **{**fields, **changes})
 
 
+class Coarse(GlobalClock):
+    """Clocks of several hosts that agree within 10 us, compared long ago."""
+
+    compared = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error_ns = 10_000.0
+
+    @property
+    def exact(self) -> bool:
+        """They are several."""
+        return False
+
+    def is_stale(self) -> bool:
+        """Always."""
+        return True
+
+    def refresh(self) -> None:
+        """Count."""
+        type(self).compared += 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class FakeRun:
     """How a run is made."""

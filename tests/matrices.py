@@ -1,6 +1,7 @@
 """Matrices of pairs made up from a rule for what is slow and seeded noise, for tests of everything that reads them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,12 @@ def make_matrix(
         ]
         records.append(make_record(case, launch=launch, **{"pairs": found, "times_us": times, **changes}))
     return records
+
+
+def without(records: list[Record], *pairs: tuple[int, int], **changes: Any) -> list[Record]:
+    """Return the records as if no repetition of these pairs had started on time."""
+    kept = ([pair for pair in record.pairs if (pair.source, pair.target) not in pairs] for record in records)
+    return [replace(record, pairs=timed, **changes) for record, timed in zip(records, kept, strict=True)]
 
 
 def touching(unit: int, factor: float) -> Slowness:

@@ -75,6 +75,21 @@ def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     assert blame.text.endswith(blame.state)
 
 
+@pytest.mark.parametrize(
+    ("processes", "rank"),
+    [
+        ({0: ("n0", 4146), 1: ("n1.cluster", 4146), 2: ("n2", 4146)}, 1),
+        ({0: ("n0", 4147), 3: ("login-name", 4146)}, 3),
+        ({0: ("n0", 4146), 2: ("n2", 4146)}, None),
+        ({}, None),
+    ],
+    ids=["equal numbers", "another name", "either", "nothing known"],
+)
+def test_hydra_names_a_process_of_a_host(processes: dict[int, tuple[str, int]], rank: int | None) -> None:
+    """Find its rank although processes of several hosts may have the same number; guess none."""
+    assert rank == blame_exit(MPICH.splitlines(), [], 1, processes).rank
+
+
 OPENMPI_PEER = """
 An MPI communication peer process has unexpectedly disconnected.  This
 usually indicates a failure in the peer process (e.g., a crash or

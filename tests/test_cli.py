@@ -1,19 +1,24 @@
 """Tests of the command line: what is refused, and how; what is listed; what is loaded."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from builders import make_case, make_info, make_record
-from launching import make_request
+from launching import make_request, wait_until
 
 from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.launch.conductor import RunRequest, Stage, single_stage
+from commbench.launch.launchers import MpirunLauncher
+from commbench.launch.probe import probe_mpi
+from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.records import COLUMNS
 from commbench.store import Store, load_run
 from commbench.training.cases import TrainingCase
@@ -142,6 +147,56 @@ def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) ->
     assert before == commbench.files()
 
 
+@pytest.fixture
+def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command, as the first of two ranks that a person's mpirun has started."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    return commbench
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--launcher mpirun", "--launcher was given to ranks that are started already"),
+        ("--hostfile hosts", "--hostfile was given to ranks that are started already"),
+        ("--bind-to core", "--bind-to was given to ranks that are started already"),
+        ("-n 4", "-n 4 was asked for but the launcher has started 2 ranks"),
+    ],
+)
+def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str, sentence: str) -> None:
+    """Name the option, and write nothing."""
+    before = two_ranks.files()
+    refused = two_ranks(f"run {option} --out mine")
+    assert (2, f"commbench: {sentence}") == (refused.code, refused.err[: len(f"commbench: {sentence}")])
+    assert before == two_ranks.files()
+
+
+def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rank 0 list the cases, and the others leave."""
+    before = two_ranks.files()
+    command = "run --dry-run -n 2 -c all_reduce --backend mpi --sizes 8 --out mine"
+    listed = two_ranks(command)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    other = two_ranks(command)
+    assert listed.err.startswith("mpi all_reduce 8 B float32 sum")
+    assert (0, 0, "", before) == (listed.code, other.code, other.out + other.err, two_ranks.files())
+
+
+@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
+def test_bad_input_of_ranks_is_said_once(two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Let rank 0 speak at once, and another only where nobody has ended it a while later."""
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    sentence = f"Unknown {line.split()[1].lstrip('-')}"
+    assert (True, []) == (two_ranks(line).err.startswith(f"commbench: {sentence}"), waited)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    said = two_ranks(line)
+    assert (2, [AFTER_RANK_0_S]) == (said.code, waited)
+    assert said.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
+    assert 1 == len(said.err.splitlines())
+
+
 @pytest.mark.parametrize("line", ["run --bogus", "run -n two", "dance", "compare one"])
 def test_a_mistyped_command_line_says_so(commbench: Command, line: str) -> None:
     """End with code 2 and nothing on stdout or disk where the line itself cannot be read."""
@@ -236,6 +291,27 @@ def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pyt
     assert "pip install 'commbench[mpi]'" in commbench("env").out
 
 
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (subprocess.TimeoutExpired("mpirun", 60, stderr=b"no\nanswer \xff\n"), "answer \ufffd"),
+        (subprocess.CalledProcessError(1, "mpirun", stderr=" \n"), "Command 'mpirun' returned non-zero exit status 1."),
+        (OSError(), "OSError"),
+    ],
+)
+def test_an_mpi_that_does_not_start_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
+) -> None:
+    """Say the last that it has said, whatever that is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("commbench.launch.probe.choose_launcher", lambda **_: MpirunLauncher(environ={}))
+    monkeypatch.setattr("commbench.launch.probe.subprocess.run", fail)
+    assert {"problem": f"MPI does not start: {problem}"} == probe_mpi()
+
+
 @pytest.mark.parametrize("option", ["", " --fail-fast"])
 @pytest.mark.parametrize("command", ["bench", "run"])
 def test_failing_fast_is_for_who_asks(
@@ -254,6 +330,41 @@ def test_failing_fast_is_for_who_asks(
     monkeypatch.setattr("commbench.cli.conducting.conduct", note)
     assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
     assert [(2, bool(option))] == told
+
+
+def test_without_training_collectives_have_all_of_the_time(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no share of the limit to training where it is left out."""
+    limits: list[float | None] = []
+
+    def note(stages: Sequence[Stage], *_: object, **__: object) -> int:
+        limits.extend(request.time_limit_s for stage in stages if (request := stage([])))
+        return 0
+
+    monkeypatch.setattr("commbench.cli.conducting.conduct", note)
+    monkeypatch.setattr("commbench.cli.measuring.lacking", lambda _: "No torch.")
+    assert 0 == commbench("bench -n 2 --time-limit 100").code
+    assert [100.0] == limits
+
+
+#: The command line while it waits for a child of its own.
+WAITING = """
+import subprocess, sys
+from commbench import cli
+cli.app = lambda: subprocess.run(["sh", "-c", "echo $$; exec sleep 600"])
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None:
+    """End what it waits for, such as a workload that is being tried out, and say by which signal."""
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout
+        child = int(waiting.stdout.readline())
+        waiting.send_signal(number)
+        assert 128 + number == waiting.wait(60)
+    assert wait_until(lambda: not psutil.pid_exists(child))
 
 
 def make_settings(**changes: Any) -> Settings:

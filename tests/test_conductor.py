@@ -294,6 +294,17 @@ def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
     assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
 
 
+def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
+    """Put back what the start has written already."""
+    assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
+    file = tmp_path / "run.json"
+    before = {**json.loads(file.read_text()), "launcher": "another", "budget": "another", "reason": "as it was"}
+    file.write_text(json.dumps(before))
+    with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
+        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"), make_request(CASES, launches=2))
+    assert before == json.loads(file.read_text())
+
+
 def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
     """Go on, but say so once."""
     script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
@@ -613,7 +624,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("lazy", [0, 1])
+@pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
@@ -623,6 +634,7 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
     assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
     """Blame the rank that cannot even beat, and get its stack from the interpreter."""

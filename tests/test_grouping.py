@@ -141,10 +141,11 @@ def test_a_row_is_one_group() -> None:
         ([STEADY, STEADY], [time * 1.015 for time in STEADY], False),
         ([STEADY, STEADY], STEADY, False),
         ([STEADY], [9.0, 11.0, 12.0, 12.0, 12.0, 12.0], False),
+        ([STEADY[:1], STEADY[:1]], [20.0], False),
     ],
 )
 def test_the_slowest_group_is_flagged_beyond_noise(others: list[list[float]], last: list[float], flagged: bool) -> None:
-    """Flag a group whose whole interval lies above the median group's, by more than the margin."""
+    """Flag a group whose whole interval over launches lies above the median group's, by more than the margin."""
     times = {f"{2 * i}-{2 * i + 1}": group for i, group in enumerate([*others, last])}
     rows = rows_of(make_grouped(make_case(pattern="split:2"), times))
     assert [*(False for _ in others), flagged] == ["slowest_group" in row.flags.split(";") for row in rows]

@@ -39,6 +39,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
     """Lose half of the lines: the same command measures exactly those again, with what was frozen."""
     out = tmp_path / "run"

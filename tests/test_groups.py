@@ -9,7 +9,7 @@ from rich.console import Console
 
 from commbench.records import Record, Row
 from commbench.report.formats import render
-from commbench.report.groups import chosen, name_slowest, ranks_of, rates_together
+from commbench.report.groups import chosen, name_slowest, rates_together
 from commbench.report.table import render_table, warnings_for
 from commbench.summary import summarise_run
 
@@ -94,6 +94,18 @@ def test_many_groups_are_shown_by_three(count: int, lines: int) -> None:
     assert f"all {count}" in text
 
 
+@pytest.mark.parametrize("count", [8, 9])
+def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
+    """Name the first two and the last of many ranks that are no neighbours; print no line over 100 columns."""
+    times = {",".join(str(100 + i + count * k) for k in range(16)): scaled(1 + (i == 2)) for i in range(count)}
+    text = table(make_grouped(make_case(pattern=f"stride:{count}"), times))
+    expected = f"102,{102 + count},..,{102 + 15 * count}"
+    assert f"slowest group {expected}: 2.00 times the median" in text
+    assert 2 + (count == 8) == text.count(expected)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
 def test_backends_stand_side_by_side_in_groups_too() -> None:
     """Share the lines of groups between backends."""
     both = [*two(), *two(backend="gloo")]
@@ -129,12 +141,6 @@ def test_the_slow_are_counted_in_a_warning() -> None:
     """Say how many rows are of a slow group, without calling the row itself doubtful."""
     (warning,) = warnings_for(rows_of(two()), make_info())
     assert warning.startswith("2 of 4 rows are of a group that was slower")
-
-
-@pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
-def test_groups_are_read_back(text: str, expected: list[int]) -> None:
-    """List the ranks that a group's text names."""
-    assert expected == ranks_of(text)
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])

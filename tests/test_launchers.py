@@ -22,9 +22,9 @@ from commbench.launch.launchers import (
     choice,
     choose_launcher,
     find_mpirun,
-    hostfile_slots,
     hosts,
     interface_variables,
+    read_hostfile,
     slurm,
 )
 
@@ -252,28 +252,43 @@ def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allow
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a slots=2\nb slots = 3 max_slots=9  # fast\n", 5),
-        ("a:2\nb:6\n", 8),
-        ("a\na\na\nb\nb\n", 5),
-        ("# mine\n\na\n", 4),
-        ("a slots=2\nb\n", 6),
+        ("a slots=2\nb slots = 3 max_slots=9  # fast\n", {"a": 2, "b": 3}),
+        ("a:2\nb:6\n", {"a": 2, "b": 6}),
+        ("a\na\na\nb\nb\n", {"a": 3, "b": 2}),
+        ("# mine\n\na\n", {"a": 4}),
+        ("a slots=2\nb\n", {"a": 2, "b": 4}),
     ],
     ids=["Open MPI", "Hydra", "a line a slot", "one host", "mixed"],
 )
-def test_hostfile_slots(tmp_path: Path, text: str, expected: int) -> None:
-    """Add up slots; a host named once without a number counts as many as we have CPUs."""
+def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
+    """Count slots; a host named once without a number has as many as we have CPUs."""
     file = tmp_path / "hosts"
     file.write_text(text)
-    assert expected == hostfile_slots(file)
+    assert expected == read_hostfile(file)
+
+
+@pytest.mark.usefixtures("_four_cpus")
+@pytest.mark.parametrize(
+    ("text", "hosts_and_slots"), [("a\nb\n", "a:1,b:1"), ("a\na\nb\n", "a:2,b:1")], ids=["mpiprocs=1", "uneven"]
+)
+def test_a_line_of_a_pbs_node_file_is_a_slot(tmp_path: Path, text: str, hosts_and_slots: str) -> None:
+    """Give Open MPI the slots of each host, as it would count the CPUs of a host that stands there once."""
+    file = tmp_path / "nodes"
+    file.write_text(text)
+    launcher = MpirunLauncher(hostfile=file, environ={"PBS_NODEFILE": str(file)})
+    command = launcher.command(2, PROGRAM)
+    assert hosts_and_slots == command[command.index("--host") + 1]
+    assert "--hostfile" not in command
+    assert len(text.split()) == launcher.slots()
 
 
 def test_hostfiles_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     """Name the file and what to write into it."""
     with pytest.raises(InputError, match=r"missing cannot be read \(No such file"):
-        hostfile_slots(tmp_path / "missing")
+        read_hostfile(tmp_path / "missing")
     (tmp_path / "empty").write_text("# nobody\n")
     with pytest.raises(InputError, match="names no host"):
-        hostfile_slots(tmp_path / "empty")
+        read_hostfile(tmp_path / "empty")
 
 
 @pytest.mark.usefixtures("_four_cpus")

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faking import EXACT, FakeRun, fake_case
+from faking import EXACT, Coarse, FakeRun, fake_case
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.communicators.fake import FakeTimer, Script
+from commbench.communicators.fake import FakeTimer, Regime, Script
 from commbench.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
 from commbench.patterns import rounds_of
 from commbench.records import Record
@@ -175,6 +175,22 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
     assert record.late_discarded > 0
 
 
+@pytest.mark.parametrize("operation", ["bandwidth", "latency"])
+def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubt a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
+    original = FakeTimer.run
+
+    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
+        return replace(original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0)
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    record = matrix(operation, ranks=2)
+    (row,) = summarise_run([record], {})
+    assert row.repetitions is not None
+    assert 0.2 < record.late_discarded / (record.late_discarded + row.repetitions) < 1 / 3
+    assert ("late",) == record.flags
+
+
 def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a few chunks and say what to do."""
     original = FakeTimer.run
@@ -188,6 +204,23 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
     record = matrix(ranks=2)
     assert ("failed", []) == (record.status, list(record.pairs))
     assert "--sync dissemination" in record.reason
+
+
+@pytest.mark.parametrize(("alpha_us", "doubted"), [(40.0, True), (60.0, False)])
+def test_coarse_clocks_are_doubted(alpha_us: float, *, doubted: bool) -> None:
+    """Doubt an agreed start on clocks that agree within 10 us, of a way there and back shorter than ten times that."""
+    run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
+    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
+    assert ("round-time", 1) == (record.sync, record.batch)
+    assert (("clock",) if doubted else ()) == record.flags
+
+
+def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare clocks during a matrix, which lasts long, on every rank and in every turn that finds them stale."""
+    monkeypatch.setattr(Coarse, "compared", 0)
+    matrix("latency", ranks=4, clock=Coarse)
+    turns = 3
+    assert Coarse.compared >= 4 * (1 + turns)
 
 
 def test_collectives_have_no_pairs() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_record
-from matrices import crossing, make_hosts, make_matrix, sending, touching
+from matrices import crossing, make_hosts, make_matrix, sending, touching, without
 from rich.console import Console
 
 from commbench.presentation import print_run
 from commbench.report.matrix import conclude
-from commbench.store import Run
+from commbench.store import Run, Store, load_run
 from commbench.terminal import make_console
 
 
@@ -21,10 +21,10 @@ def make_run(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Run:
     return Run(path=Path("mine"), info=make_hosts(hosts, ranks_per_host), records=tuple(records))
 
 
-def printed(run: Run, style: str = "table") -> str:
+def printed(run: Run, style: str = "table", width: int = 300) -> str:
     """Return what is printed of a run, as a log file would hold it, its sentences on one line each."""
     stream = io.StringIO()
-    console = Console(file=stream, width=300, highlight=False, color_system=None)
+    console = Console(file=stream, width=width, highlight=False, color_system=None)
     print_run(run, style, console)
     return stream.getvalue()
 
@@ -55,9 +55,34 @@ def test_ranks_stand_by_ranks_on_one_host() -> None:
     """Show ranks where there is one host, and times for latency."""
     case = make_case("latency", pattern="matrix", message_bytes=8)
     text = printed(make_run(1, 4, noise=0.001, case=case))
-    assert "mpi latency 8 B, matrix: time from row to column (6 launches)" in text
-    assert "30.0 us" in text
+    assert "mpi latency 8 B, matrix: time in us from row to column (6 launches)" in text
+    assert "30.0" in line_of(text, "rank 1")
     assert "*" not in text
+
+
+@pytest.mark.parametrize("operation", ["latency", "bandwidth"])
+@pytest.mark.parametrize("hosts", [1, 3, 10])
+def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
+    """Cut nothing off: number the columns where names are long."""
+    case = make_case(operation, pattern="matrix", message_bytes=8)
+    ranks = 10 if hosts == 1 else 1
+    info = make_hosts(hosts, ranks)
+    for rank in info["ranks"]:
+        rank["host"] = f"node-{rank['host']}.cluster"
+    records = make_matrix(hosts, ranks, noise=0.001, case=case, host_slowness=touching(2, 20.0))
+    text = printed(Run(path=Path("mine"), info=info, records=tuple(records)), width=100)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    lines = text.splitlines()
+    (heading,) = [lines[i + 1].split() for i, line in enumerate(lines) if "from row to column" in line]
+    expected = {
+        1: [word for rank in range(10) for word in ("rank", str(rank))],
+        3: [f"node-host{host}.cluster" for host in (1, 2, 3)],
+        10: [str(number) for number in range(1, 11)],
+    }
+    assert expected[hosts] == heading
+    assert ("time in us" if operation == "latency" else "kB/s") in text
+    if hosts == 10:
+        assert any(line.startswith("3 node-host") for line in lines)
 
 
 def test_of_many_the_worst_are_shown() -> None:
@@ -72,6 +97,33 @@ def test_ranks_of_hosts_are_put_together() -> None:
     text = printed(make_run(3, 2, noise=0.001))
     assert "(median pair of ranks, 6 launches)" in text
     assert ["35", "10.5", "10.5"] == line_of(text, "host1")
+
+
+@pytest.mark.parametrize("hosts", [4, 12])
+def test_untimed_pairs_are_said(hosts: int) -> None:
+    """Say how many pairs could not be timed, here all of the last host, and show no time of theirs."""
+    last = hosts - 1
+    pairs = [pair for rank in range(last) for pair in ((rank, last), (last, rank))]
+    records = without(make_matrix(hosts, noise=0.001), *pairs, group_size=hosts)
+    text = printed(Run(path=Path("mine"), info=make_hosts(hosts), records=tuple(records)))
+    assert f"{2 * last} of {hosts * last} pairs of ranks could not be timed: " in text
+    if hosts == 4:
+        assert ["-", "-", "-", "-"] == line_of(text, "host4")
+    assert "could not be timed" not in printed(make_run(hosts))
+
+
+def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
+    """Name pairs.csv beside collectives.csv where there is one."""
+    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
+        store.append(make_record())
+        store.write_summary()
+        plain = printed(load_run(tmp_path / "mine"))
+        for record in make_matrix(3):
+            store.append(record)
+        store.write_summary()
+    table, pairs = (tmp_path / "mine" / name for name in ("collectives.csv", "pairs.csv"))
+    assert f"Results: {table}\n" in plain
+    assert f"Results: {table}, {pairs}\n" in printed(load_run(tmp_path / "mine"))
 
 
 def test_sentence_names_the_slow_host() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_info
-from faking import EXACT, FakeRun, fake_case
+from faking import EXACT, Coarse, FakeRun, fake_case
 
 from commbench import measure
 from commbench.communicators.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
@@ -21,7 +21,6 @@ from commbench.report.comparison import compare
 from commbench.stats import Verdict
 from commbench.store import Run
 from commbench.summary import keyed_rows
-from commbench.timing.clocks import GlobalClock
 from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.sync import MINIMUM_SLACK_NS
 
@@ -107,29 +106,6 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
     (record,) = FakeRun().launch([fake_case(**changes)])
     assert "unsupported" == record.status
     assert reason in record.reason
-
-
-class Coarse(GlobalClock):
-    """Clocks of several hosts that agree within 10 us, compared long ago."""
-
-    compared = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error_ns = 10_000.0
-
-    @property
-    def exact(self) -> bool:
-        """They are several."""
-        return False
-
-    def is_stale(self) -> bool:
-        """Always."""
-        return True
-
-    def refresh(self) -> None:
-        """Count."""
-        type(self).compared += 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_record
-from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving
+from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
 from commbench import stats
 from commbench.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
@@ -106,10 +106,15 @@ def test_wrong_pair_has_no_bandwidth() -> None:
 
 def test_unverified_pairs_say_so() -> None:
     """Leave the count empty where nothing could be verified."""
-    records = make_matrix(3, flags=("unverified", "bimodal"))
+    records = make_matrix(3)
     records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
     row = rows_of(records, 3)[0, 1]
-    assert (None, "ok", "unverified") == (row.wrong, row.status, row.flags)
+    assert (None, "ok") == (row.wrong, row.status)
+
+
+def test_doubts_of_a_launch_hold_for_its_pairs() -> None:
+    """Flag pairs for what is doubtful about their launch, but not for how the times of all pairs lie."""
+    assert "late;clock" == rows_of(make_matrix(3, flags=("clock", "late", "bimodal")), 3)[0, 1].flags
 
 
 def test_launch_that_lacks_a_pair() -> None:
@@ -119,6 +124,15 @@ def test_launch_that_lacks_a_pair() -> None:
     rows = rows_of(records, 3)
     assert (5, 6) == (rows[0, 1].launches, rows[0, 2].launches)
     assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
+
+
+def test_untimed_pairs_are_counted() -> None:
+    """Count ordered pairs that no launch has, those of a rank that has none at all among them."""
+    info, records = make_hosts(4), make_matrix(4, group_size=4)
+    untimed = [(rank, 3) for rank in range(3)] + [(3, rank) for rank in range(3)]
+    (whole,), (part,) = matrices(records, info), matrices(without(records, *untimed), info)
+    assert (0, 6) == (whole.untimed, part.untimed)
+    assert ["host1", "host2", "host3", "host4"] == list(part.hosts)
 
 
 def test_emulated_pairs_are_flagged() -> None:

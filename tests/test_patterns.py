@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from commbench.cases import Sweep
 from commbench.errors import InputError, UnsupportedError
-from commbench.patterns import PATTERNS, check_pattern, groups_of, makes_groups, pattern_order, shares_of
+from commbench.patterns import (
+    PATTERNS,
+    check_pattern,
+    groups_of,
+    makes_groups,
+    pattern_order,
+    rank_list,
+    ranks_of,
+    shares_of,
+)
 
 #: Patterns without a number, and those with one, for any number of ranks.
 GROUPED = ("node", "cross", "pairs:intra", "pairs:inter", "bisection")
@@ -137,3 +146,17 @@ def test_patterns_have_an_order() -> None:
     given = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
     expected = ["flat", "node", "split:4", "split:16", "stride:2", "pairs:inter", "matrix", "unheard-of"]
     assert expected == sorted(given, key=pattern_order)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")]
+)
+def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
+    """Name a run of ranks by its ends."""
+    assert expected == rank_list(ranks)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
+def test_groups_are_read_back(text: str, expected: list[int]) -> None:
+    """List the ranks that a group's text names."""
+    assert expected == ranks_of(text)

@@ -108,6 +108,17 @@ def test_missing_cases_keep_the_order_of_their_launch() -> None:
     assert order != shuffled(CASES, 1, 0)
 
 
+def test_cases_that_fail_come_last_in_their_launch() -> None:
+    """Measure the others first, also in launches after one in which a case has failed and never succeeded."""
+    request = make_request(CASES)
+    order = shuffled(CASES, 1, 0)
+    failed = make_record(order[0], launch=0, status="failed")
+    assert [*order[1:], order[0]] == missing_cases(request, [failed], 0)
+    later = [case for case in shuffled(CASES, 1, 1) if case != order[0]]
+    assert [*later, order[0]] == missing_cases(request, [failed], 1)
+    assert shuffled(CASES, 1, 1) == missing_cases(request, [failed, make_record(order[0], launch=2)], 1)
+
+
 @pytest.mark.parametrize(
     ("status", "again"), [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)]
 )
@@ -152,6 +163,18 @@ def test_an_invocation_completes_before_it_adds() -> None:
     assert 1 == next_launch(request, first)
     assert 0 == next_launch(request, first[:1])
     assert 0 == next_launch(request, [*first[:1], make_record(CASES[0], launch=1)])
+
+
+def test_a_case_that_always_fails_holds_no_launch_open() -> None:
+    """Try a failed case once more, then begin the next launch; in that one its first failure is enough."""
+    request = make_request(CASES[:2])
+    good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
+    assert 0 == next_launch(request, [good, bad])
+    assert 0 == next_launch(request, [bad, bad])
+    assert 1 == next_launch(request, [good, bad, bad])
+    second = [dataclasses.replace(record, launch=1) for record in (good, bad)]
+    assert 2 == next_launch(request, [good, bad, bad, *second])
+    assert 1 == next_launch(request, [good, bad, bad, second[1]])
 
 
 @pytest.mark.parametrize(

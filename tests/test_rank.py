@@ -229,6 +229,19 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
+def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
+    armed: list[float] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
+    heart = Heart(0, Progress(), timeout_s=1.0, startup_timeout_s=1.0)
+    heart.start()
+    assert wait_until(lambda: len(armed) == 1)
+    heart.timeout_s = 100.0
+    assert wait_until(lambda: len(armed) == 2)
+    heart.stop()
+    assert 198.0 == armed[1] - armed[0]
+
+
 RANK = """
 import os, signal, sys
 from commbench.control import ThreadControl, _Meeting
@@ -272,11 +285,12 @@ def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
     assert "Traceback" in left.stderr
 
 
-def test_bad_input_is_one_sentence() -> None:
+@pytest.mark.parametrize(("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")])
+def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
     """Show no traceback for what the person can put right."""
-    left = run("from commbench.errors import InputError\nraise InputError('give more')")
-    assert 1 == left.returncode
-    assert '"text":"give more","bad_input":true' in left.stderr
+    left = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+    assert code == left.returncode
+    assert f'"text":"give more","bad_input":{bad_input}' in left.stderr
     assert "Traceback" not in left.stderr
 
 

@@ -160,6 +160,7 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
     assert [("collectives", 0), ("collectives", 1)] == [(entry["stage"], entry["launch"]) for entry in launches]
 
 
+@pytest.mark.slow
 def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
     """Measure on the first two ranks while the third stands aside, then on all three, verified on both backends."""
     arguments = ("-c", "all_reduce,latency", "--sizes", "1K", "--world-sizes", "2,3", "-n", "3", "--oversubscribe")

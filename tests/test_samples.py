@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commbench.samples import Samples, rank_list
+from commbench.samples import Samples
 from commbench.timing.loops import Repetitions
 
 
@@ -82,11 +82,3 @@ def test_only_participants_count() -> None:
     samples.add([TWO[0], idle, TWO[1]])
     assert [2.0, 4.0] == samples.slowest_us(1)
     assert 2 == len(samples.summary(1)["rank_median_us"])
-
-
-@pytest.mark.parametrize(
-    ("ranks", "expected"), [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")]
-)
-def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
-    """Name a run of ranks by its ends."""
-    assert expected == rank_list(ranks)

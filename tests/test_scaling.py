@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_info, make_record
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from commbench.patterns import rank_list
 from commbench.presentation import print_run
 from commbench.records import GroupTimes, Record, Row
-from commbench.samples import rank_list
-from commbench.scaling import growths, law_of, whole_rows
+from commbench.scaling import Growth, growths, law_of, order_of, whole_rows
 from commbench.store import Run
 
 RANKS = (2, 4, 8, 16)
@@ -86,6 +88,39 @@ def test_law_stays_open_where_intervals_allow_both() -> None:
     assert "undecided" == law_in(study(lambda _: 20.0, noise=0.5))
 
 
+def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
+    """Return rows on 2, 4, 8, ... ranks with so long times and their intervals."""
+    return {
+        2**place: Row(time_us=time, time_us_ci_low=low, time_us_ci_high=high)
+        for place, (time, low, high) in enumerate(intervals, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)], "log2 n"),  # 10, 16, 22 is one, the best fit is not
+        ([(10, 9.9, 10.1), (18, 17, 40), (22, 21.9, 22.1)], "neither"),
+        ([(10, 9, 40), (20, 10, 21), (12, 11, 30)], "constant"),
+        ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
+    ],
+)
+def test_law_is_said_wherever_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
+    """Say a law if any line runs through all intervals, and none if no line does."""
+    assert expected == law_of(rows_within(*intervals))
+
+
+@given(
+    slope=st.floats(0.1, 100),
+    ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6),
+)
+def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float, float]]) -> None:
+    """Keep the law that the times follow wherever in the intervals the medians lie."""
+    lines = [(1 + slope * 2**place, *end) for place, end in enumerate(ends, 1)]
+    rows = rows_within(*((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines))
+    assert law_of(rows) in {"constant", "n", "log2 n or n"}
+
+
 def test_two_numbers_of_ranks_make_no_law() -> None:
     """Look for no law with two unknowns in two times, nor without intervals."""
     assert "" == law_in(study(lambda n: 10.0 * n, ranks=(8, 16)))
@@ -97,6 +132,13 @@ def test_ordinary_runs_are_no_study() -> None:
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
     assert 1 == len(whole_rows(records, make_info()))
+
+
+def test_patterns_follow_the_order_of_the_rows() -> None:
+    """List all ranks together first, and two in a group before sixteen."""
+    cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
+    studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
+    assert ["flat", "split:2", "split:16"] == [growth.case.pattern for growth in sorted(studied, key=order_of)]
 
 
 def test_study_is_printed_as_a_table_of_its_own() -> None:

@@ -2,16 +2,22 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import marked_environment, mpirun, wait_until
+from builders import make_case, make_record
+from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
+from commbench.launch.display import SilentDisplay
+from commbench.launch.plan import plan_launch
+from commbench.launch.standalone import StoreSink
 from commbench.store import load_run
 
 pytestmark = pytest.mark.mpi
@@ -71,9 +77,9 @@ def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", 
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
 
 
-def start(path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Start one launch and wait for its end."""
-    environment = {**os.environ, **mpirun().environment()}
+def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Start one launch, with further variables, and wait for its end."""
+    environment = {**os.environ, **mpirun().environment(), **(variables or {})}
     return subprocess.run(
         command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -180,6 +186,16 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
 
+def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
+    """End between stages, interrupted, and go on with the next stage the next time."""
+    path = tmp_path / "run"
+    harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm += "    return measure(*args, **options)\nrank.measure = late"
+    assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
+    assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
+    assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
+
+
 def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     """Leave the case where it is."""
     path = tmp_path / "run"
@@ -189,15 +205,56 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
 
 
+def make_sink(path: Path) -> StoreSink:
+    """Return the sink of a launch whose first case is being measured."""
+    request = make_request([make_case()])
+    plan = plan_launch(request, [], 0)
+    sink = StoreSink(open_store(path, request), plan, request, SilentDisplay(), time.monotonic(), launcher="openmpi")
+    sink.case(0, plan.cases[0].case)
+    return sink
+
+
+def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> None:
+    """Write the case that failed, the entry of the launch and what the summary needs, once."""
+    sink = make_sink(tmp_path)
+    for _ in range(2):
+        sink.fail("partial", "rank 1 raised ValueError")
+    assert ("partial", [(0, "failed")], [0, 0, 0]) == state(tmp_path)
+    assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
+    assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
+    assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_a_run_that_is_cut_before_its_first_case_is_not_complete(tmp_path: Path) -> None:
+    """Be complete under a time limit only where something has been measured."""
+    make_sink(tmp_path / "none").end(finished=False)
+    sink = make_sink(tmp_path / "some")
+    sink.record(make_record(make_case()))
+    sink.end(finished=False)
+    assert ["partial", "complete"] == [state(tmp_path / name)[0] for name in ("none", "some")]
+
+
+def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:
+    """Say nothing of it: what cannot be written has been complained about."""
+    sink = make_sink(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("in the way")
+    sink.fail("partial", "the disk is full")
+    assert "in the way" == (tmp_path / "run").read_text()
+
+
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
-    """Refuse another plan with one sentence of rank 0."""
+    """Refuse another plan, and other conditions, with one sentence of rank 0."""
     path = tmp_path / "run"
     assert 0 == start(path).returncode
-    before = (path / "run.json").read_bytes()
-    refused = start(path, seed=2)
-    assert 0 != refused.returncode
-    assert 1 == refused.stderr.count("holds a run with another plan (seed is 1 there and 2 here)")
-    assert before == (path / "run.json").read_bytes()
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+    refusals = {
+        "holds a run with another plan (seed is 1 there and 2 here)": start(path, seed=2),
+        "This run was begun under other conditions": start(path, {"OMPI_MCA_btl": "self,sm"}),
+    }
+    for sentence, refused in refusals.items():
+        assert (2, 1) == (refused.returncode, refused.stderr.count(sentence))
+    assert before == {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
 
 
 def test_torchrun_measures_gloo(tmp_path: Path) -> None:

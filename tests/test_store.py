@@ -1,5 +1,6 @@
 """Tests of a run's directory: create, append, resume, refuse, read."""
 
+import copy
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from builders import KIB, STEADY, make_case, make_info, make_launches, make_reco
 
 from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyRecord
-from commbench.records import Record
+from commbench.records import GroupTimes, Overlap, PairTimes, Record
 from commbench.store import Store, check_out, load_run
 from commbench.tables import csv_text
 from commbench.training.cases import TrainingCase
@@ -57,6 +58,30 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
 
 
+def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
+    """Remove what was made for it and nothing else; keep a run with records, or one that was there before."""
+    (tmp_path / "mine").mkdir()
+    for path, left in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
+        with Store.open(path, make_info()) as store:
+            store.discard()
+        assert not (left or path / "run.json").exists()
+    assert [tmp_path / "mine"] == list(tmp_path.iterdir())
+    for discarded in (False, True):
+        with Store.open(tmp_path / "mine", make_info()) as store:
+            if discarded:
+                store.discard()
+    assert (tmp_path / "mine" / "run.json").exists()
+
+
+def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
+    """Write the entries as they were, without those that have been added."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        before = dict(store.info)
+        store.update(status="running", added=1)
+        store.restore(before)
+        assert before == store.info == json.loads((tmp_path / "mine" / "run.json").read_text())
+
+
 def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     """Append one line a record and read equal records."""
     last = make_record(
@@ -74,6 +99,21 @@ def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
     record = make_record(times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0))
     run = load_run(make_run(tmp_path / "mine", [record]))
     assert ([1.5, 2.5], [1, 1], 0) == (run.records[0].times_us, run.records[0].rank_slowest, run.records[0].wrong)
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    """Read what is known of a record, its case, its groups, its overlap and its pairs, and nothing else."""
+    record = make_record(
+        groups=[GroupTimes(group="0-1", group_size=2, message_bytes=KIB)],
+        overlap=Overlap(pure_us=3.0, compute_us=2.0, overall_us=4.0),
+        pairs=[PairTimes(source=0, target=1, time_us=3.0, time_us_p95=4.0, repetitions=6)],
+    )
+    plain = json.loads(json.dumps(record.to_json()))
+    later = copy.deepcopy(plain)
+    for place in (later, later["case"], later["groups"][0], later["overlap"]):
+        place["colour"] = "red"
+    later["pairs"]["colour"] = ["red"]
+    assert plain == json.loads(json.dumps(Record.from_json(later).to_json()))
 
 
 def test_each_record_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_case, make_record
-from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching
+from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching, without
 
 from commbench.pairs import Matrix, matrices
 from commbench.records import GroupTimes, Record
@@ -71,6 +72,18 @@ def test_two_hosts_cannot_be_told_apart() -> None:
     assert remark.startswith("host2 to host1 takes 3")
     assert remark.endswith("with two hosts it cannot be told which of the two is slow; add a third")
     assert ["with two hosts it cannot be told which of the two is slow; add a third"] == findings_of(2).remarks
+
+
+def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
+    """Compare no directions where there is one, and those of the launches that have both."""
+    records, info = make_matrix(2, host_slowness=sending(1, 3.0)), make_hosts(2)
+    alone = without(records, (0, 1))
+    assert ["with two hosts it cannot"] == [
+        text[:24] for text in find_suspects(matrices(alone, info), alone, info).remarks
+    ]
+    mixed = [*without(records[:1], (0, 1)), *records[1:]]
+    (remark,) = find_suspects(matrices(mixed, info), mixed, info).remarks
+    assert remark.startswith("host2 to host1 takes 3")
 
 
 def test_host_is_named_by_its_own_pairs() -> None:
@@ -328,6 +341,24 @@ def test_slow_group_is_named() -> None:
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert [] == find_suspects([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).suspects
     assert {} == find_suspects([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
+
+
+@pytest.mark.parametrize("last", ["all_reduce", "latency"])
+def test_slow_group_is_named_in_any_order(last: str) -> None:
+    """Compare the ends of pair operations for themselves, whichever operation was measured last."""
+    ends = [
+        replace(
+            record,
+            case=make_case("latency", pattern="node"),
+            groups=[replace(group, group=group.group.replace("-", ",")) for group in record.groups],
+        )
+        for record in grouped([1, 1, 1, 1])
+    ]
+    slow = grouped([1, 1, 1, 1.5])
+    records = [*ends, *slow] if last == "all_reduce" else [*slow, *ends]
+    findings = find_suspects([], records, make_hosts(4, 2))
+    assert [("group", "ranks 6-7 on host4")] == named(findings)
+    assert {"group": 2} == Counter(family.kind for family in findings.families)
 
 
 # ------------------------------------------------------------------------------------------------------ run.json

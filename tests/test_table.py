@@ -67,6 +67,15 @@ def test_groups_have_tables_of_their_own() -> None:
         assert "(2 ranks on 1 host, 6 launches)" in line_with(text, title)
 
 
+def test_patterns_follow_the_order_of_the_csv() -> None:
+    """Begin with all ranks together and count from 2 to 16, as the rows do."""
+    patterns = ["split:16", "cross", "split:2", "flat", "node"]
+    text = render([record for p in patterns for record in make_launches(STEADY, make_case(pattern=p))])
+    titles = [line for line in text.splitlines() if "in place" in line]
+    named = [next((p for p in patterns if f", {p}" in title), "flat") for title in titles]
+    assert ["flat", "node", "cross", "split:2", "split:16"] == named
+
+
 def test_missing_results_say_why() -> None:
     """Name the status in the cell and each reason once."""
     records = [

@@ -70,6 +70,13 @@ def test_launchers_come_before_slurm() -> None:
     assert 3 == identify(environ).rank
 
 
+@pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
+def test_torchrun_comes_before_what_has_started_it(outer: dict[str, str]) -> None:
+    """Believe torchrun inside mpirun or srun, whose variables all its ranks on a host share."""
+    within = {**outer, "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
+    assert identify(TORCHRUN) == identify({**within, **TORCHRUN})
+
+
 def test_a_requested_role_wins() -> None:
     """Override what the environment says."""
     assert Identity(role="conductor") == identify(OPENMPI, "conductor")

@@ -11,6 +11,7 @@ from commbench import __version__
 from commbench.cli import lab, measuring, reading, training
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
+from commbench.launch.signals import leave_by_exit
 
 app = typer.Typer(
     name="commbench",
@@ -38,6 +39,7 @@ def _root(
 
 def main() -> None:
     """Run the command line and leave with its exit code (see `commbench.errors`)."""
+    leave_by_exit()
     try:
         app()
     except CommbenchError as error:

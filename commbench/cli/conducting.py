@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from commbench.errors import CommbenchError, InputError
+from commbench.errors import InputError
 from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
 from commbench.launch.launchers import (
     Launcher,
@@ -21,11 +24,11 @@ from commbench.launch.launchers import (
     choose_launcher,
     interface_variables,
 )
-from commbench.launch.standalone import run_standalone
+from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.launch.whoami import Identity, identify
-from commbench.options import default_out, plan_identity, run_header
+from commbench.options import default_out, run_header
 from commbench.presentation import check_style, print_run, print_unfinished
-from commbench.store import Store, check_out, load_run
+from commbench.store import Store, load_run
 from commbench.terminal import make_console, make_display
 from commbench.units import counted, format_duration
 
@@ -167,7 +170,17 @@ def default_ranks(launcher: Launcher) -> int:
 
 
 def complain(error: BaseException) -> None:
-    """Say on stderr why nothing came of it."""
+    """Say on stderr why nothing came of it; of ranks that find the same, the first is enough.
+
+    The others leave it the time to speak, as their launcher ends all ranks when the first of them is gone. Still there
+    after that, they are alone with what they have found.
+    """
+    with contextlib.suppress(InputError):  # which may be what there is to complain about
+        identity = identify(os.environ)
+        if identity.rank:
+            time.sleep(AFTER_RANK_0_S)
+            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {error}\n")
+            return
     sys.stderr.write(f"commbench: {error}\n")
 
 
@@ -187,7 +200,6 @@ def _show(task: Task, messages: Console) -> int:
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:
     out = settings.out or default_out(task.name)
-    check_out(out, plan_identity(task.requests))
     with Store.open(out, task.header()) as store:
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
@@ -205,13 +217,15 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     return code
 
 
-def _take_interface(settings: Settings) -> None:
-    """Use the interface that was asked for; what only a launcher can do comes too late.
+def _take_interface(settings: Settings, ranks: int) -> None:
+    """Use the interface that was asked for; what only a launcher can do comes too late, as do other ``ranks``.
 
     Raises:
         InputError: it does, or this host has no such interface.
     """
     late = (
+        ("--launcher", settings.launcher),
+        ("--hostfile", settings.hostfile),
         ("--ranks-per-node", settings.ranks_per_node),
         ("--bind-to", settings.bind_to),
         ("--launcher-arg", settings.launcher_arg),
@@ -219,6 +233,11 @@ def _take_interface(settings: Settings) -> None:
     for option, value in late:
         if value:
             raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
+    if settings.ranks not in {None, ranks}:
+        raise InputError(
+            f"-n {settings.ranks} was asked for but the launcher has started {counted(ranks, 'rank')}; leave it out, "
+            "or start as many."
+        )
     if settings.interface:
         check_interface(settings.interface)
         os.environ.update(interface_variables(settings.interface))
@@ -227,17 +246,14 @@ def _take_interface(settings: Settings) -> None:
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
     """Be one rank of a launch that somebody else has started; does not return."""
     place = Place(ranks=identity.world_size, ranks_here=identity.local_size, carries_mpi=identity.carries_mpi)
-    try:
-        _take_interface(settings)
-        task = plan(place)
-        out = settings.out or default_out(task.name)
-    except CommbenchError as error:
-        if identity.rank == 0:
-            complain(error)
-        sys.exit(error.exit_code)
+    _take_interface(settings, identity.world_size)
+    task = plan(place)
+    out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
         _say_left_out(task, messages)
+    if settings.dry_run:
+        sys.exit(_show(task, messages) if identity.rank == 0 else 0)
 
     def finish(store: Store) -> None:
         task.conclude(store)

@@ -12,9 +12,8 @@ import typer
 from commbench.budgets import Budget
 from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.cli.training import default_sweep, find_training_budget, join_training, plan_training
-from commbench.errors import InputError
 from commbench.launch.conductor import single_stage
-from commbench.options import SizeOptions, find_budget, lacking, make_request, split_names, usable_suite
+from commbench.options import SizeOptions, find_budget, lacking, make_request, parse_numbers, split_names, usable_suite
 from commbench.parameters import (
     Backend,
     BindTo,
@@ -107,15 +106,15 @@ def bench(
     )
     backends = split_names(backend)
     wanted = train and (backends is None or "gloo" in backends)
-    limit_s = COLLECTIVES_SHARE * time_limit if wanted and time_limit is not None else time_limit
-    limited = replace(settings, time_limit=limit_s)
-    timing = _planner("quick", {"backends": backends}, find_budget(budget, launches), like, limited)
-    training = find_training_budget(budget)
+    timing, training = find_budget(budget, launches), find_training_budget(budget)
 
     def plan(place: Place) -> Task:
-        task = timing(place)
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
-        if not wanted or lack:
+        trains = wanted and not lack
+        limit_s = COLLECTIVES_SHARE * time_limit if trains and time_limit is not None else time_limit
+        limited = replace(settings, time_limit=limit_s)
+        task = _planner("quick", {"backends": backends}, timing, like, limited)(place)
+        if not trains:
             return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
         sweep, seed = default_sweep(), task.requests[0].seed
         begins_s = limit_s or 0.0
@@ -176,10 +175,10 @@ def run(
         "backends": split_names(backend),
         "dtypes": split_names(dtype),
         "redops": split_names(redop),
-        "roots": _numbers("--root", root, "ranks; write e.g. 0,3"),
+        "roots": parse_numbers("--root", root, "ranks; write e.g. 0,3"),
         "in_place": in_place,
         "patterns": split_names(pattern),
-        "world_sizes": _numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
+        "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,
     }
@@ -226,13 +225,3 @@ def _planner(
         return Task(name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out)
 
     return plan
-
-
-def _numbers(option: str, text: str | None, of: str) -> tuple[int, ...] | None:
-    names = split_names(text)
-    if names is None:
-        return None
-    try:
-        return tuple(int(name) for name in names)
-    except ValueError:
-        raise InputError(f"{option} {text} is not a list of {of}.") from None

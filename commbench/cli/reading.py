@@ -57,7 +57,7 @@ def report(
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
     with_mpi: Annotated[
-        bool, typer.Option("--mpi/--no-mpi", help="Start one MPI rank to see the library, its transport and MPI_Init.")
+        bool, typer.Option("--mpi/--no-mpi", help="Start two MPI ranks to see the library, its transport and MPI_Init.")
     ] = True,
     topology: Annotated[
         bool, typer.Option("--topology", help="Print sockets, NUMA nodes, GPUs, network adapters and their links only.")

@@ -12,7 +12,7 @@ from commbench.cli.conducting import Place, Settings, Task, carry_out
 from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
 from commbench.launch.sweep import TrainingPlan
-from commbench.options import draw_seed, split_names
+from commbench.options import draw_seed, parse_numbers, split_names
 from commbench.parameters import (
     BindTo,
     CaseTimeout,
@@ -168,11 +168,11 @@ def train(
         bucket_caps=split_names(bucket_cap_mb) or (),
         hooks=split_names(hook) or (),
         precisions=split_names(precision) or (),
-        accumulations=_numbers("--accumulation", accumulation),
+        accumulations=parse_numbers("--accumulation", accumulation) or (),
         bucket_views=_switch("--bucket-view", bucket_view),
         static_graphs=_switch("--static-graph", static_graph),
-        batches=_numbers("--batch", batch),
-        world_sizes=_numbers("--world-size", world_size),
+        batches=parse_numbers("--batch", batch) or (),
+        world_sizes=parse_numbers("--world-size", world_size) or (),
     )
     settings = Settings(
         ranks=ranks,
@@ -283,13 +283,6 @@ def find_training_budget(name: str, launches: int | None = None, confirm_launche
         confirm_launches=confirm_launches or budget.confirm_launches,
         aim_s=None,  # who names numbers wants them
     )
-
-
-def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(name) for name in split_names(text) or ())
-    except ValueError:
-        raise InputError(f"{option} {text} is not a list of whole numbers; write e.g. 1,4.") from None
 
 
 def _switch(option: str, text: str) -> tuple[bool, ...]:

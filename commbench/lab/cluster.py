@@ -22,8 +22,8 @@ from commbench.lab.visit import check_command, visit
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
-    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that rate "
-    "passes unshaped, and all hosts share the cores and memory of this machine."
+    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that rate, "
+    "but at least 16 KiB, passes unshaped, and all hosts share the cores and memory of this machine."
 )
 #: What a lab is built with, and the packages that bring it; tc is for shaping.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from commbench.errors import InputError
 from commbench.lab.plan import INTERFACE, NETWORK, HostPlan, LabPlan
 
-#: A token bucket lets this much time's worth of bytes pass unshaped. Less than a timer's delays starves a fast link.
+#: A token bucket lets this much time's worth of bytes pass unshaped, within the bounds that follow. Less than a timer's
+#: delays starves a fast link.
 BURST_S = 1e-3
 #: Whole segments of 64 KiB pass the bucket only where it holds them; smaller buckets cut them to packets of one MTU.
 BURST_BYTES = (16 * 1024, 1024 * 1024)

@@ -81,7 +81,7 @@ def blame_exit(
     """
     text = " ".join(" ".join(stderr_lines).split())
     processes = processes or {}
-    found = _by_launcher(text, {pid: rank for rank, (_, pid) in processes.items()})
+    found = _by_launcher(text, processes)
     causes = [words for words in errors if not _VICTIM.search(words.text)]
     if found and found.signal and not found.is_late:
         return found.blame(is_out_of_memory)
@@ -158,7 +158,7 @@ class _Exit:
         return Blame(rank=self.rank, host=self.host, state=state, text=f"{who}{where} {state}")
 
 
-def _by_launcher(text: str, ranks: Mapping[int, int]) -> _Exit | None:
+def _by_launcher(text: str, processes: Mapping[int, tuple[str, int]]) -> _Exit | None:
     if found := _OPENMPI_SIGNAL.search(text):
         return _Exit(rank=int(found[1]), host=found[2], code=-int(found[3]))
     if failures := [_Exit(rank=int(rank), code=int(code)) for rank, code in _TORCHRUN.findall(text)]:
@@ -169,8 +169,27 @@ def _by_launcher(text: str, ranks: Mapping[int, int]) -> _Exit | None:
         return _Exit(rank=int(found[1]), code=1)
     if tasks := _SRUN.findall(text):
         return _by_srun(tasks)
+    return _by_hydra(text, processes)
+
+
+def _by_hydra(text: str, processes: Mapping[int, tuple[str, int]]) -> _Exit | None:
     found = _MPICH.search(text)
-    return _Exit(rank=ranks.get(int(found[1])), host=found[2], code=-int(found[3])) if found else None
+    if not found:
+        return None
+    return _Exit(rank=_rank_of(int(found[1]), found[2], processes), host=found[2], code=-int(found[3]))
+
+
+def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> int | None:
+    """The rank that a process on a host is: in containers, processes of several hosts have the same number."""
+    ranks = [rank for rank, (_, number) in processes.items() if number == pid]
+    there = [rank for rank in ranks if _short(processes[rank][0]) == _short(host)]
+    candidates = there or ranks
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _short(host: str) -> str:
+    """A host's name without its domain."""
+    return host.partition(".")[0]
 
 
 def _by_torchrun(noticed: _Exit, others: Sequence[_Exit]) -> _Exit:

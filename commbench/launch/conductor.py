@@ -19,7 +19,9 @@ from commbench.launch.plan import (
     DONE,
     RunRequest,
     Stage,
+    budget_fields,
     exceeds_aim,
+    is_begun,
     launch_entry,
     missing_cases,
     plan_launch,
@@ -109,7 +111,7 @@ class _Run:
             request = plan(tuple(self.store.records))
             if request is None:
                 continue
-            self.store.update(**_budget_fields(request))
+            self.store.update(**budget_fields(request))
             stage = _StageRun(self, request, startup_s)
             ending = stage.run()
             if ending.status == "cut":
@@ -142,11 +144,11 @@ class _Run:
 
     def _restore(self, reason: str) -> None:
         """Leave a run that was refused before anything was measured as it was."""
-        status = self.known.get("status", "running")
-        if status == "running" or len(self.store.records) > self.known_records:
+        measured = len(self.store.records) > self.known_records
+        if not measured:
+            self.store.restore(self.known)
+        if measured or self.known.get("status", "running") == "running":
             self.store.update(status="partial", reason=reason)
-        else:
-            self.store.update(status=status)
 
     def leave_out(self, case: AnyCase, reason: str) -> None:
         """Measure a case no more in this run."""
@@ -243,8 +245,7 @@ class _StageRun:
     @property
     def is_begun(self) -> bool:
         """Whether anything of the stage has been measured."""
-        asked = {case.key for case in self.request.cases}
-        return any(record.case.key in asked for record in self.run_.store.records)
+        return is_begun(self.request, self.run_.store.records)
 
 
 class _LaunchRun:
@@ -370,8 +371,3 @@ class _LaunchRun:
             self.left_slices -= self.stage.request.slices([record.case])
             run.fruitless = 0
         run.display.record(record)
-
-
-def _budget_fields(request: RunRequest) -> dict[str, Any]:
-    """What the summary needs to know of the budget."""
-    return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}

@@ -70,7 +70,7 @@ class Heart:
         self.host = socket.gethostname()
         self.progress = progress
         self.case = -1
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
         self._tell = tell
         self._on_stall = on_stall
@@ -95,6 +95,16 @@ class Heart:
         """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank starts anew."""
         self.case = index
         self.progress.case = text
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Time without progress that is too long, in seconds; a new one counts from now on."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float | None) -> None:
+        self._timeout_s = seconds
+        self._seen = (-1, -1)  # the next look takes what it sees for progress, and arms the net anew
 
     @property
     def limit_s(self) -> float | None:

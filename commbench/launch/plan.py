@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from commbench.training.cases import Terms
 
 #: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
+#: A collective that has failed so often no longer keeps a launch by hand unfinished.
+_TRIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,11 @@ class RunRequest:
     def slices(self, cases: Iterable[AnyCase]) -> float:
         """How long ``cases`` may take in one launch, in time slices: one each, and more for the matrix of pairs."""
         return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
+
+
+def budget_fields(request: RunRequest) -> dict[str, Any]:
+    """What run.json is to say of the budget, as the summary needs to know it."""
+    return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}
 
 
 #: Part of a run: given all records so far when the stages before it are finished, it says what to measure.
@@ -113,14 +121,26 @@ def missing_cases(
 ) -> list[AnyCase]:
     """The cases that ``launch`` has yet to measure, but for those whose keys are ``left_out``.
 
-    Collectives come in the launch's own shuffled order; training in the order of the request, as the ranks shuffle it.
-    What is trained is compared within a launch, so all of it trains again where some of it is missing.
+    Collectives come in the launch's own shuffled order, but last those that have failed in it, or elsewhere and never
+    succeeded: what follows a case that fails again waits for a new start. Training comes in the order of the request,
+    as the ranks shuffle it. What is trained is compared within a launch, so all of it trains again where some of it is
+    missing.
     """
+    records = list(records)
     done = {record.case.key for record in records if record.launch == launch and record.status in DONE}
-    order = request.cases if request.training else shuffled(request.cases, request.seed, launch)
+    order = request.cases if request.training else _broken_last(request, records, launch)
     wanted = [case for case in order if case.key not in left_out]
     missing = [case for case in wanted if case.key not in done]
     return wanted if request.training and missing else missing
+
+
+def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int) -> list[AnyCase]:
+    """The request's collectives in the order in which ``launch`` measures them."""
+    failed = [record for record in records if record.status not in DONE]
+    good = {record.case.key for record in records if record.status in DONE}
+    broken = {record.case.key for record in failed if record.launch == launch or record.case.key not in good}
+    order = shuffled(request.cases, request.seed, launch)
+    return sorted(order, key=lambda case: case.key in broken)
 
 
 def frozen_values(records: Iterable[AnyRecord]) -> dict[str, Frozen]:
@@ -176,17 +196,29 @@ def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
 def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     """Which launch an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one.
 
-    What could not be trained in a launch does not keep it unfinished for ever.
+    A case that has failed does not keep a launch unfinished for ever: of training none that could not be trained in
+    it, of collectives none that has also failed another time, in this launch or any other.
     """
     asked = {case.key for case in request.cases}
     begun = sorted({record.launch for record in records if record.case.key in asked})
-    failed = {(record.launch, record.case.key) for record in training_records(records) if record.status not in DONE}
-    unfinished = [
-        launch
+    failed = [record for record in records if record.status not in DONE]
+    times = Counter(record.case.key for record in failed)
+    given_up = {
+        launch: {
+            record.case.key
+            for record in failed
+            if record.launch == launch and (request.training or times[record.case.key] >= _TRIES)
+        }
         for launch in begun
-        if missing_cases(request, records, launch, {key for number, key in failed if number == launch})
-    ]
-    return unfinished[0] if unfinished else max(begun, default=-1) + 1
+    }
+    unfinished = (launch for launch in begun if missing_cases(request, records, launch, given_up[launch]))
+    return next(unfinished, max(begun, default=-1) + 1)
+
+
+def is_begun(request: RunRequest, records: Iterable[AnyRecord]) -> bool:
+    """Whether anything of a stage has been measured: without, a run that the time limit ends is not complete."""
+    asked = {case.key for case in request.cases}
+    return any(record.case.key in asked for record in records)
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:

@@ -39,9 +39,16 @@ def probe_mpi() -> dict[str, Any]:
     except InputError as error:
         return {"problem": str(error)}
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
-        last = getattr(error, "stderr", "") or str(error)
-        return {"problem": f"MPI does not start: {str(last).strip().splitlines()[-1]}"}
+        return {"problem": f"MPI does not start: {_last_line(error)}"}
     return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **found}
+
+
+def _last_line(error: Exception) -> str:
+    """The last that a program has said before it failed, else the error itself."""
+    said = getattr(error, "stderr", None) or ""
+    if isinstance(said, bytes):  # as of one that took too long
+        said = said.decode(errors="replace")
+    return (said.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def probe_workload(workload: str, batch: int | None = None, hooks: Sequence[str] = ()) -> WorkloadFacts:

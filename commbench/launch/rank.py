@@ -22,7 +22,7 @@ from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.environment import relevant_variables
-from commbench.errors import InputError
+from commbench.errors import CommbenchError, InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
@@ -265,17 +265,19 @@ def run_process(
 def _end_all(
     error: BaseException, heart: Heart, control: Control | None, on_error: Callable[[LastWords], None]
 ) -> NoReturn:
-    """Say why, and end every rank."""
+    """Say why, and end every rank; an error of ours is one sentence and says all there is to say."""
+    ours = isinstance(error, CommbenchError)
+    text = str(error) if ours else f"{type(error).__name__}: {error}"
+    stack = [] if ours else stack_of_error(error.__traceback__)
     refused = isinstance(error, InputError)
-    text = str(error) if refused else f"{type(error).__name__}: {error}"
-    stack = [] if refused else stack_of_error(error.__traceback__)
     on_error(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=refused, stack=stack))
-    if not refused:
+    if not ours:
         traceback.print_exception(error)
         sys.stderr.flush()
+    code = error.exit_code if isinstance(error, CommbenchError) else 1
     if control is not None:
-        control.abort(1)
-    leave(1)
+        control.abort(code)
+    leave(code)
 
 
 def leave(code: int) -> NoReturn:

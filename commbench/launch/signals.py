@@ -6,6 +6,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
@@ -53,6 +54,20 @@ def _caught() -> list[signal.Signals]:
 def _ignored() -> set[signal.Signals]:
     """SIGHUP where nohup has told this process to ignore it."""
     return {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+
+
+def leave_by_exit() -> None:
+    """Let SIGTERM and SIGHUP end this process by an exception: what waits for a child then ends it as well.
+
+    Until `Interrupts` or a `SignalFeed` takes over.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in _caught():
+        if number != signal.SIGINT:
+            signal.signal(number, leave)
 
 
 class SignalFeed:

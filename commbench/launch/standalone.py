@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,12 +15,21 @@ from typing import NoReturn
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.environment import relevant_variables
-from commbench.errors import CommbenchError, InputError
+from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
-from commbench.launch.plan import LaunchPlan, RunRequest, Stage, launch_entry, next_launch, plan_launch
+from commbench.launch.plan import (
+    LaunchPlan,
+    RunRequest,
+    Stage,
+    budget_fields,
+    is_begun,
+    launch_entry,
+    next_launch,
+    plan_launch,
+)
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.signals import SignalFeed
 from commbench.launch.stacks import stacks_of_threads, waits_in
@@ -32,8 +42,8 @@ from commbench.timing.progress import Progress
 from commbench.training.records import TrainingRecord
 
 _DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
-#: How long other ranks leave rank 0 to write that the launch is hung.
-_AFTER_RANK_0_S = 2.0
+#: How long other ranks leave rank 0 to say, or to write, why the launch ends.
+AFTER_RANK_0_S = 2.0
 
 
 class StoreSink:
@@ -42,14 +52,23 @@ class StoreSink:
     Args:
         store: the run.
         plan: of the launch.
-        stage: what the launch belongs to.
+        request: of the stage that the launch belongs to.
         display: is shown what happens.
         begun: when the launch began, by the monotonic clock.
+        launcher: what has started the ranks.
         is_last: whether the run is complete when the launch has ended well, rather than to go on with another stage.
     """
 
     def __init__(
-        self, store: Store, plan: LaunchPlan, stage: str, display: Display, begun: float, *, is_last: bool = True
+        self,
+        store: Store,
+        plan: LaunchPlan,
+        request: RunRequest,
+        display: Display,
+        begun: float,
+        *,
+        launcher: str,
+        is_last: bool = True,
     ) -> None:
         self.store = store
         self.wrong = False
@@ -59,12 +78,14 @@ class StoreSink:
         self.is_last_case = False
         """Whether a signal asks for an end after the case that is being measured."""
         self._plan = plan
-        self._stage = stage
+        self._request = request
+        self._conditions = {"launcher": launcher, **budget_fields(request)}
         self._is_last = is_last
         self._display = display
         self._begun = begun
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._startup_s: float | None = None
+        """How long the ranks took to come together; None before that."""
         self._measuring_s = 0.0
         self._done = 0
         self._current: AnyCase | None = None
@@ -82,7 +103,8 @@ class StoreSink:
             self._startup_s = time.monotonic() - self._begun
             # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: what is true then stands here already.
             unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
-            self.store.update(status="partial", reason=unfinished, **header_fields(facts, self.store.info))
+            known = header_fields(facts, self.store.info)
+            self.store.update(status="partial", reason=unfinished, **self._conditions, **known)
 
     def case(self, index: int, case: AnyCase) -> None:  # noqa: ARG002 - what is trained comes in an order of its own
         """See `commbench.launch.rank.Sink`."""
@@ -110,27 +132,41 @@ class StoreSink:
             self.fail("interrupted", "interrupted by SIGINT")
             return
         reason = "the time limit ended the launch" if self.cut else ""
-        others = "" if self._is_last else f"stage {self._stage} has got its launch and the next stage has not begun"
-        status = "complete" if self._is_last and not self.failed else "partial"
+        others = (
+            "" if self._is_last else f"stage {self._request.name} has got its launch and the next stage has not begun"
+        )
+        is_complete = self._is_last and not self.failed and is_begun(self._request, self.store.records)
+        status = "complete" if is_complete else "partial"
         self._close(status, "cut" if self.cut else "ok", reason, reason or self.failed or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
-        """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``."""
-        with self._lock:
+        """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``.
+
+        What cannot be written is not: the rank that is told to end all others must not be kept from it.
+        """
+        with self._lock, contextlib.suppress(LaunchError):
             if self._over:
                 return
+            self._over = True
             what: Status = "hung" if hung else "failed"
-            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
             if self._current is not None and status == "partial":
                 self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
-                self.store.write_summary()
+            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
+
+    def refuse(self) -> bool:
+        """Whether what was asked for is refused before the launch has begun: then the run stays as it was."""
+        with self._lock:
+            if self._startup_s is not None or self._over:
+                return False
+            self._over = True
+            return True
 
     def _close(self, status: str, launch_status: str, launch_reason: str, reason: str) -> None:
         with self._lock:
             self._over = True
             seconds = time.monotonic() - self._begun
             entry = launch_entry(
-                stage=self._stage,
+                stage=self._request.name,
                 launch=self._plan.launch,
                 started=self._started,
                 seconds=seconds,
@@ -139,7 +175,8 @@ class StoreSink:
                 status=launch_status,
                 reason=launch_reason,
             )
-            self.store.update(launches=[*self.store.info.get("launches", []), entry], status=status, reason=reason)
+            entries = [*self.store.info.get("launches", []), entry]
+            self.store.update(launches=entries, status=status, reason=reason, **self._conditions)
             self.store.write_summary()
             self._display.launch_finished(seconds)
 
@@ -232,7 +269,7 @@ class _Standalone:
                 self.code = _PARTIAL_CODE
             if self.sink and self.sink.wrong:
                 self.code = _WRONG_CODE
-            if self.sink and self.sink.is_last_case:
+            if self.sink and self.sink.cut and self.sink.is_last_case:
                 self.code = _SIGNAL_CODE + signal.SIGINT
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
@@ -248,9 +285,11 @@ class _Standalone:
             if self.store is None:
                 self.store = self.open_store()
             request = self._next_request(self.store)
-        except CommbenchError as error:
-            if self.store is not None:
+        except InputError as error:
+            if self.store is not None and self.sink is not None:
                 self.store.update(status="partial", reason=str(error))
+            elif self.store is not None:
+                self.store.discard()
             return str(error), ""
         return "", self._plan(self.store, request).to_json() if request else ""
 
@@ -260,6 +299,10 @@ class _Standalone:
             return None
         while self.stages:
             request = self.stages.pop(0)(tuple(store.records))
+            if request and self.interrupts and self.sink:  # in the last case of the stage before
+                self.code = _SIGNAL_CODE + signal.SIGINT
+                store.update(status="interrupted", reason="interrupted by SIGINT between stages")
+                return None
             if request:
                 return request
         if self.failed:
@@ -282,17 +325,19 @@ class _Standalone:
             slice_s=times.slice_s(now, slices=request.slices(request.cases), launches=1),
             deadline_s=times.deadline_s(now),
         )
-        self.sink = StoreSink(store, plan, request.name, self.display, now, is_last=not self.stages)
-        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
-        store.update(
-            launcher=self.identity.launcher, budget=budget.name, relative_half_width=budget.relative_half_width
+        self.sink = StoreSink(
+            store, plan, request, self.display, now, launcher=self.identity.launcher, is_last=not self.stages
         )
+        self.sink.is_last_case = self.interrupts > 0  # one that has come just now
+        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
         return plan
 
     def _report(self, words: LastWords) -> None:
         """This rank ends all others: say why, and on rank 0 note it."""
         self._say(f"rank {words.rank} on host {words.host}: {words.text}")
-        if self.sink:
+        if self.sink and self.store and words.bad_input and self.sink.refuse():
+            self.store.discard()
+        elif self.sink:
             self.sink.fail("partial", f"rank {words.rank} on host {words.host} raised {words.text}")
 
     def _end_hung_launch(self) -> None:
@@ -303,7 +348,7 @@ class _Standalone:
                 "partial", f"{what}; start commbench without mpirun or torchrun to learn which rank", hung=True
             )
         elif self.identity.rank:
-            time.sleep(_AFTER_RANK_0_S)
+            time.sleep(AFTER_RANK_0_S)
         where = waits_in(stacks_of_threads().get(MAIN, []))
         self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}, at {where}.")
         leave(_PARTIAL_CODE)

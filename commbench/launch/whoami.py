@@ -33,8 +33,9 @@ class Identity:
 def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
     """Tell from the environment who this process is; ``requested_role`` overrides it.
 
-    Variables of a launcher come before Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. A rank
-    that was asked for where no launcher is found is the only rank of its launch.
+    Variables of a launcher come before Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. Those of
+    torchrun come first: where mpirun or srun starts a torchrun on each host, its ranks inherit that one's variables,
+    equal on all of a host. A rank that was asked for where no launcher is found is the only rank of its launch.
 
     Raises:
         InputError: an unknown role, or a rank variable that is not a number.
@@ -43,7 +44,7 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
         raise InputError(f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}.")
     if requested_role == "conductor":
         return Identity(role="conductor")
-    found = _openmpi(environ) or _pmi(environ) or _torchrun(environ) or _slurm(environ)
+    found = _torchrun(environ) or _openmpi(environ) or _pmi(environ) or _slurm(environ)
     return found or Identity(role="rank" if requested_role == "rank" else "conductor")
 
 

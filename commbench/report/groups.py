@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from commbench.patterns import makes_groups
+from commbench.patterns import makes_groups, ranks_of
 from commbench.records import Row
 from commbench.units import counted, format_size
 
@@ -13,6 +13,8 @@ from commbench.units import counted, format_size
 MOST_SHOWN = 8
 #: A group on more hosts than these is named without them.
 MOST_HOSTS = 3
+#: So many ranks of a group that are no neighbours are all named.
+MOST_RANKS = 4
 
 
 def groups_in(rows: Iterable[Row]) -> list[str]:
@@ -25,7 +27,14 @@ def name_groups(rows: Sequence[Row]) -> str:
     groups = groups_in(rows)
     if len(groups) > MOST_SHOWN:
         return f": {len(groups)} groups"
-    return f": {'groups' if len(groups) > 1 else 'group'} {', '.join(groups)}" if groups else ""
+    names = ", ".join(brief(group) for group in groups)
+    return f": {'groups' if len(groups) > 1 else 'group'} {names}" if groups else ""
+
+
+def brief(group: str) -> str:
+    """A group's text for a line: of many ranks that are no neighbours the first two and the last."""
+    ranks = group.split(",")
+    return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
 def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
@@ -37,7 +46,7 @@ def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
     """
     timed = sorted((row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0)
     if total <= MOST_SHOWN or not timed:
-        return {row.group: row for row in rows[:MOST_SHOWN]}
+        return {brief(row.group): row for row in rows[:MOST_SHOWN]}
     return {"slowest": timed[-1], "median": middle(timed), "fastest": timed[0]}
 
 
@@ -86,16 +95,11 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
     ratio, worst = max(found, key=lambda pair: (often[pair[1].group], pair[0]))
     size = f" at {format_size(worst.message_bytes)}" if worst.message_bytes else ""
     times = f"; the slowest at {often[worst.group]} of {counted(len(several), 'size')}" if len(several) > 1 else ""
-    return f"{name}: slowest group {worst.group}{_on(worst.group, hosts)}: {ratio:.2f} times the median{size}{times}."
+    group = f"{brief(worst.group)}{_on(worst.group, hosts)}"
+    return f"{name}: slowest group {group}: {ratio:.2f} times the median{size}{times}."
 
 
 def _on(group: str, hosts: Sequence[str]) -> str:
     """`` on host1``; nothing where the hosts are not known, or many."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
     return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""
-
-
-def ranks_of(group: str) -> list[int]:
-    """The ranks that a group's text names, ``0-3`` or ``0,2``."""
-    first, dash, last = group.partition("-")
-    return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in group.split(",") if rank]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from rich import box
@@ -14,7 +14,7 @@ from rich.text import Text
 from commbench.pairs import Matrix
 from commbench.suspects.findings import Family, Findings, Suspect
 from commbench.suspects.matrix import Links, places
-from commbench.units import counted, format_size, format_time
+from commbench.units import counted, format_size, three_digits, time_unit
 
 #: So many hosts or ranks stand in a table of each with each; of more only the worst are shown.
 SHOWN = 10
@@ -22,6 +22,10 @@ WORST = 5
 #: Operations that are about time; of others the bandwidth is shown.
 _TIMED = frozenset({"latency", "barrier"})
 _MARK = "*"
+#: In GB/s: of short messages that would be many zeros.
+_RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
+#: Longer names of hosts do not head columns: the width of a table that a log holds too, and of what parts two columns.
+WIDTH, PADDING = 100, 3
 
 
 def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
@@ -37,11 +41,21 @@ def _render(matrix: Matrix, suspects: Iterable[Suspect]) -> list[RenderableType]
     names, links = _units(matrix)
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
     own = [suspect for suspect in suspects if suspect.measured == measured]
-    table = _each_with_each(matrix, names, links, own) if len(names) <= SHOWN else _worst(matrix, names, links, own)
-    what = "time" if matrix.case.operation in _TIMED else "GB/s"
+    what, text_of = _scale(matrix, links)
+    table = (_each_with_each if len(names) <= SHOWN else _worst)(text_of, names, links, own)
     per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
     launches = counted(len(matrix.times_us), "launch")
-    return [Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold"), table]
+    title = Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold")
+    return [title, table, *_untimed(matrix)]
+
+
+def _untimed(matrix: Matrix) -> list[RenderableType]:
+    """How many pairs are missing, where any is."""
+    if not matrix.untimed:
+        return []
+    pairs = matrix.untimed + len(matrix.source)
+    why = "no repetition of theirs started on time; use --sync dissemination"
+    return [Text(f"{matrix.untimed} of {pairs} pairs of ranks could not be timed: {why}", style="yellow")]
 
 
 def _units(matrix: Matrix) -> tuple[list[str], Links]:
@@ -55,23 +69,44 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
     return [f"rank {rank}" for rank in range(len(matrix.hosts))], links
 
 
-def _each_with_each(matrix: Matrix, names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
+def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
+    """What the cells hold, in a unit that suits the fastest link, and the text of one that takes so many us."""
+    fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
+    if matrix.case.operation in _TIMED:
+        scale, unit = time_unit(1e-6 * fastest_us)
+        return f"time in {unit}", lambda time_us: three_digits(1e-6 * time_us / scale)
+    most = matrix.rate_GBps(fastest_us)
+    scale, unit = next((scale, unit) for scale, unit in _RATE_UNITS if most >= scale or unit == "kB/s")
+    return unit, lambda time_us: f"{matrix.rate_GBps(time_us) / scale:.3g}"
+
+
+def _each_with_each(
+    text_of: Callable[[float], str], names: Sequence[str], links: Links, suspects: Sequence[Suspect]
+) -> Table:
     times = np.full((len(names), len(names)), np.nan)
     times[links.source, links.target] = np.exp(links.values[0])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for source, line in zip(names, times.tolist(), strict=True):
+    table.add_column("", overflow="fold")
+    headings = _headings(names)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for source, heading, line in zip(names, headings, times.tolist(), strict=True):
         cells = (
-            _cell(matrix, time, slow=any(suspect.covers(source, target) for suspect in suspects))
+            _cell(text_of, time, slow=any(suspect.covers(source, target) for suspect in suspects))
             for target, time in zip(names, line, strict=True)
         )
-        table.add_row(source, *cells)
+        table.add_row(source if source == heading else f"{heading} {source}", *cells)
     return table
 
 
-def _worst(matrix: Matrix, names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
+def _headings(names: Sequence[str]) -> list[str]:
+    """What heads the columns: the names, or numbers where not all names fit beside each other."""
+    if (len(names) + 1) * (max(map(len, names)) + PADDING) <= WIDTH:
+        return list(names)
+    return [str(number) for number in range(1, len(names) + 1)]
+
+
+def _worst(text_of: Callable[[float], str], names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
     """The hosts or ranks that are slowest with the partners that they are good with."""
     between = links[links.source != links.target]
     sends, receives = (scores[0] for scores in between.scores(len(names)))
@@ -85,19 +120,17 @@ def _worst(matrix: Matrix, names: Sequence[str], links: Links, suspects: Sequenc
     for unit in order[:WORST].tolist():
         ends = ((names[unit], ""), ("", names[unit]))
         cells = [
-            _cell(matrix, math.exp(way[unit]), slow=any(suspect.covers(*end) for suspect in suspects))
+            _cell(text_of, math.exp(way[unit]), slow=any(suspect.covers(*end) for suspect in suspects))
             for way, end in zip((sends, receives), ends, strict=True)
         ]
         table.add_row(names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}")
     return table
 
 
-def _cell(matrix: Matrix, time_us: float, *, slow: bool) -> Text:
+def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Text:
     if math.isnan(time_us):
         return Text("-", style="dim")
-    is_timed = matrix.case.operation in _TIMED
-    text = format_time(time_us * 1e-6) if is_timed else f"{matrix.rate_GBps(time_us):.3g}"
-    return Text(f"{text}{_MARK if slow else ''}", style="red" if slow else "")
+    return Text(f"{text_of(time_us)}{_MARK if slow else ''}", style="red" if slow else "")
 
 
 # ------------------------------------------------------------------------------------------------------- the sentence

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from commbench.budgets import BUDGETS
 from commbench.collectives import OPERATIONS
+from commbench.patterns import pattern_order
 from commbench.records import FLAGS, OverlapRow, Row
-from commbench.report.groups import MOST_SHOWN, chosen, groups_in, name_groups, name_slowest, rates_together
+from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.units import format_size, format_time
 
 #: One letter a flag, explained under the table; flags without one are spelled out.
@@ -100,8 +101,9 @@ def _table_key(row: Row) -> tuple[Any, ...]:
 
 
 def _table_order(row: Row) -> tuple[Any, ...]:
-    operation, *others = _table_key(row)
-    return (list(OPERATIONS).index(operation), *((other is not None, other) for other in others))
+    operation, pattern, *others = _table_key(row)
+    ordered = (list(OPERATIONS).index(operation), pattern_order(pattern))
+    return (*ordered, *((other is not None, other) for other in others))
 
 
 def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list[RenderableType]:
@@ -196,7 +198,7 @@ def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[Rendera
     if row.status != "ok":
         rates = [""] * len(rates)
     time = _time_cell(row)
-    return [time.append(f" ({row.group})") if named and row.group else time, *rates, marks_of(row)]
+    return [time.append(f" ({brief(row.group)})") if named and row.group else time, *rates, marks_of(row)]
 
 
 def _time_cell(row: Row) -> Text:

@@ -240,9 +240,12 @@ class _Search:
     def _two_hosts(self) -> str:
         """Whether one direction between two hosts is slower than the other."""
         links = self.inter.gathered(self.host)
-        if links.is_symmetric:
+        if links.is_symmetric or len(links) != 2:  # noqa: PLR2004 - there and back, unless one could not be timed
             return ""
         difference = links.values[:, 0] - links.values[:, 1]
+        difference = difference[np.isfinite(difference)]
+        if not len(difference):
+            return ""
         middle = float(np.median(difference))
         steady = bool((np.sign(difference) == np.sign(middle)).all())
         if not steady or abs(middle) < math.log(RELEVANT):

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from commbench.pairs import hosts_of
+from commbench.patterns import ranks_of
 from commbench.records import GroupTimes, Record
 from commbench.summary import records_by_case
 from commbench.suspects.findings import Family, Words, make_family
@@ -121,14 +122,18 @@ def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: fl
 
 
 def group_levels(records: Iterable[Record], info: Mapping[str, object]) -> list[Level]:
-    """What compares groups that ran at the same time, to be called with how probable a false alarm may be."""
+    """What compares groups that ran at the same time, to be called with how probable a false alarm may be.
+
+    Of one pattern the groups of a pair operation and of other numbers of ranks are others: each set of them counts for
+    itself.
+    """
     levels: list[Level] = []
-    kinds: dict[tuple[str, str], list[Record]] = {}
+    kinds: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
     for record in records:
         if record.status == "ok" and len(record.groups) >= FEWEST and "oversubscribed" not in record.flags:
-            kinds.setdefault((record.case.backend, record.case.pattern), []).append(record)
-    for (backend, pattern), here in kinds.items():
-        names = [group.group for group in here[-1].groups]
+            names = tuple(group.group for group in record.groups)
+            kinds.setdefault((record.case.backend, record.case.pattern, names), []).append(record)
+    for (backend, pattern, names), here in kinds.items():
         of_group = partial(_group_times, names=names)
         measured = _Measured(backend=f"{backend} {pattern}", by_operation=_by_operation(here, of_group))
         if measured.by_operation:
@@ -151,12 +156,7 @@ def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Fa
 
 def _group_name(group: str, info: Mapping[str, object]) -> str:
     """The group's ranks, and their host where they are all on one."""
-    ranks = [rank for part in group.split(",") for rank in _span(part)]
+    ranks = ranks_of(group)
     hosts = hosts_of(info, max(ranks) + 1)
     on = {hosts[rank] for rank in ranks}
     return f"ranks {group}{f' on {on.pop()}' if len(on) == 1 and '' not in on else ''}"
-
-
-def _span(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)

@@ -105,7 +105,7 @@ def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
     return Offset(
         at_ns=int(middle[tight_low] + middle[tight_high]) // 2,
         offset_ns=int(high[tight_high] + low[tight_low]) // 2,
-        error_ns=(width + MAXIMUM_DRIFT * span) / 2 + 1,  # and what rounding to whole nanoseconds takes
+        error_ns=(width + MAXIMUM_DRIFT * span) / 2 + 2,  # and what rounding to whole nanoseconds takes
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.errors import InputError
-from commbench.records import SCHEMA, Status
+from commbench.records import SCHEMA, Status, known_fields
 from commbench.training.cases import TrainingCase
 
 
@@ -113,9 +113,9 @@ class TrainingRecord:
         try:
             return cls(
                 **{
-                    **_known(cls, data),
-                    "case": TrainingCase(**_known(TrainingCase, data["case"])),
-                    "buckets": [Bucket(**_known(Bucket, bucket)) for bucket in data.get("buckets", ())],
+                    **known_fields(cls, data),
+                    "case": TrainingCase(**known_fields(TrainingCase, data["case"])),
+                    "buckets": [Bucket(**known_fields(Bucket, bucket)) for bucket in data.get("buckets", ())],
                     "metrics": [(int(step), float(value)) for step, value in data.get("metrics", ())],
                 }
             )
@@ -126,11 +126,6 @@ class TrainingRecord:
 def is_training(data: Mapping[str, Any]) -> bool:
     """Whether a line of ``samples.jsonl`` holds a training record."""
     return isinstance(data.get("case"), Mapping) and "workload" in data["case"]
-
-
-def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(cls)}
-    return {name: value for name, value in data.items() if name in names}
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type

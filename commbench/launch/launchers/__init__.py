@@ -2,7 +2,7 @@
 
 from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.choice import LAUNCHERS, check_slots, choose_launcher, find_mpirun
-from commbench.launch.launchers.hosts import EMULATED, HOSTFILE, hostfile_slots
+from commbench.launch.launchers.hosts import EMULATED, HOSTFILE, read_hostfile
 from commbench.launch.launchers.hydra import MpiexecLauncher
 from commbench.launch.launchers.network import check_interface, interface_variables
 from commbench.launch.launchers.openmpi import MpirunLauncher
@@ -23,6 +23,6 @@ __all__ = [
     "check_slots",
     "choose_launcher",
     "find_mpirun",
-    "hostfile_slots",
     "interface_variables",
+    "read_hostfile",
 ]

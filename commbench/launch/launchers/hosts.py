@@ -30,19 +30,23 @@ def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
         InputError: the hostfile cannot be used.
     """
     if hostfile is not None:
-        return list(read_hostfile(hostfile).values())
+        return list(read_hostfile(hostfile, each_line_a_slot=is_pbs_file(hostfile, environ)).values())
     return tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", "")) or [local_cpus()]
 
 
-def hostfile_slots(hostfile: Path) -> int:
-    """Add up the slots of a hostfile, see `read_hostfile`."""
-    return sum(read_hostfile(hostfile).values())
+def is_pbs_file(hostfile: Path, environ: Mapping[str, str]) -> bool:
+    """Whether it is a PBS job's node file, where a host that stands on one line has one slot (``mpiprocs=1``)."""
+    return str(hostfile) == environ.get("PBS_NODEFILE")
 
 
-def read_hostfile(hostfile: Path) -> dict[str, int]:
+def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str, int]:
     """Slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and Intel's (``host:4``).
 
-    A host named once without a number has as many slots as this one has CPUs, one named k times has k: PBS's form.
+    A host named k times without a number has k slots, and one named once as many as this one has CPUs.
+
+    Args:
+        hostfile: the file.
+        each_line_a_slot: a host named once has one slot.
 
     Raises:
         InputError: the file cannot be read or names no host.
@@ -61,7 +65,8 @@ def read_hostfile(hostfile: Path) -> dict[str, int]:
         count = re.search(r"(?:\bslots\s*=\s*|^[^\s:]+:)(\d+)", entry)
         slots[name] += int(count[1]) if count else 0
         plain[name] += 0 if count else 1
-    return {name: slots[name] + (times if times != 1 else local_cpus()) for name, times in plain.items()}
+    alone = 1 if each_line_a_slot else local_cpus()
+    return {name: slots[name] + (alone if times == 1 else times) for name, times in plain.items()}
 
 
 def local_cpus() -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from commbench.environment import relevant_variables
 from commbench.launch.launchers.base import Placement, run_by_mpi4py
+from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
 
 #: Variables that Open MPI carries to other hosts itself, or that belong to this host's scheduler.
 _NOT_FORWARDED = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "SLURM_", "PBS_")
@@ -37,9 +38,13 @@ class MpirunLauncher(Placement):
         return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *run_by_mpi4py(program)]
 
     def _hosts(self) -> list[str]:
+        nodes = self.nodes
         if self.hostfile is not None:
-            return ["--hostfile", str(self.hostfile)]
-        return ["--host", ",".join(f"{name}:{slots}" for name, slots in self.nodes)] if self.nodes else []
+            if not is_pbs_file(self.hostfile, self.environ):
+                return ["--hostfile", str(self.hostfile)]
+            # Open MPI 5 would take a host that stands there once to have as many slots as CPUs.
+            nodes = [*read_hostfile(self.hostfile, each_line_a_slot=True).items()]
+        return ["--host", ",".join(f"{name}:{slots}" for name, slots in nodes)] if nodes else []
 
     def _mapping(self, ranks: int) -> list[str]:
         if self.ranks_per_node is None:
