@@ -241,16 +241,14 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
-def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[CallT_co]:
+def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[Any]:
     """Reduce a piece for each rank of the host, reduce the pieces across hosts on one rail each, put them together.
 
     The first and the last step stay within the host; the message crosses between hosts once, in as many streams as a
     host has ranks (as Horovod's NCCLHierarchicalAllreduce divides it).
     """
-    nodes, rails = _hierarchy(shape.hosts)
-    node, rail = backend.split(nodes), backend.split(rails)
-    assert node is not None and rail is not None  # noqa: S101, PT018 - every rank is in one of each
-    piece = backend.like(buffers.receive, shape.elements // len(nodes[0]))
+    node, rail = shape.parts
+    piece = backend.like(buffers.receive, shape.elements // node.size)
     return [
         node.reduce_scatter(buffers.send, piece, redop),
         rail.all_reduce(piece, piece, redop),
@@ -264,6 +262,7 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
         plain,
         summary="reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each host",
         call=_by_levels,
+        divisions=_hierarchy,
         divided=True,
         algorithm="commbench hierarchical",
     )

@@ -32,8 +32,8 @@ class Shape:
     """Elements of the message: the larger of the send and the receive buffer of any rank."""
     root: int = 0
     window: int = 1
-    hosts: Sequence[str] = ()
-    """The host of each rank, where an operation must know it."""
+    parts: Sequence[Primitives[Any, Any]] = ()
+    """This rank's part of each of the operation's `divisions`."""
 
     @property
     def block(self) -> int:
@@ -180,6 +180,8 @@ class Operation:
     inputs: Pieces = lambda _: []
     answer: Pieces = lambda _: []
     call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
+    divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
+    """How ranks on such hosts are divided further, for an operation that is composed of others among fewer ranks."""
     busbw_factor: Callable[[int], float] = lambda _: 1.0
     """algbw times this is busbw; the argument is the number of ranks (nccl-tests, doc/PERFORMANCE.md)."""
     divided: bool = False

@@ -52,9 +52,8 @@ class Session:
     control: Control
     budget: Budget
     progress: Progress
-    shared_clock: bool = False
-    """Whether ranks' stamps can be compared: they are of one clock, or ``clock`` makes them so."""
     clock: GlobalClock = field(default_factory=GlobalClock)
+    """Makes ranks' stamps comparable."""
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
@@ -76,14 +75,10 @@ class Session:
         return self._readings[timer.name]
 
     def check(self, case: Case, communicator: Communicator) -> None:
-        """Raise `UnsupportedError` where the backend or the hosts cannot time the case as asked."""
+        """Raise `UnsupportedError` where the backend cannot time the case as asked."""
         if case.loop not in ("auto", *communicator.loops):
             raise UnsupportedError(
                 f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
-            )
-        if case.sync == "round-time" and not self.shared_clock:
-            raise UnsupportedError(
-                "round-time synchronisation needs ranks that share a clock; use --sync dissemination"
             )
 
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
@@ -93,7 +88,7 @@ class Session:
         """
         method = choose_method(
             case.sync,
-            shared_clock=self.shared_clock and is_close(self.clock.error_ns, lasting_ns),
+            shared_clock=is_close(self.clock.error_ns, lasting_ns),
             own_threads=communicator.own_threads,
         )
         key = (case.backend, case.loop, method)
@@ -139,8 +134,7 @@ def measure(
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     record = replace(record, **_conditions(prepared, timer))
-    one_clock = session.shared_clock and session.clock.exact
-    checked = prepared.verify(session.control, shared_clock=one_clock, timer=timer)
+    checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:
@@ -150,7 +144,7 @@ def measure(
         timer = _suit_clock(prepared, communicator, timer, session, frozen)
         record = replace(record, **_conditions(prepared, timer))
         settled, samples = _sample(prepared, timer, session, frozen)
-        overlap = _overlap(prepared, communicator, session)
+        overlap = _overlap(prepared, communicator, timer, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
     transports = session.control.gather(prepared.communicator.transport())
     if samples is None or transports is None:
@@ -298,20 +292,15 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
         watched=prepared.participants if prepared.several else (0,),
     )
     settled = sampler.settle(frozen)
-    samples = Samples(
-        prepared.participants,
-        one_clock=session.shared_clock,
-        spanning=plan.spans_ranks,
-        clock_error_ns=session.clock.error_ns,
-    )
+    samples = Samples(prepared.participants, spanning=plan.spans_ranks, clock_error_ns=session.clock.error_ns)
     return settled, sampler.collect(samples, settled.batch)
 
 
-def _overlap(prepared: Prepared, communicator: Communicator, session: Session) -> Overlap | None:
-    """The overlap of a non-blocking collective; None for others."""
+def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
+    """The overlap of a non-blocking collective whose ranks start together as in its row; None for others."""
     if not prepared.operation.overlaps:
         return None
-    timer = session.timer(replace(prepared.case, loop="python"), communicator)
+    timer = session.timer(replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator)
     slice_s = session.slice_s or session.budget.slice_s
     return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
 

@@ -74,6 +74,6 @@ def try_out(
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
         return []
-    samples = Samples(participants, one_clock=False, spanning=False)
+    samples = Samples(participants, spanning=False)
     samples.add(gathered)
     return samples.slowest_us(1)

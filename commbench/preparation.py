@@ -183,6 +183,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
     operation = arranged(case.operation, case.pattern, len(placed))
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
+    parts = [communicator.split(division) for division in operation.divisions(placed)]
     dtype = DTYPES[case.dtype or "int8"]
     size = within.size if within else len(groups[0])
     idle = Prepared(
@@ -204,7 +205,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
         elements=idle.message_bytes(size) // dtype.itemsize,
         root=case.root or 0,
         window=idle.window,
-        hosts=placed,
+        parts=[part for part in parts if part],
     )
     check_count(shape.block if operation.divided else shape.elements, within)
     buffers = _allocate(case, operation, shape, dtype, within)

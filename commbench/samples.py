@@ -21,16 +21,13 @@ Matrix = NDArray[Any]
 class Samples:
     """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
 
-    A repetition that any rank started late is dropped and counted. ``one_clock``: all stamps are of one clock, so that
-    arrivals can be compared; of one that is known to ``clock_error_ns`` only, where that is little of the time.
-    ``spanning``: a repetition lasts from the first start to the last end of any rank.
+    A repetition that any rank started late is dropped and counted. All stamps are of one clock, known to
+    ``clock_error_ns``: arrivals can be compared where that is little of the time. ``spanning``: a repetition lasts from
+    the first start to the last end of any rank.
     """
 
-    def __init__(
-        self, participants: Sequence[int], *, one_clock: bool, spanning: bool, clock_error_ns: float = 0.0
-    ) -> None:
+    def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
         self._participants = list(participants)
-        self._one_clock = one_clock
         self._clock_error_ns = clock_error_ns
         self._spanning = spanning
         self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
@@ -39,7 +36,7 @@ class Samples:
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """The same repetitions as some of the participating ranks saw them, e.g. those of one group."""
-        part = Samples(ranks, one_clock=self._one_clock, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
+        part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
         rows = [self._participants.index(rank) for rank in ranks]
         part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
         return part
@@ -76,7 +73,7 @@ class Samples:
             "rank_median_us": _us(np.median(lasting, axis=1), per),
             "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
         }
-        if self._one_clock and is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
+        if is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
             arrival = self._start - self._start.min(axis=0)
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)

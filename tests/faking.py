@@ -57,7 +57,6 @@ class FakeRun:
     script: Script = EXACT
     ranks: int = 2
     hosts: Sequence[str] = ()
-    shared_clock: bool = True
     clock: type[GlobalClock] = GlobalClock
     relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
@@ -74,7 +73,6 @@ class FakeRun:
                 control=control,
                 budget=budget,
                 progress=Progress(),
-                shared_clock=self.shared_clock,
                 clock=self.clock(),
                 hosts=self.hosts,
                 slice_s=self.slice_s,

@@ -6,11 +6,13 @@ from statistics import median
 from typing import Any
 
 import pytest
+from faking import FakeRun, fake_case
 from launching import records_from_lab
 
 from commbench.arrangements import MATRIX, MATRIX_WINDOW_BYTES, OFFERED, _hierarchy, arranged
 from commbench.cases import Case, Sweep
 from commbench.collectives import OPERATIONS, WINDOW_BYTES, Operation, Shape, window_of
+from commbench.communicators.fake import FakeCommunicator
 from commbench.errors import UnsupportedError
 from commbench.patterns import PATTERNS
 from commbench.primitives import Buffers
@@ -187,6 +189,20 @@ def test_a_hierarchy_is_hosts_and_rails() -> None:
     assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
 
 
+def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide in the same steps on ranks that stand aside: libraries count the groups that a process has made."""
+    made: dict[int, list[Any]] = {rank: [] for rank in range(6)}
+    split = FakeCommunicator._split
+
+    def _split(self: FakeCommunicator, groups: Any) -> FakeCommunicator | None:
+        made[self.rank].append(groups)
+        return split(self, groups)
+
+    monkeypatch.setattr(FakeCommunicator, "_split", _split)
+    FakeRun(ranks=6, hosts="aabbcc").launch([fake_case(pattern="hierarchical", world_size=4)])
+    assert 6 * [[((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1, 3))]] == list(made.values())
+
+
 def test_a_hierarchical_message_can_be_divided() -> None:
     """Round the message up to one element a rank."""
     (case,) = Sweep(patterns=["hierarchical"], sizes=[20], backends=["mpi"]).cases(4)
@@ -240,6 +256,16 @@ def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) ->
         expected |= {(b, "hierarchical", "all_reduce") for b in BACKENDS.split(",")}
     ran = [e["case"] for e in verified if "corrupted" in e]
     assert expected == {(case.backend, case.pattern, case.operation) for case in ran}
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.timeout(60)
+def test_a_hierarchy_of_some_ranks_leaves_the_others_in_step(run_ranks: Any) -> None:
+    """Divide four of six ranks by levels; groups of ranks of both kinds find each other afterwards."""
+    found = run_ranks(6, "verify_patterns.py", BACKENDS, "some", timeout=50)["cases"]
+    assert 2 * len(BACKENDS.split(",")) == len(found)
+    assert all(wrong == 0 < idle for wrong, idle in found), found
 
 
 # ------------------------------------------------------------------------------------------------- emulated clusters

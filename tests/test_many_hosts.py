@@ -100,3 +100,27 @@ def test_torchrun_on_every_host_adds_launches(tmp_path: Path) -> None:
     assert ("complete", "torchrun", 2) == (info["status"], info["launcher"], info["nodes"])
     assert [("ok", "2"), ("ok", "2")] == [(row["status"], row["launches"]) for row in rows]
     assert 4 == len(load_run(out).records)
+
+
+#: Makes a host's own name lead to 127.0.1.1, as Debian's installer does, and gives the host a default route.
+DEBIAN = """
+name=$(hostname)
+sed "s/^.* $name$/127.0.1.1 $name/" /etc/hosts > $1/$name && mount --bind $1/$name /etc/hosts
+ip route replace default dev eth0
+unset GLOO_SOCKET_IFNAME
+shift
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path) -> None:
+    """Meet by the default route where every host's own name leads to itself only."""
+    out = tmp_path / "run"
+    (tmp_path / "debian.sh").write_text(DEBIAN)
+    rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend gloo --out {out}"
+    wrapped = f"unshare --mount sh {tmp_path}/debian.sh {tmp_path} {rank}"
+    run_in_lab("sh", "-c", f"{mpirun().mpirun} -n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none {wrapped}")
+    info, rows = read(out)
+    assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
+    assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}

@@ -11,6 +11,7 @@ import pytest
 from builders import make_info
 from faking import EXACT, Coarse, FakeRun, fake_case
 
+from commbench import measure
 from commbench.communicators.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
 from commbench.control import ThreadControl, run_threads
 from commbench.errors import UnsupportedError
@@ -20,7 +21,7 @@ from commbench.report.comparison import compare
 from commbench.stats import Verdict
 from commbench.store import Run
 from commbench.summary import keyed_rows
-from commbench.timing.loops import Call, Repetitions
+from commbench.timing.loops import Call, Repetitions, Timer
 from commbench.timing.sync import MINIMUM_SLACK_NS
 
 TRUE_US = Script().time_us(1024)
@@ -53,11 +54,11 @@ def test_the_slowest_rank_is_named() -> None:
     assert (3 + 1.2) / 4 * TRUE_US == pytest.approx(median(record.rank_mean_us), abs=1e-3)
 
 
-def test_skew_needs_a_shared_clock() -> None:
-    """Compare arrivals only where all ranks read one clock."""
+def test_skew_needs_clocks_that_agree() -> None:
+    """Compare arrivals only where all ranks read one clock, or clocks that are known closely."""
     script = replace(EXACT, skew_us=1.0)
     (shared,) = FakeRun(script=script, ranks=3).launch([fake_case()])
-    (apart,) = FakeRun(script=script, ranks=3, shared_clock=False).launch([fake_case()])
+    (apart,) = FakeRun(script=script, ranks=3, clock=Coarse).launch([fake_case()])
     assert len(shared.times_us) == len(shared.skew_us)
     assert 3 == len(shared.rank_arrival_us)
     assert ("dissemination", (), ()) == (apart.sync, tuple(apart.skew_us), tuple(apart.rank_arrival_us))
@@ -94,16 +95,15 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("changes", "shared_clock", "reason"),
+    ("changes", "reason"),
     [
-        ({"loop": "native"}, True, "fake has no native loop"),
-        ({"sync": "round-time"}, False, "use --sync dissemination"),
-        ({"dtype": "int8", "redop": "avg"}, True, "average of int8"),
+        ({"loop": "native"}, "fake has no native loop"),
+        ({"dtype": "int8", "redop": "avg"}, "average of int8"),
     ],
 )
-def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], shared_clock: bool, reason: str) -> None:
-    """Refuse a loop, a synchronisation or an answer that does not exist here."""
-    (record,) = FakeRun(shared_clock=shared_clock).launch([fake_case(**changes)])
+def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:
+    """Refuse a loop or an answer that does not exist here."""
+    (record,) = FakeRun().launch([fake_case(**changes)])
     assert "unsupported" == record.status
     assert reason in record.reason
 
@@ -126,6 +126,20 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
     assert (expected, doubted) == (record.sync, "clock" in record.flags)
     assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
+
+
+@pytest.mark.parametrize(("alpha_us", "expected"), [(80.0, "dissemination"), (150.0, "round-time")])
+def test_overlap_starts_ranks_as_its_row(alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the overlap by the method that suits the operation, once that is known."""
+    methods = []
+
+    def note(_: object, timer: Timer, *__: object) -> None:
+        methods.append(timer.sync.plan.method)
+
+    monkeypatch.setattr(measure, "measure_overlap", note)
+    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
+    (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case("iall_gather")])
+    assert [expected] * 3 == [record.sync, *methods]
 
 
 def test_later_launches_start_ranks_as_the_first_did() -> None:

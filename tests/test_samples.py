@@ -1,5 +1,7 @@
 """Tests of how every rank's stamps become times, means and skew."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,9 +23,9 @@ def stamps(start_ns: list[int], end_ns: list[int], late: list[bool] | None = Non
 TWO = [stamps([0, 10_000, 20_000], [1000, 12_000, 24_000]), stamps([100, 10_200, 20_300], [2000, 11_000, 23_000])]
 
 
-def collected(ranks: list[Repetitions], **changes: bool) -> Samples:
+def collected(ranks: list[Repetitions], **changes: Any) -> Samples:
     """Return samples of all ranks."""
-    samples = Samples(range(len(ranks)), **{"one_clock": True, "spanning": True, **changes})
+    samples = Samples(range(len(ranks)), **{"spanning": True, **changes})
     samples.add(ranks)
     return samples
 
@@ -53,14 +55,14 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
     assert [2, 1] == summary["rank_slowest"]
 
 
-def test_without_one_clock_there_is_no_skew() -> None:
+def test_without_a_clock_that_is_known_closely_there_is_no_skew() -> None:
     """Leave arrivals out where they cannot be compared."""
-    assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, one_clock=False, spanning=False).summary(1).keys()
+    assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
 
 
 def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
     """Drop it on all ranks, count it, and tell the chunk's share."""
-    samples = Samples([0, 1], one_clock=True, spanning=True)
+    samples = Samples([0, 1], spanning=True)
     share = samples.add([TWO[0], stamps([100, 10_200, 20_300], [2000, 11_000, 23_000], [False, True, False])])
     assert (pytest.approx(1 / 3), 1, 2) == (share, samples.late, samples.valid)
     assert [2.0, 4.0] == samples.slowest_us(1)
@@ -76,7 +78,7 @@ def test_chunks_add_up() -> None:
 def test_only_participants_count() -> None:
     """Look at the two ends of a pair and nobody between, whose lateness still drops a repetition."""
     idle = stamps([0] * 3, [10**9] * 3, [True, False, False])
-    samples = Samples([0, 2], one_clock=True, spanning=True)
+    samples = Samples([0, 2], spanning=True)
     samples.add([TWO[0], idle, TWO[1]])
     assert [2.0, 4.0] == samples.slowest_us(1)
     assert 2 == len(samples.summary(1)["rank_median_us"])

@@ -76,7 +76,7 @@ def sample(
         settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
         settled = sampler.settle(frozen)
-        samples = sampler.collect(Samples(range(ranks), one_clock=True, spanning=True), settled.batch)
+        samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
         return settled, samples, timer.asked, timer.sync.plan.slack_ns
 
     results = run_threads(ranks, work)

@@ -98,7 +98,10 @@ class Communicator(ABC):
         return shape.rank * shape.block
 
     def split(self, groups: Sequence[Group]) -> Communicator | None:
-        """The communicator of this rank's group, None in no group; all ranks together, each division made once.
+        """The communicator of this rank's group, None in no group; each division is made once.
+
+        All ranks of the launch make it together, those in no group, too: libraries name groups by counting those that
+        a process has made, so that ranks which have made fewer would never meet the others again.
 
         In it, ``rank`` and ``size`` are the group's. Its timed loops are not for use: all groups run in the loop of the
         whole, which synchronises all ranks. It is closed with the whole.

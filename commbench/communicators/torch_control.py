@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+import psutil
+
 from commbench.control import Control, gather_everywhere
 from commbench.errors import InputError
 
@@ -22,6 +24,11 @@ T = TypeVar("T")
 
 #: Our own watchdog ends hung launches; this only keeps a lost rank from waiting for ever.
 TIMEOUT = timedelta(minutes=10)
+#: Which network interfaces Gloo uses.
+INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "lo"
+#: An address for documentation (RFC 5737), which nobody has.
+_FAR_AWAY = ("192.0.2.1", 9)
 
 
 @contextmanager
@@ -43,10 +50,15 @@ def unpinned() -> Iterator[None]:
 
 
 def join_world(control: Control) -> None:
-    """Create torch's default process group over Gloo among the ranks of ``control``, all ranks together."""
+    """Create torch's default process group over Gloo among the ranks of ``control``, all ranks together.
+
+    Raises:
+        InputError: other hosts cannot reach this one.
+    """
     if dist.is_initialized():
         return
-    prepare_process(gather_everywhere(control, socket.gethostname()))
+    torch.set_num_threads(1)
+    choose_interface(one_host=len(set(gather_everywhere(control, socket.gethostname()))) == 1)
     host = control.broadcast(_own_address())
     store = None
     if control.rank == 0:
@@ -57,19 +69,73 @@ def join_world(control: Control) -> None:
         dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT)
 
 
-def prepare_process(hosts: list[str]) -> None:
-    """Settings a measuring rank wants before Gloo starts: one compute thread, loopback where all share a host."""
-    torch.set_num_threads(1)
-    if len(set(hosts)) == 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def choose_interface(*, one_host: bool) -> None:
+    """Tell Gloo, unless somebody has, to stay within the host where all ranks share one, and to leave it elsewhere.
+
+    By itself Gloo listens where the host's own name leads, which under Debian's /etc/hosts is 127.0.1.1.
+
+    Raises:
+        InputError: the name leads nowhere else, and neither does a default route.
+    """
+    if os.environ.get(INTERFACE):
+        return
+    if one_host:
+        os.environ[INTERFACE] = _LOOPBACK
+    elif _is_loopback(_resolved()):
+        routed = _routed()
+        names = [name for name in psutil.net_if_addrs() if routed and routed in _addresses(name)]
+        if not names:
+            raise InputError(
+                f"The name of host {socket.gethostname()} leads to {_resolved()}, where other hosts cannot reach it, "
+                "and there is no default route; name the network interface by --interface."
+            )
+        os.environ[INTERFACE] = names[0]
 
 
 def _own_address() -> str:
-    """An address by which other ranks reach this host; loopback where the host name leads nowhere else."""
+    """An address by which other ranks reach this host: that of Gloo's interface, else where the host's name leads.
+
+    Raises:
+        InputError: the interface has no address.
+    """
+    name = os.environ.get(INTERFACE, "").split(",")[0]
+    if not name:
+        return _resolved()
+    addresses = _addresses(name)
+    if not addresses:
+        raise InputError(
+            f"{INTERFACE} is {name}, and host {socket.gethostname()} has no such interface with an IPv4 address; "
+            "name another one by --interface."
+        )
+    return addresses[0]
+
+
+def _addresses(interface: str) -> list[str]:
+    """The IPv4 addresses of an interface."""
+    return [each.address for each in psutil.net_if_addrs().get(interface, []) if each.family == socket.AF_INET]
+
+
+def _resolved() -> str:
+    """Where the host's own name leads; to the loopback if nowhere."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _routed() -> str:
+    """The address that packets leave this host from by the default route; none is sent. Empty without such a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_FAR_AWAY)
+        except OSError:
+            return ""
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def _meet() -> None:
@@ -89,13 +155,12 @@ class TorchControl:
     """Ranks agree over the default process group; they meet where MASTER_ADDR and MASTER_PORT say.
 
     Raises:
-        InputError: the port is in use.
+        InputError: the port is in use, or other hosts cannot reach this one.
     """
 
     def __init__(self) -> None:
-        if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == int(os.environ.get("WORLD_SIZE", "-1")):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(1)
+        choose_interface(one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"))
         with unpinned():
             _meet()
         self.rank = dist.get_rank()

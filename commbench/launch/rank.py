@@ -115,7 +115,6 @@ class _Duty:
             control=self.control,
             budget=self.plan.budget,
             progress=self.heart.progress,
-            shared_clock=True,
             clock=clock,
             oversubscribed=are_crowded(places),
             hosts=[place.host for place in places],

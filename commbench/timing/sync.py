@@ -46,8 +46,8 @@ class SyncPlan:
         self.slack_ns = self.least_ns
 
     def widen(self) -> None:
-        """Agree on instants four times as far ahead from now on."""
-        self.slack_ns = min(4 * self.slack_ns, MAXIMUM_SLACK_NS)
+        """Agree on instants four times as far ahead from now on; at the limit, or beyond it already, it stays."""
+        self.slack_ns = max(self.slack_ns, min(4 * self.slack_ns, MAXIMUM_SLACK_NS))
 
     @property
     def spans_ranks(self) -> bool:

@@ -103,7 +103,6 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
         control=control,
         budget=BUDGETS["quick"],
         progress=Progress(),
-        shared_clock=True,
         oversubscribed=True,
         hosts=hosts,
         slice_s=0.02,

@@ -1,10 +1,11 @@
-"""Run under mpirun: verify patterns of one group on every backend, or measure matrices, some with a corrupted pair."""
+"""Run under mpirun: verify patterns of one group on every backend, or of some ranks only, or measure matrices."""
 
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from verify_all import findings
@@ -17,6 +18,7 @@ from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.measure import Session, frozen_from, measure
+from commbench.preparation import prepare
 from commbench.records import Record
 from commbench.timing.progress import Progress
 
@@ -52,6 +54,20 @@ def hierarchies(backend: str, size: int) -> list[Case]:
         ],
         size,
     )
+
+
+def partial_cases(backend: str) -> list[Case]:
+    """A hierarchy of the first four ranks, then groups that hold some of these and others."""
+    common: dict[str, Any] = {"backend": backend, "operation": "all_reduce", "redop": "sum", "message_bytes": 96}
+    fields = {"dtype": "float32", "in_place": True, **common}
+    return [Case(pattern="hierarchical", world_size=4, **fields), Case(pattern="split:3", **fields)]
+
+
+def wrong_of_some(case: Case, communicator: Communicator, control: Control) -> list[int | None]:
+    """Wrong elements of a case on six ranks of three hosts, and where nothing is communicated."""
+    prepared = prepare(case, communicator, "AABBCC")
+    idle = replace(prepared, calls=[])
+    return [each.verify(control, shared_clock=True).wrong for each in (prepared, idle)]
 
 
 def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
@@ -92,7 +108,6 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
         control=control,
         budget=BUDGET,
         progress=Progress(),
-        shared_clock=True,
         oversubscribed=control.size > (os.cpu_count() or 1),
     )
     found: dict[str, Any] = {}
@@ -123,7 +138,9 @@ def main() -> None:
     backends, what = sys.argv[1:]
     for backend in backends.split(","):
         communicator = open_backend(backend, control)
-        if what == "matrices":
+        if what == "some":
+            found["cases"] += [wrong_of_some(case, communicator, control) for case in partial_cases(backend)]
+        elif what == "matrices":
             found["matrices"][backend] = matrices(communicator, control)
         else:
             planned = [(case, "") for case in cases(backend, control.size)]
