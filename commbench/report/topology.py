@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.topology import cpu_list, nodes_of
-from commbench.units import format_size
+from commbench.units import counted, format_size
 
 
 def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[RenderableType]:
@@ -21,7 +21,7 @@ def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] 
         topology: as from `commbench.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json, if any.
         cpus: those that this process may use; none where the topology is of another host.
     """
-    counts = [f"{_or_unknown(topology[name])} {name}" for name in ("sockets", "cores", "threads")]
+    counts = [_count(topology[f"{name}s"], name) for name in ("socket", "core", "thread")]
     caches = [
         f"{cache['count']} x L{cache['level']} {cache['type']} {format_size(cache['size_bytes'])}"
         for cache in topology["caches"]
@@ -156,6 +156,10 @@ def _speed(megabits: float | None) -> str:
     if megabits is None:
         return "unknown"
     return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
+
+
+def _count(number: int | None, name: str) -> str:
+    return f"unknown {name}s" if number is None else counted(number, name)
 
 
 def _or_unknown(value: object) -> str:
