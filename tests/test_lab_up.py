@@ -55,8 +55,9 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
         said += os.read(terminal, 4096).decode()
     os.close(terminal)
     assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
+    told = " ".join(said.split())  # a terminal breaks lines
     for words in (f"exec --name {mark} -- COMMAND", f"down {mark}", "latency, jitter and loss are not"):
-        assert words in said
+        assert words in told
     assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
     assert "host2\n" == lab("exec", "--name", mark, "--host", "host2", "--", "hostname")
     assert f"The emulated cluster {mark} has ended.\n" == lab("down", mark)
