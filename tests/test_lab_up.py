@@ -48,10 +48,10 @@ def begin(name: str, *words: str, host: str = "host0", **options: object) -> "su
 
 def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
     """Start it in a terminal that is closed then; use it; take it down: its processes and its name are gone."""
-    line = f"{' '.join(LAB)} up --rate none --hosts 3 --name {mark}; echo there; read word"
+    line = f"{' '.join(LAB)} up --rate none --hosts 3 --name {mark}; echo that is all; read word"
     shell, terminal = start_in_terminal("sh", "-c", line)
     said = ""
-    while "there\r\n" not in said:
+    while "that is all\r\n" not in said:
         said += os.read(terminal, 4096).decode()
     os.close(terminal)
     assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
