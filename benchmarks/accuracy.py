@@ -33,7 +33,6 @@ from commbench.cases import Case, Sweep, shuffled
 from commbench.communicators.base import HostBuffer
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
-from commbench.launch.facts import gather_places, share_clock
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
 from commbench.launch.process import Event, Launched
 from commbench.launch.rank import leave
@@ -146,9 +145,8 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
     from commbench.communicators.mpi_control import MpiControl
 
     control = MpiControl()
-    shared_clock = share_clock(gather_places(control))
     communicator = MpiCommunicator(control)
-    session = Session(control=control, budget=BUDGETS["standard"], progress=Progress(), shared_clock=shared_clock)
+    session = Session(control=control, budget=BUDGETS["standard"], progress=Progress())
     library = load_library(options.library)
     cases = []
     for case in shuffled(SWEEP.cases(RANKS), 0, options.launch):
@@ -214,7 +212,7 @@ class Trial:
         plans = {"c": self.c.plan, "native": self.native.sync.plan, "python": self.python.sync.plan}
         self._check_data(loops)
         settled = self._settle(frozen)
-        samples = {name: Samples(self.prepared.participants, one_clock=True, spanning=True) for name in LOOPS}
+        samples = {name: Samples(self.prepared.participants, spanning=True) for name in LOOPS}
         begun = time.monotonic()
         for number in range(rounds):
             for name in chunk_order(number):
