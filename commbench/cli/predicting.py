@@ -1,0 +1,1 @@
+"""The command that tells what nobody has measured: predict."""

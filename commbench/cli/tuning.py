@@ -1,0 +1,1 @@
+"""The command that finds the best settings without measuring them all: tune."""
