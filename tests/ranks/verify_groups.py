@@ -1,10 +1,11 @@
 """Run under mpirun: verify and measure every operation in every pattern of groups, on hosts that are made up."""
 
-import json
 import os
 import sys
 from dataclasses import asdict, replace
 from typing import Any
+
+from reporting import leave
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, all_cases
@@ -130,11 +131,7 @@ def main() -> None:
             "records": measured(communicator, hosts, control),
         }
     communicator.close()
-    if control.rank == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":
