@@ -12,7 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from commbench.errors import InputError
-from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce, ring_all_reduce
+from commbench.prediction.closed_forms import (
+    ALGORITHMS,
+    SHARE_BY_SHARE,
+    Form,
+    Hop,
+    hierarchical_all_reduce,
+    ring_all_reduce,
+)
 from commbench.prediction.curves import Curve
 from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
 from commbench.prediction.links import Link
@@ -35,7 +42,9 @@ GLOO = MappingProxyType(
     }
 )
 #: By backend; others switch between algorithms as their library sees fit.
-KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO, "fake": GLOO})
+KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO})
+#: Patterns that more hosts make larger.
+GROWING_PATTERNS = ("flat", "cross", "hierarchical")
 
 #: An algorithm is plausible at a size if its fit there is at most so many times as far off as the best one's, or
 #: no further than this.
@@ -73,7 +82,8 @@ class GrowingCurve:
     """One operation, backend, data type and pattern, measured on one or more numbers of ranks.
 
     A prediction scales what was measured by the ratio of the textbook times there and here, so that where it was
-    measured it is the measurement. Several numbers of ranks count by how near they are.
+    measured it is the measurement. It keeps the curve's shape: where an algorithm sends n/p bytes at a time, the
+    measurement with messages of that length is scaled. Several numbers of ranks count by how near they are.
     """
 
     operation: str
@@ -176,14 +186,17 @@ class GrowingCurve:
         """What each plausible algorithm predicts, in microseconds; arguments as for `estimate`."""
         link = self.link if rate_bps is None else self.link.at_rate(rate_bps)
         link = link if crowded else dataclasses.replace(link, shared_cores=None)
-        bases = [(one, one.curve.time_us(message_bytes)) for one in self.measured]
         weights = _nearness([one.world_size for one in self.measured], world_size)
         times = {}
         for name in self._plausible(message_bytes):
-            hop = self.hops[name]
+            hop, log_us = self.hops[name], 0.0
             there = float(hop.time_us(message_bytes, world_size, link))
-            ratios = [there / float(hop.time_us(message_bytes, one.world_size, one.link)) for one, _ in bases]
-            times[name] = math.exp(sum(w * math.log(t * r) for w, (_, t), r in zip(weights, bases, ratios, strict=True)))
+            for one, weight in zip(self.measured, weights, strict=True):
+                if weight:
+                    alike = message_bytes * (one.world_size / world_size if name in SHARE_BY_SHARE else 1.0)
+                    here = float(hop.time_us(alike, one.world_size, one.link))
+                    log_us += weight * math.log(one.curve.time_us(alike) * there / here)
+            times[name] = math.exp(log_us)
         return times
 
     @cached_property
@@ -238,7 +251,11 @@ class GrowingCurve:
         """
         nearest = min(self.measured, key=lambda one: abs(math.log(one.world_size / world_size)))
         doublings = abs(math.log2(world_size / nearest.world_size))
-        off = 0.0 if not doublings else _HALF_WIDTH * math.log1p(self.held_out.error or 0.0) * math.sqrt(max(1.0, doublings))
+        off = (
+            0.0
+            if not doublings
+            else _HALF_WIDTH * math.log1p(self.held_out.error or 0.0) * math.sqrt(max(1.0, doublings))
+        )
         interval = nearest.curve.interval_us(message_bytes)
         time = nearest.curve.time_us(message_bytes)
         low, high = (math.log(time / interval.low), math.log(interval.high / time)) if interval else (0.0, 0.0)
@@ -250,5 +267,3 @@ def _nearness(measured: Sequence[int], wanted: int) -> list[float]:
     distances = np.abs(np.log(np.asarray(measured, float) / wanted))
     weights = (distances == 0).astype(float) if (distances == 0).any() else distances**-2.0
     return list((weights / weights.sum()).tolist())
-
-

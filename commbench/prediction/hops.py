@@ -26,7 +26,6 @@ class MeasuredCurve:
     curve: Curve
     world_size: int
     link: Link
-    ranks_per_node: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

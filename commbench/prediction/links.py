@@ -70,7 +70,9 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
     speeds = [interface.get("speed_Mbps") for interface in _interfaces(hosts, transport)]
     if not speeds or not all(speeds):
         return Link()
-    return Link(rate_bps=1e6 * min(speeds), payload=_payload(_mtu(hosts, transport), _WIRE), told_by=f"slowest {transport}")
+    return Link(
+        rate_bps=1e6 * min(speeds), payload=_payload(_mtu(hosts, transport), _WIRE), told_by=f"slowest {transport}"
+    )
 
 
 def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:
