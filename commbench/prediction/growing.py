@@ -129,6 +129,24 @@ class GrowingCurve:
             return lambda p, n, hop: hierarchical_all_reduce(p, n, inner, hop, k)
         raise InputError(f"How pattern {self.pattern} of {self.operation} grows is not known; choose flat or cross.")
 
+    def check_hosts(self, world_size: int, ranks_per_node: int) -> None:
+        """Check that so many ranks on hosts of so many can be predicted from what was measured.
+
+        A ring crosses each host's link once, however many ranks the host has; other algorithms cross it more often.
+
+        Raises:
+            InputError: they cannot.
+        """
+        what = f"{self.backend} {self.operation}" + ("" if self.pattern == "flat" else f", pattern {self.pattern},")
+        is_ring = self.pattern == "flat" and set(self.hops) <= {"ring", "ring all_reduce"}
+        if ranks_per_node != self.ranks_per_node and not is_ring:
+            raise InputError(
+                f"{what} was measured with {self.ranks_per_node} ranks on a host and is not predicted for "
+                f"{ranks_per_node}: how often its messages share a link is not known; measure it so."
+            )
+        if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
+            raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
+
     @property
     def world_sizes(self) -> list[int]:
         """Numbers of ranks that were measured, ascending."""
