@@ -140,7 +140,7 @@ def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - t
 
 
 def parse_link_rate(text: str) -> int | None:
-    """Return the bits per second that ``text`` names: '1gbit', '2.5gbit', '200mbit', '64kbit'; None if it is no rate."""
+    """Return the bits per second that ``text`` names: '1gbit', '2.5gbit', '64kbit'; None if it is no rate."""
     match = _LINK_RATE.fullmatch(text.strip())
     return int(Fraction(match[1]) * _BITS[match[2].lower()]) if match else None
 

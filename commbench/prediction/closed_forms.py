@@ -23,6 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
+#: How far off a logarithm of a power of two may be computed.
+_TINY = 1e-12
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
@@ -211,11 +214,11 @@ def _floats(values: ArrayLike) -> Floats:
 
 def _depth(p: ArrayLike) -> Floats:
     """ceil(log2 p)."""
-    return np.ceil(np.log2(_floats(p)) - 1e-12)
+    return np.ceil(np.log2(_floats(p)) - _TINY)
 
 
 def _rounds(p: ArrayLike) -> tuple[Floats, Floats]:
     """log2 of the largest power of two in p, and 1 where there are ranks beyond it, else 0."""
     logarithm = np.log2(_floats(p))
-    rounds = np.floor(logarithm + 1e-12)
-    return rounds, (logarithm - rounds > 1e-12).astype(float)
+    rounds = np.floor(logarithm + _TINY)
+    return rounds, (logarithm - rounds > _TINY).astype(float)

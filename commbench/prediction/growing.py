@@ -226,8 +226,7 @@ class GrowingCurve:
         sizes = self.world_sizes
         errors = [error for most in sizes[:-1] for error in self._errors_beyond(most)]
         if errors:
-            over = f"larger numbers of ranks, from {' and '.join(map(str, sizes))} predicted each from those below"
-            return HeldOut(error=float(np.median(errors)), over=over)
+            return HeldOut(error=float(np.median(errors)), over="larger numbers of ranks, predicted from the smaller")
         known = [one.curve.held_out_error for one in self.measured if one.curve.held_out_error is not None]
         return HeldOut(
             error=float(np.median(known)) if known else None,

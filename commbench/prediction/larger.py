@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from commbench.collectives import OPERATIONS
@@ -36,14 +36,12 @@ class Family(NamedTuple):
 class MeasuredRun:
     """What of a run tells about its network."""
 
+    model: NetworkModel
+    """Its curves."""
     records: Sequence[Record]
+    """Of collectives: what carried them."""
     info: Mapping[str, Any]
     """As ``run.json`` holds it."""
-
-    @cached_property
-    def model(self) -> NetworkModel:
-        """Its curves."""
-        return NetworkModel.fit(self.records)
 
     @property
     def ranks_per_node(self) -> int:
@@ -93,17 +91,16 @@ class GrowingNetwork:
         curves: dict[Family, GrowingCurve] = {}
         unknown: dict[Family, str] = {}
         for family, measured in sorted(found.items()):
-            try:
+            within = inner.get(family._replace(pattern="node"))
+            with _noting(unknown, family):
                 curves[family] = GrowingCurve(
                     operation=family.operation,
                     backend=family.backend,
                     pattern=family.pattern,
                     measured=measured,
                     ranks_per_node=runs[-1].ranks_per_node,
-                    inner=inner.get(family._replace(pattern="node")),
+                    inner=within,
                 )
-            except InputError as error:
-                unknown[family] = str(error)
         return cls(curves=curves, unknown=unknown)
 
     def at(
@@ -184,21 +181,27 @@ class LargerNetwork:
         )
 
 
+@contextlib.contextmanager
+def _noting(reasons: dict[Family, str], family: Family) -> Iterator[None]:
+    """Keep why a family cannot be predicted instead of raising it."""
+    try:
+        yield
+    except InputError as error:
+        reasons[family] = str(error)
+
+
 def _check_alike(runs: Sequence[MeasuredRun]) -> None:
     """Unlike conditions do not mix."""
-    for what, values in (
-        ("libraries", [dict(sorted((run.info.get("libraries") or {}).items())) for run in runs]),
-        ("numbers of ranks on a host", [run.ranks_per_node for run in runs if run.info.get("nodes", 1) > 1]),
-    ):
-        shared = [
-            {name: value[name] for name in value if all(name in other for other in values)}
-            if isinstance(value, dict)
-            else value
-            for value in values
-        ]
-        unlike = [value for value in shared[1:] if value != shared[0]]
-        if unlike:
-            raise InputError(
-                f"The runs have different {what} ({shared[0]} and {unlike[0]}), which do not mix; predict from runs "
-                "that were measured alike."
-            )
+    libraries: dict[str, str] = {}
+    ranks_per_node: set[int] = set()
+    for run in runs:
+        for backend, library in (run.info.get("libraries") or {}).items():
+            if libraries.setdefault(backend, library) != library:
+                raise _unlike(f"libraries ({libraries[backend]} and {library})")
+        ranks_per_node |= {run.ranks_per_node} if run.info.get("nodes", 1) > 1 else set()
+    if len(ranks_per_node) > 1:
+        raise _unlike(f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})")
+
+
+def _unlike(what: str) -> InputError:
+    return InputError(f"The runs have different {what}, which do not mix; predict from runs that were measured alike.")

@@ -67,12 +67,12 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
         return _emulated(emulated, cores, _mtu(hosts, transport))
     if info.get("nodes") == 1:
         return Link(rate_bps=math.inf, told_by="within one host")
-    speeds = [interface.get("speed_Mbps") for interface in _interfaces(hosts, transport)]
-    if not speeds or not all(speeds):
+    crossed = _interfaces(hosts, transport)
+    speeds = [speed for interface in crossed if (speed := interface.get("speed_Mbps"))]
+    if not speeds or len(speeds) < len(crossed):
         return Link()
-    return Link(
-        rate_bps=1e6 * min(speeds), payload=_payload(_mtu(hosts, transport), _WIRE), told_by=f"slowest {transport}"
-    )
+    payload = _payload(_mtu(hosts, transport), _WIRE)
+    return Link(rate_bps=1e6 * min(speeds), payload=payload, told_by=f"slowest {transport}")
 
 
 def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:

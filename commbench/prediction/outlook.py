@@ -13,7 +13,7 @@ from commbench.errors import InputError
 from commbench.prediction.breakeven import break_even
 from commbench.prediction.bucketing import candidate_caps
 from commbench.prediction.growing import GrowingCurve
-from commbench.prediction.larger import Family, GrowingNetwork, LargerNetwork
+from commbench.prediction.larger import Family, GrowingNetwork
 from commbench.prediction.larger_steps import best_buckets, hook_case, local_step_ms, on_network
 from commbench.prediction.steps import StepModel
 from commbench.training.cases import DEFAULT_CAP
@@ -200,8 +200,8 @@ def step_outlooks(
     rows = []
     for rate, ranks in asked:
         there = on_network(model, network.at(trained.named["backend"], ranks, rate_bps=rate))
-        for hook in hooks or model.hooks:
-            rows.append(_step(there, hook, caps, {**trained.named, "hook": hook, **asked.named(ranks, rate)}))
+        named = {**trained.named, **asked.named(ranks, rate)}
+        rows += [_step(there, hook, caps, {**named, "hook": hook}) for hook in hooks or model.hooks]
     return rows
 
 
