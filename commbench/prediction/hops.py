@@ -15,8 +15,8 @@ from commbench.prediction.links import Link
 
 Floats = NDArray[np.float64]
 
-#: Values tried for each of the two unknowns, in how many rounds, and over which range in the first.
-_TRIED, _REFINED, _LARGEST_OVER_SMALLEST = 61, 5, 1e9
+#: Values tried for each of two or three unknowns, in how many rounds, and over which range in the first.
+_TRIED, _REFINED, _LARGEST_OVER_SMALLEST = {2: 61, 3: 25}, 8, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class FittedHop:
     """A rank's own work for a byte that it sends: copying, protocol, reducing."""
     link_us_per_byte: float | None
     """The link's, where its rate is not known and has been fitted; None: it follows from the rate."""
+    call_us: float = 0.0
+    """What an operation takes whatever its ranks and bytes: threads that wake up, for instance."""
 
     def at(self, link: Link, world_size: int) -> Hop:
         """The hop over a link, for so many ranks."""
@@ -48,7 +50,7 @@ class FittedHop:
 
     def time_us(self, message_bytes: float | Floats, world_size: int, link: Link) -> Floats:
         """The algorithm's time in microseconds, of the shape of ``message_bytes``."""
-        return self.form(world_size, message_bytes, self.at(link, world_size))
+        return self.call_us + self.form(world_size, message_bytes, self.at(link, world_size))
 
     def errors(self, measured: MeasuredCurve) -> Floats:
         """log(fitted / measured) at each size of a curve."""
@@ -57,10 +59,11 @@ class FittedHop:
 
 
 def fit_hop(form: Form, measured: Sequence[MeasuredCurve]) -> FittedHop:
-    """Fit latency and cost of a byte to curves on one or more numbers of ranks, by the mean absolute log error.
+    """Fit what a hop costs to curves on one or more numbers of ranks, by the mean absolute log error.
 
     Where all rates are known, the link takes what follows from its rate, and the cost of a byte that is fitted is local
-    work; elsewhere all of it counts as the link's.
+    work; elsewhere all of it counts as the link's. What does not grow with the ranks shows on several numbers of them
+    only.
     """
     points = [
         (one.world_size, size, time, one.link.crowding(one.world_size), one.link.us_per_byte)
@@ -71,36 +74,39 @@ def fit_hop(form: Form, measured: Sequence[MeasuredCurve]) -> FittedHop:
     rates_are_known = not np.isnan(of_link).any()
     crowding_of_bytes, given = (crowding, of_link) if rates_are_known else (np.ones_like(crowding), 0.0)
 
-    def loss(alpha_us: Floats, us_per_byte: Floats) -> Floats:
-        hop = Hop(
-            alpha_us=alpha_us[:, None, None] * crowding,
-            beta_us_per_byte=given + us_per_byte[None, :, None] * crowding_of_bytes,
-        )
-        fitted = np.maximum(form(ranks, sizes, hop), np.finfo(float).tiny)
+    def loss(alpha_us: Floats, us_per_byte: Floats, call_us: Floats | float = 0.0) -> Floats:
+        hop = Hop(alpha_us=alpha_us * crowding, beta_us_per_byte=given + us_per_byte * crowding_of_bytes)
+        fitted = np.maximum(call_us + form(ranks, sizes, hop), np.finfo(float).tiny)
         return np.asarray(np.abs(np.log(fitted / times)).mean(axis=-1))
 
-    alpha_us, us_per_byte = _minimise(loss, float(times.max()), float((times / sizes).max()))
+    most = [float(times.max()), float((times / sizes).max())]
+    several = len(set(ranks.tolist())) > 1
+    alpha_us, us_per_byte, *call_us = _minimise(loss, [*most, float(times.max())] if several else most)
     local, link_us = (us_per_byte, None) if rates_are_known else (0.0, us_per_byte)
-    return FittedHop(form=form, alpha_us=alpha_us, local_us_per_byte=local, link_us_per_byte=link_us)
+    return FittedHop(
+        form=form,
+        alpha_us=alpha_us,
+        local_us_per_byte=local,
+        link_us_per_byte=link_us,
+        call_us=call_us[0] if call_us else 0.0,
+    )
 
 
-def _minimise(loss: Callable[[Floats, Floats], Floats], most_x: float, most_y: float) -> tuple[float, float]:
-    """The x and y, 0 or at most the given, at which ``loss`` is least: a logarithmic grid, again and again refined.
+def _minimise(loss: Callable[..., Floats], most: Sequence[float]) -> list[float]:
+    """The arguments, each 0 or at most the given, at which ``loss`` is least: a logarithmic grid, refined again.
 
-    ``loss`` takes arrays (X,) and (Y,) and returns (X, Y).
+    ``loss`` takes an array an argument, of shapes that broadcast and end in an axis of length 1, and returns one without
+    that axis.
     """
-    logs = np.array([math.log(most_x), math.log(most_y)])
-    reach = math.log(_LARGEST_OVER_SMALLEST)
-    axes = [np.exp(np.linspace(log - reach, log, _TRIED)) for log in logs]
-    best = (math.inf, 0.0, 0.0)
+    tried, reach = _TRIED[len(most)], math.log(_LARGEST_OVER_SMALLEST) / 2
+    middles = [math.log(value) - reach for value in most]
+    best = math.inf, [0.0] * len(most)
     for _ in range(_REFINED):
-        x, y = (np.append(axis, 0.0) for axis in axes)
-        losses = loss(x, y)
-        row, column = np.unravel_index(int(np.argmin(losses)), losses.shape)
-        best = min(best, (float(losses[row, column]), float(x[row]), float(y[column])))
-        reach *= 4 / _TRIED
-        axes = [
-            np.exp(np.linspace(math.log(value) - reach, math.log(value) + reach, _TRIED)) if value else axis[:1]
-            for value, axis in zip(best[1:], axes, strict=True)
-        ]
-    return best[1], best[2]
+        axes = [np.append(np.exp(np.linspace(middle - reach, middle + reach, tried)), 0.0) for middle in middles]
+        losses = loss(*(axis[..., None] for axis in np.ix_(*axes)))
+        at = np.unravel_index(int(np.argmin(losses)), losses.shape)
+        found = [float(axis[i]) for axis, i in zip(axes, at, strict=True)]
+        best = min(best, (float(losses[at]), found))
+        reach *= 4 / tried
+        middles = [math.log(value) if value else middle for value, middle in zip(best[1], middles, strict=True)]
+    return best[1]
