@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commbench.errors import InputError
 from commbench.prediction.interpolation import cubic, isotonic, monotone_cubics, place_between
-from commbench.prediction.resampling import interval_of, noise_of, resampled_medians, table_of
-from commbench.prediction.segments import Segment, fit_line, fit_segments, lines_at
+from commbench.prediction.resampling import interval_of, medians_over_launches, noise_of, resampled_medians, table_of
+from commbench.prediction.segments import Noise, Segment, fit_line, fit_segments, lines_at
 from commbench.stats import Floats, Interval
 
 __all__ = ["Curve", "Segment", "fit_curve"]
@@ -209,36 +210,35 @@ def fit_curve(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]
             f"{'has' if len(kept) == 1 else 'have'} one; measure more sizes."
         )
     most = max(len(known[size]) for size in kept)
-    launches = [(*known[size], *[None] * (most - len(known[size]))) for size in kept]
-    curve = _fit(kept, launches)
+    launches = tuple((*known[size], *[None] * (most - len(known[size]))) for size in kept)
+    table, sized = table_of(launches), np.array(kept)
+    times, noise = medians_over_launches(table), noise_of(table)
     errors = [
-        _fit([*kept[:i], *kept[i + 1 :]], [*launches[:i], *launches[i + 1 :]]).time_us(kept[i]) / curve.times_us[i] - 1
+        abs(_fit(np.delete(sized, i), np.delete(times, i), noise).time_us(kept[i]) / times[i] - 1)
         for i in range(1, len(kept) - 1)
     ]
-    return replace(curve, held_out_error=float(np.median(np.abs(errors))) if errors else None)
+    held_out_error = float(np.median(errors)) if errors else None
+    return replace(_fit(sized, times, noise), launches_us=launches, held_out_error=held_out_error)
 
 
 def _known(time: float | None) -> float | None:
     return float(time) if time is not None and math.isfinite(time) and time > 0 else None
 
 
-def _fit(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]]) -> Curve:
-    """The curve without its held-out error."""
-    table, sized = table_of(launches_us), np.asarray(sizes, dtype=float)
-    times, (noise, degrees) = np.nanmedian(table, axis=1), noise_of(table)
-    segments = fit_segments(sized, times, noise, degrees)
-    residuals = lines_at(segments, sized, times) / times - 1
+def _fit(sizes: NDArray[np.int64], times_us: Floats, noise: Noise) -> Curve:
+    """The curve of medians, without what is known of launches and errors."""
+    segments = fit_segments(sizes.astype(float), times_us, noise)
+    residuals = lines_at(segments, sizes.astype(float), times_us) / times_us - 1
     return Curve(
-        sizes=tuple(sizes),
-        times_us=tuple(times.tolist()),
+        sizes=tuple(sizes.tolist()),
+        times_us=tuple(times_us.tolist()),
         segments=tuple(segments),
         residuals=tuple(residuals.tolist()),
-        launches_us=tuple(tuple(row) for row in launches_us),
         trust=_trust(residuals, 3 * len(segments) - 1, noise),
     )
 
 
-def _trust(residuals: Floats, parameters: int, noise: float) -> float:
+def _trust(residuals: Floats, parameters: int, noise: Noise) -> float:
     """The share of the residuals' variance that noise does not explain, after James and Stein: 0 if it explains all."""
     variance = float(np.sum(residuals**2)) / max(len(residuals) - parameters, 1)
-    return max(0.0, 1 - noise**2 / variance) if noise and variance > 0 else 1.0
+    return max(0.0, 1 - noise.error**2 / variance) if noise.degrees and variance > 0 else 1.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from commbench.prediction.segments import UNKNOWN, Noise
 from commbench.stats import Floats, Interval
 from commbench.stats.intervals import STUDENT_T_975
 
@@ -22,8 +23,19 @@ def table_of(launches_us: Sequence[Sequence[float | None]]) -> Floats:
     return np.array([[math.nan if time is None else time for time in row] for row in launches_us])
 
 
-def noise_of(table: Floats) -> tuple[float, int]:
-    """Return the relative standard error of a size's median over launches and its degrees of freedom; (0, 0) for one.
+def medians_over_launches(table: Floats) -> Floats:
+    """Return the median of what is not NaN along the last axis, NaN where all is; shape without that axis.
+
+    As `numpy.nanmedian`, which is ten times as slow and warns of what has no median.
+    """
+    ordered = np.sort(table, axis=-1)  # NaN last
+    counts = np.isfinite(table).sum(axis=-1, keepdims=True)
+    middles = (np.take_along_axis(ordered, np.maximum((counts - less) // 2, 0), axis=-1) for less in (1, 0))
+    return np.where(counts > 0, np.mean([*middles], axis=0), math.nan)[..., 0]
+
+
+def noise_of(table: Floats) -> Noise:
+    """Return how far medians over launches are off, from how far launches differ; shape (sizes, launches).
 
     What a launch has in common at all sizes is taken out, for it moves a curve and does not bend it. The variance is
     the median over sizes, since at some a launch strays far, divided by the median of chi-square over its mean
@@ -31,15 +43,16 @@ def noise_of(table: Floats) -> tuple[float, int]:
     """
     logs = np.log(table[np.isfinite(table).sum(axis=1) >= _LEAST])
     if not len(logs):
-        return 0.0, 0
-    strayed = logs - np.nanmedian(logs, axis=1, keepdims=True)
-    known = np.isfinite(strayed).any(axis=0)
-    strayed = strayed[:, known] - (np.nanmedian(strayed[:, known], axis=0) if len(logs) > 1 else 0.0)
+        return UNKNOWN
+    strayed = logs - medians_over_launches(logs)[:, None]
+    if len(logs) > 1:
+        strayed = strayed - medians_over_launches(strayed.T)
     counts = np.isfinite(strayed).sum(axis=1)
     variances = np.nansum(strayed**2, axis=1) / (counts - 1)
     degrees, launches = float(np.mean(counts - 1)), float(np.mean(counts))
-    variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3
-    return math.sqrt(variance / launches * (math.pi / 2 if launches > _LEAST else 1)), int((counts - 1).sum())
+    variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3 / launches
+    of_median = math.pi / 2 if launches > _LEAST else 1
+    return Noise(error=math.sqrt(variance * of_median), degrees=int((counts - 1).sum()))
 
 
 def resampled_medians(table: Floats) -> Floats:
@@ -49,11 +62,8 @@ def resampled_medians(table: Floats) -> Floats:
     nothing about it and the median stays.
     """
     draws = np.random.default_rng(_SEED).integers(0, table.shape[1], (RESAMPLES, table.shape[1]))
-    drawn = np.sort(table[:, draws], axis=-1)  # NaN last
-    counts = np.isfinite(drawn).sum(axis=-1, keepdims=True)
-    middles = (np.take_along_axis(drawn, np.maximum((counts - less) // 2, 0), axis=-1) for less in (1, 0))
-    medians = np.mean([*middles], axis=0)[..., 0].T
-    return np.where(counts[..., 0].T > 0, medians, np.nanmedian(table, axis=1))
+    medians = medians_over_launches(table[:, draws]).T
+    return np.where(np.isfinite(medians), medians, medians_over_launches(table))
 
 
 def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,19 @@ Mask: TypeAlias = NDArray[np.bool_]
 MOST_SEGMENTS = 3
 #: Two would be met exactly by any line, so that splitting would always pay.
 LEAST_SIZES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How far measured times are off by chance."""
+
+    error: float
+    """Relative standard error of a time."""
+    degrees: int
+    """Degrees of freedom behind it; 0: unknown."""
+
+
+UNKNOWN = Noise(error=0.0, degrees=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +95,7 @@ def fit_line(sizes: Floats, times_us: Floats, chosen: Mask | None = None) -> Flo
     )
 
 
-def fit_segments(sizes: Floats, times_us: Floats, noise: float = 0.0, degrees: int = 0) -> list[Segment]:
+def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> list[Segment]:
     """Return the segments that explain the times best for their number.
 
     They need not meet: where a library changes its protocol, time jumps. Every way of cutting is tried, and the number
@@ -93,14 +107,13 @@ def fit_segments(sizes: Floats, times_us: Floats, noise: float = 0.0, degrees: i
     Args:
         sizes: bytes, ascending, shape (points,).
         times_us: above 0, likewise.
-        noise: the relative standard error of the times, as the spread of launches shows.
-        degrees: degrees of freedom behind that.
+        noise: how far the times themselves may be off.
     """
     count = len(sizes)
     costs = _costs(sizes, times_us)
     best = min(
         (cuts for number in range(1, MOST_SEGMENTS + 1) for cuts in _all_cuts(count, number)),
-        key=lambda cuts: _criterion(sum(costs[stretch] for stretch in cuts), len(cuts), count, noise, degrees),
+        key=lambda cuts: _criterion(sum(costs[stretch] for stretch in cuts), len(cuts), count, noise),
     )
     return [_segment(sizes[i:j], times_us[i:j]) for i, j in best]
 
@@ -129,6 +142,7 @@ def _costs(sizes: Floats, times_us: Floats) -> dict[tuple[int, int], float]:
     return dict(zip(stretches, np.sum(np.where(chosen, errors, 0.0) ** 2, axis=-1).tolist(), strict=True))
 
 
+@lru_cache(maxsize=64)
 def _all_cuts(count: int, number: int) -> list[Sequence[tuple[int, int]]]:
     """Every way to cut ``count`` sizes into so many stretches of at least `LEAST_SIZES`."""
     found: list[Sequence[tuple[int, int]]] = []
@@ -139,13 +153,13 @@ def _all_cuts(count: int, number: int) -> list[Sequence[tuple[int, int]]]:
     return found
 
 
-def _criterion(squares: float, segments: int, count: int, noise: float, degrees: int) -> float:
-    parameters, points = 3 * segments - 1, count + degrees
+def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float:
+    parameters, points = 3 * segments - 1, count + noise.degrees
     if segments > 1 and points <= parameters + 2:
         return math.inf
     penalty = parameters * math.log(points) * points / max(points - parameters - 2, 1)
     # an error of 0.1 % is nobody's concern, and a perfect fit must not have a criterion of minus infinity
-    mean_square = max((squares + degrees * noise**2) / points, 1e-6)
+    mean_square = max((squares + noise.degrees * noise.error**2) / points, 1e-6)
     return points * math.log(mean_square) + penalty
 
 
