@@ -257,7 +257,9 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
 
     def finish(store: Store) -> None:
         task.conclude(store)
-        print_run(load_run(out), settings.style, make_console(plain=True))
+        finished = load_run(out)
+        print_run(finished, settings.style, make_console(plain=True))
+        print_unfinished(finished, messages)
 
     run_standalone(
         task.stages,

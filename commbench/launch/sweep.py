@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from commbench.budgets import Budget, TrainingBudget
 from commbench.kinds import AnyRecord, training_records
@@ -131,27 +132,44 @@ class TrainingPlan:
     def _request(
         self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None
     ) -> RunRequest:
-        budget = Budget(
-            name=self.budget.name,
-            launches=launches,
-            relative_half_width=self.budget.relative_half_width,
-            slice_s=blocks * self.budget.block_s * OVERHEAD,
-        )
-        return RunRequest(
-            name=name,
-            cases=cases,
+        return training_request(
+            name,
+            cases,
             ranks=self.ranks,
-            seed=self.seed,
-            budget=budget,
-            training=Terms(
-                seed=self.seed,
-                block_s=self.budget.block_s,
-                blocks=blocks,
-                steps=self.steps,
-                threads=self.threads,
+            budget=self.budget,
+            launches=launches,
+            terms=Terms(
+                seed=self.seed, block_s=self.budget.block_s, blocks=blocks, steps=self.steps, threads=self.threads
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,
             aim_s=aim_s,
             fewest_launches=FEWEST_LAUNCHES,
         )
+
+
+def training_request(
+    name: str,
+    cases: Sequence[TrainingCase],
+    *,
+    ranks: int,
+    budget: TrainingBudget,
+    launches: int,
+    terms: Terms,
+    **others: Any,  # noqa: ANN401 - fields of `RunRequest`
+) -> RunRequest:
+    """What a stage that trains asks for: so many launches in the blocks that ``terms`` and the budget name."""
+    return RunRequest(
+        name=name,
+        cases=cases,
+        ranks=ranks,
+        seed=terms.seed,
+        budget=Budget(
+            name=budget.name,
+            launches=launches,
+            relative_half_width=budget.relative_half_width,
+            slice_s=terms.blocks * budget.block_s * OVERHEAD,
+        ),
+        training=terms,
+        **others,
+    )
