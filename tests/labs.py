@@ -104,6 +104,17 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def assert_signals_arrive(process: "subprocess.Popen[str]") -> None:
+    """Send signals to what runs `COUNTER`: it gets each once and chooses the exit code."""
+    wait_for_line(process, "there")
+    for count, number in enumerate((signal.SIGINT, signal.SIGUSR1), start=1):
+        process.send_signal(number)
+        wait_for_line(process, f"seen {count}")
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    assert 12 == process.returncode
+
+
 def start_in_terminal(*command: str, **options: object) -> "tuple[subprocess.Popen[str], int]":
     """Start a command in a terminal of its own; return it with the descriptor that types, reads and closes."""
     ours, theirs = os.openpty()

@@ -14,6 +14,7 @@ from labs import (
     LAB,
     ON,
     SECONDS,
+    assert_signals_arrive,
     finish,
     heed_interrupts,
     is_left,
@@ -133,14 +134,7 @@ def test_a_lab_can_be_ended_while_it_is_built(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.usefixtures("mark")
 def test_signals_are_passed_on() -> None:
     """Send signals to the lab: its command gets each once and chooses the exit code."""
-    process = start(sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
-    wait_for_line(process, "there")
-    for count, number in enumerate((signal.SIGINT, signal.SIGUSR1), start=1):
-        process.send_signal(number)
-        wait_for_line(process, f"seen {count}")
-    process.terminate()
-    process.communicate(timeout=SECONDS)
-    assert 12 == process.returncode
+    assert_signals_arrive(start(sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts))
 
 
 @pytest.mark.usefixtures("mark")

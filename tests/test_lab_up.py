@@ -11,7 +11,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from labs import COUNTER, FLOWS, LAB, ON, SECONDS, heed_interrupts, mark, start, start_in_terminal, wait_for_line
+from labs import (
+    COUNTER,
+    FLOWS,
+    LAB,
+    ON,
+    SECONDS,
+    assert_signals_arrive,
+    heed_interrupts,
+    mark,
+    start,
+    start_in_terminal,
+    wait_for_line,
+)
 from launching import find_marked, wait_until
 
 from commbench.lab import Lab
@@ -97,14 +109,9 @@ def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
 
 def test_signals_reach_a_command(name: str) -> None:
     """Send signals to `lab exec`: the command gets each once and chooses the exit code."""
-    process = begin(name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
-    wait_for_line(process, "there")
-    for count, number in enumerate((signal.SIGINT, signal.SIGUSR1), start=1):
-        process.send_signal(number)
-        wait_for_line(process, f"seen {count}")
-    process.terminate()
-    process.communicate(timeout=SECONDS)
-    assert 12 == process.returncode
+    assert_signals_arrive(
+        begin(name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
+    )
 
 
 def sleepers(name: str) -> list[str]:

@@ -13,7 +13,6 @@ from faking import EXACT, Coarse, FakeRun, fake_case
 
 from commbench import measure
 from commbench.communicators.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
-from commbench.control import ThreadControl, run_threads
 from commbench.errors import UnsupportedError
 from commbench.measure import frozen_from
 from commbench.records import Record
@@ -314,15 +313,3 @@ def test_launches_in_two_humps_are_flagged() -> None:
     steady = summarise(FakeRun(script=replace(humps, slow_launches=0.0), ranks=1).launches(cases, 20))
     assert sum("bimodal_launches" in row.flags.split(";") for row in split) >= 19
     assert sum("bimodal_launches" in row.flags.split(";") for row in steady) <= 1
-
-
-def test_a_rank_that_raises_ends_the_others() -> None:
-    """Raise a rank's own error, not the broken meeting that the others see."""
-
-    def work(control: ThreadControl) -> None:
-        if control.rank == 1:
-            raise ValueError("of rank 1")
-        control.barrier()
-
-    with pytest.raises(ValueError, match="of rank 1"):
-        run_threads(3, work)

@@ -6,7 +6,8 @@ from typing import Any
 from builders import make_info
 
 from commbench.training.cases import TrainingCase, parse_hook
-from commbench.training.records import Bucket, TrainingRecord
+from commbench.training.records import Bucket, TrainingRecord, TrainingRow
+from commbench.training.summary import training_rows
 
 
 def make_training_case(hook: str = "none", cap: str = "default", **changes: Any) -> TrainingCase:
@@ -74,3 +75,9 @@ EVEN = [0.995, 0.997, 0.999, 1.001, 1.003, 1.005]
 def launches_of(step_ms: float, case: TrainingCase | None = None, **changes: Any) -> list[TrainingRecord]:
     """Return six steady launches whose steps take ``step_ms``."""
     return make_training_launches([step_ms * factor for factor in EVEN], case, **changes)
+
+
+def rows_of(records: list[TrainingRecord], **info: Any) -> dict[str, TrainingRow]:
+    """Return the rows of ``ddp.csv`` by hook and bucket size."""
+    rows = training_rows(records, make_training_info(**info))
+    return {f"{row.hook} {row.bucket_cap_mb}": row for row in rows}

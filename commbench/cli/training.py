@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated
 
 import typer
@@ -114,6 +115,15 @@ MaxLossIncrease = Annotated[
         help="Recommend nothing whose loss after equal steps is higher by more, e.g. 0.05; by default it is stated.",
     ),
 ]
+MaxAccuracyLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-accuracy-loss",
+        metavar="X",
+        help="Recommend no hook, precision or accumulation whose metric may end worse by more than X, e.g. 0.01; X is "
+        "a share of the loss where there is no metric, and without a loss none of them is recommended.",
+    ),
+]
 SweepLaunches = Annotated[
     int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
 ]
@@ -136,6 +146,7 @@ def train(
     backend: TrainingBackend = "gloo",
     steps: Steps = None,
     max_loss_increase: MaxLossIncrease = None,
+    max_accuracy_loss: MaxAccuracyLoss = None,
     threads: Threads = None,
     ranks: Ranks = None,
     budget: TrainingBudgetName = "quick",
@@ -197,7 +208,9 @@ def train(
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.known_seed())
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
-        training = dataclasses.replace(training, max_loss_increase=max_loss_increase)
+        training = dataclasses.replace(
+            training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
+        )
         return join_training(Task(name=_short_name(workload), requests=(), stages=()), training)
 
     return carry_out(settings, plan)
@@ -254,6 +267,17 @@ def plan_training(
         time_limit_s=settings.time_limit,
         begins_s=begins_s,
     )
+
+
+def check_accuracy_loss(allowed: float | None) -> float | None:
+    """What --max-accuracy-loss was given.
+
+    Raises:
+        InputError: it is below 0 or no number.
+    """
+    if allowed is not None and not 0 <= allowed < math.inf:
+        raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
+    return allowed
 
 
 def write_recommendation(store: Store) -> None:

@@ -39,6 +39,8 @@ class TrainingPlan:
     budget: TrainingBudget
     max_loss_increase: float | None = None
     """Share of the baseline's loss by which a recommended setting's may be higher; None: losses are not judged."""
+    max_accuracy_loss: float | None = None
+    """How much accuracy a recommended setting may lose, see `commbench.training.learning`; None: that is not judged."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.training.cases.Terms`."""
     threads: int | None = None
@@ -71,6 +73,7 @@ class TrainingPlan:
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
             "layouts": {case.key: list(self._bucket_bytes(case)) for case in self.measured if case.uses_ddp},
             "max_loss_increase": self.max_loss_increase,
+            "max_accuracy_loss": self.max_accuracy_loss,
             "batches": [case.batch_per_rank for case in self.cases[:1]],
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from commbench import stats
 from commbench.summary import MANY_LAUNCHES, launch_flags
 from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.training.learning import accuracy_doubt
 from commbench.training.records import TrainingRecord
 from commbench.training.snippet import keep_snippet, snippet_of
 from commbench.training.trained import (
@@ -24,6 +25,7 @@ from commbench.training.trained import (
     equal_losses,
     groups_of,
     median,
+    paired_losses,
     paired_sample_ms,
     speedup_of,
     trained,
@@ -48,7 +50,8 @@ def candidates(
     They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
     ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
     alternative to show that the default is as good. Left out are configurations that did not end well, whose ranks
-    disagree, whose steps were all skipped, or whose loss is not finite where the baseline's is.
+    disagree, whose steps were all skipped, whose loss is not finite where the baseline's is, or that lose more accuracy
+    than ``info["max_accuracy_loss"]`` allows (`commbench.training.learning`).
 
     Args:
         records: of the run.
@@ -80,6 +83,8 @@ class _Compared:
     losses: Mapping[tuple[str, int], EqualLosses]
     unfit: Mapping[TrainingCase, str]
     """Why others may not be recommended."""
+    too_costly: Mapping[TrainingCase, str] = field(default_factory=dict)
+    """Those of ``unfit`` that may lose more accuracy than is allowed."""
 
     @classmethod
     def of(
@@ -103,12 +108,19 @@ class _Compared:
         others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
         losses = equal_losses([one for one in [base, *others] if one.is_ok])
         unfit = {one.case: _unfit(one, base, losses, most) for one in others}
+        allowed, costly = info.get("max_accuracy_loss"), {}
+        if allowed is not None:
+            fit = [one for one in others if not unfit[one.case]]
+            decides = phase == CONFIRM
+            costly = {one.case: accuracy_doubt(one, base, losses, allowed, decides=decides) for one in fit}
+        unfit |= costly
         return cls(
             case=case,
             baseline=base,
             alternatives=[one for one in others if not unfit[one.case]],
             losses=losses,
             unfit={case: why for case, why in unfit.items() if why},
+            too_costly={case: why for case, why in costly.items() if why},
         )
 
     def ratio(self, one: Trained) -> float:
@@ -137,7 +149,7 @@ def _unfit(
     if not paired_sample_ms(one, base)[0]:
         return "no launch has both it and the default"
     timed = list(one.timed.values())
-    pairs = _paired_losses(one, base, losses)
+    pairs = paired_losses(one, base, losses)
     diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
     increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
     increase = median(increases) if increases else 0.0
@@ -150,15 +162,6 @@ def _unfit(
         ),
     }
     return next((why for why, is_so in judged.items() if is_so), "")
-
-
-def _paired_losses(
-    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
-) -> list[tuple[EqualLosses, EqualLosses]]:
-    """The losses of two configurations in each launch that has both."""
-    launches = sorted(one.timed.keys() & base.timed.keys())
-    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
-    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
 
 
 def _steps(record: TrainingRecord) -> int:
@@ -237,6 +240,8 @@ class _Decision:
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
             doubts=self._doubts(best, launches),
+            max_accuracy_loss=self.info.get("max_accuracy_loss"),
+            too_costly=self._too_costly(),
         )
 
     def _speedup(self, one: Trained) -> Speedup | None:
@@ -303,6 +308,12 @@ class _Decision:
         asked = self.info.get("exhaustive_cases") or len(measured) + len(self.info.get("same_layout") or {})
         return max(int(asked) * of_one, sum(map(_steps, ddp)))
 
+    def _too_costly(self) -> tuple[str, ...]:
+        """What the sweep and the fresh launches leave out for its accuracy."""
+        sought = _Compared.of(self.records, SWEEP, self.info, None)
+        both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
+        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
+
     def _doubts(self, best: Trained | None, launches: int) -> tuple[str, ...]:
         emulated = self.info.get("emulated") or (self.info.get("environment") or {}).get("emulated")
         members = [one for one in (self.group.baseline, best) if one]
@@ -315,7 +326,8 @@ class _Decision:
             "the network was emulated": bool(emulated),
         }
         if self.fresh and self.group.baseline:
-            left_out = ((Choice(**setting_of(case)).name, why) for case, why in self.group.unfit.items())
+            unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
+            left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
             judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
         return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
 
@@ -332,7 +344,7 @@ def _cost_of(best: Trained, group: _Compared) -> Cost | None:
     """What the best does to learning, in the launches that have both."""
     if group.baseline is None:
         return None
-    both = _paired_losses(best, group.baseline, group.losses)
+    both = paired_losses(best, group.baseline, group.losses)
     pairs = [pair for pair in both if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
     if not pairs:
         return None

@@ -138,6 +138,15 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
     return found
 
 
+def paired_losses(
+    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> list[tuple[EqualLosses, EqualLosses]]:
+    """The losses of two configurations in each launch that has both."""
+    launches = sorted(one.timed.keys() & base.timed.keys())
+    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
+    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
+
+
 def _ending(losses: Sequence[float], end: int, width: int) -> float:
     """The mean of ``width`` losses up to step ``end``, or of as many as there are."""
     end = min(max(end, 1), len(losses))
@@ -147,7 +156,7 @@ def _ending(losses: Sequence[float], end: int, width: int) -> float:
 def time_to_target_s(one: Trained) -> float | None:
     """Seconds until the metric meets its target, median over launches; None unless it does in more than half of them.
 
-    A metric called ``loss`` shall fall to its target, any other grow to it.
+    A metric shall fall to its target or grow to it, see `falls`.
     """
     aimed = [record for record in one.timed.values() if record.target is not None and len(record.metrics)]
     times = [_reached(record) * one.steps_ms[record.launch] / 1e3 for record in aimed]
@@ -157,9 +166,14 @@ def time_to_target_s(one: Trained) -> float | None:
 def _reached(record: TrainingRecord) -> float:
     """The number of steps after which the metric first meets its target; infinite if never."""
     target = float(record.target or 0.0)
-    falling = record.metric_name == "loss"
+    falling = falls(record.metric_name)
     steps = (step for step, value in record.metrics if (value <= target if falling else value >= target))
     return next(steps, math.inf)
+
+
+def falls(metric_name: str) -> bool:
+    """Whether a metric gets better as it falls: one called ``loss`` does, any other grows."""
+    return metric_name == "loss"
 
 
 def median(values: stats.Values) -> float:

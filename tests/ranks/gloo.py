@@ -1,13 +1,12 @@
 """What scripts on Gloo ranks share: joining, small models, local gradients, and telling the test what was found."""
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from reporting import report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -103,9 +102,8 @@ def agree(tensor: torch.Tensor) -> bool:
 def leave(found: object) -> None:
     """Print what was found on rank 0 as one line of JSON, and end without the interpreter's own shutdown."""
     if dist.get_rank() == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
+        report(found)
     dist.barrier()
-    sys.stdout.flush()
     os._exit(0)
 
 

@@ -1,9 +1,8 @@
 """Run under mpirun on one rank: the native loop around MPI calls, good ones and a bad one."""
 
-import json
-import os
-import sys
 from typing import Any
+
+from reporting import leave
 
 from commbench.communicators import connect_control, open_backend
 from commbench.errors import CommbenchError
@@ -41,10 +40,7 @@ def main() -> None:
         found["error"] = ""
     except CommbenchError as error:
         found["error"] = str(error)
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from reporting import leave
 
 from commbench.communicators.mpi_control import MpiControl
 from commbench.control import gather_everywhere
@@ -105,11 +105,7 @@ def main() -> None:
     """Train the launches that the argument lists."""
     control = MpiControl()
     found = [train(task, control) for task in json.loads(sys.argv[1])]
-    if control.rank == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
-        sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":

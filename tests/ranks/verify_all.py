@@ -1,11 +1,12 @@
 """Run under mpirun: verify every operation on every backend: as it is, with one element corrupted, and idle."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+from reporting import leave
 
 from commbench.cases import Case, Sweep, all_cases
 from commbench.collectives import OPERATIONS
@@ -119,11 +120,7 @@ def main() -> None:
             found["cases"].append({"case": vars(case)} | dict(findings(case, number, communicator, control)))
         found["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
-    if control.rank == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Run under mpirun: verify and measure every operation in every pattern of groups, on hosts that are made up."""
 
-import json
 import os
 import sys
 from dataclasses import asdict, replace
 from typing import Any
+
+from reporting import leave
+from verify_all import prepared_everywhere
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, all_cases
@@ -12,9 +14,8 @@ from commbench.collectives import OPERATIONS
 from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator, HostBuffer
 from commbench.control import Control, gather_everywhere
-from commbench.errors import UnsupportedError
 from commbench.measure import Session, measure
-from commbench.preparation import Prepared, prepare
+from commbench.preparation import Prepared
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
@@ -38,17 +39,6 @@ def flip(buffer: HostBuffer) -> None:
     buffer.memory.view("uint8")[-4] ^= 1
 
 
-def prepared_everywhere(case: Case, communicator: Communicator, hosts: str, control: Control) -> Prepared | str:
-    """The case made ready, or why some rank cannot."""
-    prepared, refusal = None, ""
-    try:
-        prepared = prepare(case, communicator, hosts)
-    except UnsupportedError as error:
-        refusal = str(error)
-    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
-    return refusal or prepared or ""
-
-
 def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, Any]:
     """Which groups are found wrong when one rank's result is changed, and which must be."""
     holds = gather_everywhere(control, bool(prepared.shape and prepared.operation.answer(prepared.shape)))
@@ -63,7 +53,7 @@ def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, An
 
 def findings(case: Case, number: int, communicator: Communicator, hosts: str, control: Control) -> dict[str, Any]:
     """What verification says about one case."""
-    prepared = prepared_everywhere(case, communicator, hosts, control)
+    prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         return {"refused": prepared}
     clean = prepared.verify(control, shared_clock=True)
@@ -86,7 +76,7 @@ def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[s
     found = {}
     for pattern in PATTERNS:
         case = Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None, pattern=pattern)
-        prepared = prepared_everywhere(case, communicator, hosts, control)
+        prepared = prepared_everywhere(case, communicator, control, hosts)
         assert isinstance(prepared, Prepared)
         checks = {
             name: each.verify(control, shared_clock=True)
@@ -130,11 +120,7 @@ def main() -> None:
             "records": measured(communicator, hosts, control),
         }
     communicator.close()
-    if control.rank == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":

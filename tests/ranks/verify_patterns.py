@@ -1,6 +1,5 @@
 """Run under mpirun: verify patterns of one group on every backend, or of some ranks only, or measure matrices."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from reporting import leave
 from verify_all import findings
 
 from commbench.arrangements import MATRIX, OFFERED
@@ -149,11 +149,7 @@ def main() -> None:
                 entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
                 found["cases"].append({"case": vars(case), "hosts": hosts} | entry)
         communicator.close()
-    if control.rank == 0:
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
-    control.close()
-    os._exit(0)
+    leave(found, control)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""Medians, confidence intervals, stopping and warm-up rules, and comparisons that hold up.
+
+Repetitions inside one launch agree far better with each other than launches do, so the two are never mixed: functions
+of ``times`` look inside one launch, functions of launch medians across launches. Times may be in any unit unless a
+name says otherwise. "Le Boudec": J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems (2010).
+"""
+
+from commbench.stats.families import Comparison, Verdict, compare_family
+from commbench.stats.intervals import (
+    Floats,
+    Interval,
+    Summary,
+    Values,
+    launch_interval,
+    launch_intervals,
+    median_interval,
+    summarise,
+)
+from commbench.stats.ratios import ratio_interval
+from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, warmup_count
+from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
+
+__all__ = [
+    "Comparison",
+    "Floats",
+    "Interval",
+    "StoppingRule",
+    "Summary",
+    "Values",
+    "Verdict",
+    "benjamini_hochberg",
+    "compare_family",
+    "family_hint",
+    "is_bimodal",
+    "is_steady",
+    "launch_interval",
+    "launch_intervals",
+    "median_interval",
+    "rank_test",
+    "ratio_interval",
+    "summarise",
+    "warmup_count",
+]

@@ -1,0 +1,141 @@
+"""Confidence intervals of medians, within a launch and over launches, and where a sample lies."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.errors import InputError
+
+Floats: TypeAlias = NDArray[np.float64]
+Values: TypeAlias = Sequence[float] | Floats
+
+
+NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A two-sided confidence interval, in the unit of the values it came from."""
+
+    low: float
+    high: float
+    level: float
+    """The confidence aimed at, such as 0.95."""
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width, in the unit of its bounds."""
+        return (self.high - self.low) / 2
+
+    def relative_half_width(self, centre: float) -> float:
+        """Return the half-width as a fraction of ``centre``, infinite where the centre is 0."""
+        return self.half_width / abs(centre) if centre else math.inf
+
+
+@lru_cache(maxsize=4096)
+def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
+    """Return the 1-based ranks that enclose the median of ``n`` values at ``level``, or None where n is too small.
+
+    Source: Le Boudec, theorem 2.1 and its tables. Below 71 values: the narrowest pair l < u with P(l <= B < u) >= level
+    for B ~ Binomial(n, 1/2), the lower of two equally good ones; from 71: the normal approximation.
+    """
+    if n >= 71:  # noqa: PLR2004 - where Le Boudec's table turns to the approximation
+        reach = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
+        low, high = math.floor(n / 2 - reach), math.ceil(n / 2 + 1 + reach)
+        return (low, high) if low >= 1 and high <= n else None
+    counts = [math.comb(n, k) for k in range(n + 1)]
+    for width in range(1, n):
+        coverage, low = max((sum(counts[low : low + width]), -low) for low in range(1, n - width + 1))
+        if coverage >= level * 2**n:
+            return -low, width - low
+    return None
+
+
+def median_interval(values: Values, level: float = 0.95) -> Interval | None:
+    """Return the order-statistic interval of the median, which assumes no distribution (Le Boudec, theorem 2.1).
+
+    None where there are too few values for the level: fewer than 6 at 95 %, 8 at 99 %.
+    """
+    ranks = _median_ranks(len(values), level)
+    if ranks is None:
+        return None
+    low, high = ranks[0] - 1, ranks[1] - 1
+    parted = np.partition(np.asarray(values, dtype=float), (low, high))
+    return Interval(low=float(parted[low]), high=float(parted[high]), level=level)
+
+
+STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
+
+
+def launch_interval(medians: Values) -> Interval | None:
+    """Return the 95 % interval of a case's value from the medians of its launches.
+
+    From 6 launches it is the order-statistic interval; for 2 to 5, too few for that, Student's t on the logarithms.
+    None for one launch, and for 2 to 5 of which one is not above 0.
+    """
+    n = len(medians)
+    if n not in STUDENT_T_975:
+        return median_interval(medians)
+    values = np.asarray(medians, dtype=float)
+    if values.min() <= 0:
+        return None
+    logs = np.log(values)
+    centre, reach = float(logs.mean()), STUDENT_T_975[n] * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=0.95)
+
+
+def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
+    """Return what `launch_interval` gives for each column of (launches, things), as its low and its high ends.
+
+    Launches that a column lacks are NaN in it, and so are the ends where there is no interval.
+    """
+    ordered = np.sort(medians, axis=0)  # NaN last
+    counts = np.isfinite(ordered).sum(axis=0)
+    low, high = np.full((2, medians.shape[1]), np.nan)
+    for n in np.unique(counts).tolist():
+        chosen = counts == n
+        ranks = _median_ranks(n, 0.95) if n not in STUDENT_T_975 else None
+        if ranks:
+            low[chosen], high[chosen] = ordered[ranks[0] - 1, chosen], ordered[ranks[1] - 1, chosen]
+        elif n in STUDENT_T_975:
+            chosen &= ordered[0] > 0
+            logs = np.log(ordered[:n, chosen])
+            centre, reach = logs.mean(axis=0), STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
+            low[chosen], high[chosen] = np.exp(centre - reach), np.exp(centre + reach)
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Where a sample lies, in the unit of its values; never its mean, which one preemption can move by half."""
+
+    n: int
+    median: float
+    interval: Interval | None
+    """The 95 % interval of the median, None below 6 values."""
+    minimum: float
+    p25: float
+    p75: float
+    p95: float
+    maximum: float
+
+
+def summarise(values: Values) -> Summary:
+    """Return the summary of a sample (quantiles interpolate linearly).
+
+    Raises:
+        InputError: if ``values`` is empty.
+    """
+    if len(values) == 0:
+        raise InputError("a summary needs at least 1 value and got none: measure at least one repetition.")
+    array = np.asarray(values, dtype=float)
+    names = ("minimum", "p25", "median", "p75", "p95", "maximum")
+    quantiles = dict(zip(names, np.percentile(array, (0, 25, 50, 75, 95, 100)).tolist(), strict=True))
+    return Summary(n=len(array), interval=median_interval(array), **quantiles)

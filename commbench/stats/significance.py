@@ -1,0 +1,86 @@
+"""Whether two sides differ at all: rank tests, and how many of a family of them may be believed."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.stats.intervals import Floats, Values
+from commbench.stats.ratios import both_sides
+
+_EXACT = 400  # 20 against 20 launches: the largest product of counts for which rank tests count arrangements
+
+
+def rank_test(a: Values, b: Values, *, paired: bool = False) -> float:
+    """Return the two-sided p-value that neither side tends to be larger.
+
+    Unpaired it is Mann-Whitney's test, paired Wilcoxon's signed-rank test without the zero differences. Both count the
+    arrangements of the midranks, so they are exact with ties too, up to 20 against 20 launches or 20 pairs; beyond that
+    they use the normal limit corrected for ties and continuity. 1 where a side is empty.
+
+    Raises:
+        InputError: if sides to be paired differ in length.
+    """
+    first, second = both_sides(a, b, paired=paired)
+    if paired:
+        differences = (second - first)[second != first]
+        ranks = _doubled_midranks(np.abs(differences))
+        chosen = ranks[differences > 0]
+        if len(ranks) ** 2 > _EXACT:
+            return _normal_p(chosen.sum() - ranks.sum() / 2, float(ranks @ ranks) / 4)
+        return _two_sided(_rank_sum_counts(tuple(np.sort(ranks).tolist()), len(ranks)).sum(axis=0), int(chosen.sum()))
+    ranks = _doubled_midranks(np.concatenate([first, second]))
+    n, m = sorted((len(first), len(second)))
+    chosen = ranks[:n] if n == len(first) else ranks[m:]
+    if n * m > _EXACT:
+        return _normal_p(chosen.sum() - n * ranks.mean(), n * m / (n + m - 1) * float(ranks.var()))
+    return _two_sided(_rank_sum_counts(tuple(np.sort(ranks).tolist()), n)[n], int(chosen.sum()))
+
+
+def _doubled_midranks(values: Floats) -> NDArray[np.int64]:
+    """Return twice the rank of each value, ties sharing the mean rank; twice, so that all are whole."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((2 * np.cumsum(counts) - counts + 1)[group], dtype=np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _rank_sum_counts(ranks: tuple[int, ...], most: int) -> Floats:
+    """Return in [k, s] how many choices of k ranks, k = 0 ... most, have the sum s (doubles, for they grow large)."""
+    ways = np.zeros((most + 1, sum(ranks) + 1))
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, :-rank]
+    return ways
+
+
+def _two_sided(counts: Floats, observed: int) -> float:
+    """Return twice the smaller tail that includes ``observed``, at most 1."""
+    tail = min(float(counts[: observed + 1].sum()), float(counts[observed:].sum()))
+    return min(1.0, 2 * tail / float(counts.sum()))
+
+
+def _normal_p(deviation: float, variance: float) -> float:
+    """Return the two-sided normal p of a sum of doubled ranks, whose continuity correction is 1: half a rank."""
+    return math.erfc(max(abs(deviation) - 1, 0.0) / math.sqrt(2 * variance)) if variance else 1.0
+
+
+def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
+    """Return which hypotheses to reject so that on average at most a share ``q`` of the rejected are true.
+
+    These are the k smallest, k being the largest number with p_(k) <= q * k / m. Source: Benjamini and Hochberg,
+    Journal of the Royal Statistical Society B 57 (1995).
+    """
+    p = np.asarray(p_values, dtype=float)
+    ordered = np.sort(p)
+    passing = np.flatnonzero(ordered <= q * np.arange(1, len(p) + 1) / max(len(p), 1))
+    limit = ordered[passing[-1]] if len(passing) else -1.0
+    return [bool(rejected) for rejected in p <= limit]
+
+
+def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:
+    """Whether even the smallest p within reach, 2 / C(a + b, a), fails Benjamini-Hochberg's first step q / m.
+
+    If so, one changed case among ``m`` goes unfound whatever the change: measure more launches or compare fewer cases.
+    """
+    return min(1.0, 2 / math.comb(launches_a + launches_b, launches_a)) > q / max(m, 1)

@@ -1,0 +1,115 @@
+"""The files of a run directory: their names, its lock, and writing so that a crash or a full disk spoils nothing."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from commbench.errors import CommbenchError, InputError
+
+RUN = "run.json"
+SAMPLES = "samples.jsonl"
+SUMMARY = "collectives.csv"
+OVERLAP = "overlap.csv"
+PAIRS = "pairs.csv"
+DDP = "ddp.csv"
+BUCKETS = "buckets.csv"
+RECOMMENDATION = "recommendation.json"
+LOCK = ".lock"
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, DDP, BUCKETS, RECOMMENDATION)
+#: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
+SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
+
+
+def take_lock(path: Path) -> int:
+    """Return a file descriptor that holds the lock of ``path`` for as long as it is open."""
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise InputError(f"--out {path} is in use by {holder}; wait for it or choose another --out.") from error
+    except OSError:
+        pass  # some cluster file systems have no locks: then nothing guards against two conductors
+    return descriptor
+
+
+def sign_lock(lock: int) -> None:
+    """Write into the lock who holds it, for whoever is refused."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping as it will be read back."""
+    decoded: dict[str, Any] = json.loads(encode(value))
+    return decoded
+
+
+def encode(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON, with numpy's numbers as Python's; on one line unless ``indent`` is given."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, indent=indent, separators=separators, default=_plain)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+    """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+#: What to do about an error of the file system.
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written again"),
+}
+
+
+@contextlib.contextmanager
+def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or path} cannot be used ({error.strerror or error})"
+        hint = "choose another directory"
+        if error_class is not InputError:
+            hint = f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command resumes"
+        raise error_class(f"{what}; {hint}.") from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, however little the system takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):  # what it holds of a full disk may be what others need
+            temporary.unlink()
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of new files survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot, and need not
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,149 @@
+"""A run as read from its directory, with every table made from its records when it is asked for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from commbench.collectives import find_operation
+from commbench.errors import InputError
+from commbench.kinds import AnyRecord, collective_records, read_record, training_records
+from commbench.pairs import Matrix, PairRow, matrices, pair_rows
+from commbench.records import SCHEMA, OverlapRow, Record, Row
+from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
+from commbench.summary import overlap_rows, summarise_run
+from commbench.suspects import Findings, find_suspects
+from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
+from commbench.training.summary import bucket_rows, training_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as read from its directory."""
+
+    path: Path
+    info: Mapping[str, Any]
+    """What ``run.json`` holds."""
+    records: tuple[Record, ...]
+    """What ``samples.jsonl`` holds of collectives, in the order of writing."""
+    training_records: tuple[TrainingRecord, ...] = ()
+    """What it holds of training, likewise."""
+    recommendation: Mapping[str, Any] | None = None
+    """What ``recommendation.json`` holds; None where nothing was concluded."""
+
+    @cached_property
+    def overlaps(self) -> list[OverlapRow]:
+        """The lines of ``overlap.csv``; empty without non-blocking collectives."""
+        return overlap_rows(self.records, self.info)
+
+    @cached_property
+    def training_rows(self) -> list[TrainingRow]:
+        """The lines of ``ddp.csv``; empty where nothing was trained."""
+        return training_rows(self.training_records, self.info)
+
+    @cached_property
+    def bucket_rows(self) -> list[BucketRow]:
+        """The lines of ``buckets.csv``; empty where nothing was trained."""
+        return bucket_rows(self.training_records, self.info)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of ``collectives.csv``, made from the records."""
+        return summarise_run(self.records, self.info)
+
+    @cached_property
+    def matrices(self) -> list[Matrix]:
+        """What was measured of pairs of ranks; empty without the pattern ``matrix``."""
+        return matrices(self.records, self.info)
+
+    @cached_property
+    def pair_rows(self) -> list[PairRow]:
+        """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
+        return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Which hosts, ranks and links are slower than their peers."""
+        return find_suspects(self.matrices, self.records, self.info)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read the run in the directory ``path``, finished or not; nothing is locked or written.
+
+    Raises:
+        InputError: there is no run of commbench, a newer version wrote it, or a line of it is damaged.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if not path.exists():
+            raise InputError(f"There is no {path}; give the directory that --out named.")
+        if not path.is_dir():
+            raise InputError(f"{path} is not a directory; give the directory that --out named.")
+        if not (path / RUN).exists():
+            raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
+        records, _ = read_samples(path)
+        return Run(
+            path=path,
+            info=read_info(path),
+            records=collective_records(records),
+            training_records=training_records(records),
+            recommendation=_read_recommendation(path),
+        )
+
+
+def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}); restore it or choose another directory.") from error
+
+
+def _read_recommendation(path: Path) -> dict[str, Any] | None:
+    file = path / RECOMMENDATION
+    conclusion = _read_json(file) if file.exists() else None
+    if conclusion is not None and not isinstance(conclusion, dict):
+        raise InputError(f"{file} is no recommendation of commbench; remove it to go on.")
+    return conclusion
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """Return what ``run.json`` holds, if this version knows its schema."""
+    file = path / RUN
+    info = _read_json(file)
+    if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
+        raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
+    if info["schema"] > SCHEMA:
+        raise InputError(
+            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update commbench or choose "
+            "another directory."
+        )
+    return info
+
+
+def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
+    """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
+    file = path / SAMPLES
+    data = file.read_bytes() if file.exists() else b""
+    *lines, unfinished = data.split(b"\n")
+    records: list[AnyRecord] = []
+    sound = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_decode(line))
+        except ValueError as error:
+            if number == len(lines) and not unfinished:
+                break  # a crash can leave the length of a line without its content
+            raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+        except InputError as error:
+            raise InputError(f"{file} line {number} cannot be used: {error}") from error
+        sound += len(line) + 1
+    return records, sound
+
+
+def _decode(line: bytes) -> AnyRecord:
+    record = read_record(json.loads(line))
+    if isinstance(record, Record):
+        find_operation(record.case.operation)
+    return record

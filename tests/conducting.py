@@ -1,0 +1,39 @@
+"""A run of few cases seen through by the conductor, for tests of how runs end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launching import Recorder, ScriptLauncher, make_request, open_store
+
+from commbench.cases import Sweep
+from commbench.launch.conductor import RunRequest, conduct, single_stage
+from commbench.launch.launchers import Launcher
+from commbench.store import load_run
+
+CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+REQUEST = make_request(CASES)
+#: Played ranks that measure everything, and what there is then.
+ALL = "session()\nfor i in range(len(plan.cases)): measured(i)\nsink.end(finished=True)\n"
+EVERYTHING = sorted((case.key, launch, "ok") for case in CASES for launch in range(2))
+
+
+def run(
+    path: Path,
+    launcher: Launcher | str,
+    request: RunRequest = REQUEST,
+    display: Recorder | None = None,
+    *,
+    fail_fast: bool = False,
+) -> tuple[int, dict[str, Any], Recorder]:
+    """Conduct a run; return exit code, run.json and what was shown."""
+    launcher = ScriptLauncher(launcher) if isinstance(launcher, str) else launcher
+    display = display or Recorder()
+    with open_store(path, request) as store:
+        code = conduct(single_stage(request), store, launcher, display, fail_fast=fail_fast)
+    return code, json.loads((path / "run.json").read_text()), display
+
+
+def measured(path: Path) -> list[tuple[str, int, str]]:
+    """(case key, launch, status) of all records."""
+    return [(record.case.key, record.launch, record.status) for record in load_run(path).records]
