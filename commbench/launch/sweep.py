@@ -12,7 +12,7 @@ from commbench.kinds import AnyRecord, training_records
 from commbench.launch.plan import RunRequest, Stage
 from commbench.launch.timeplan import dry_run_estimate
 from commbench.training.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
-from commbench.training.layout import bucket_sizes, case_layout, group_by_layout
+from commbench.training.layout import case_bucket_bytes, group_by_layout
 from commbench.training.recommendation import candidates
 from commbench.training.workload import WorkloadFacts
 from commbench.units import counted
@@ -71,16 +71,11 @@ class TrainingPlan:
         """What run.json states for the summary: foreseen buckets, which case stands for which, the first batch."""
         return {
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
-            "layouts": {case.key: list(self._bucket_bytes(case)) for case in self.measured if case.uses_ddp},
+            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
             "max_loss_increase": self.max_loss_increase,
             "max_accuracy_loss": self.max_accuracy_loss,
             "batches": [case.batch_per_rank for case in self.cases[:1]],
         }
-
-    def _bucket_bytes(self, case: TrainingCase) -> tuple[int, ...]:
-        parameters = self.facts.parameters
-        sizes = [p.numel for p in parameters], [p.itemsize for p in parameters]
-        return bucket_sizes(case_layout(case, self.facts), *sizes)
 
     @property
     def left_out(self) -> list[str]:
