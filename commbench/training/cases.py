@@ -16,6 +16,8 @@ from commbench.errors import InputError
 HOOKS = ("none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd")
 #: Hooks that need a number behind their name, and what it is.
 _NUMBERED = {"topk": "density", "randomk": "density", "powersgd": "rank"}
+#: How a hook's option says yes and no.
+TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 BACKENDS = ("gloo",)
 #: The hook of a step that runs without DDP.
