@@ -153,10 +153,7 @@ class Curve:
             curve = cls(
                 sizes=tuple(int(size) for size in data["sizes"]),
                 times_us=tuple(float(time) for time in data["times_us"]),
-                segments=tuple(
-                    Segment(**{f.name: segment[f.name] for f in dataclasses.fields(Segment)})
-                    for segment in data["segments"]
-                ),
+                segments=tuple(Segment.from_json(segment) for segment in data["segments"]),
                 residuals=tuple(float(residual) for residual in data["residuals"]),
                 held_out_error=None if data["held_out_error"] is None else float(data["held_out_error"]),
                 launches_us=tuple(
