@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from commbench.budgets import BUDGETS, Budget, TuningBudget
-from commbench.cases import Case, Sweep
-from commbench.datatypes import find_dtype
-from commbench.errors import InputError
+from commbench.budgets import BUDGETS, TuningBudget
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.launch.plan import RunRequest, Stage
 from commbench.launch.sweep import SWEEP_SHARE, training_request
 from commbench.launch.timeplan import dry_run_estimate
-from commbench.prediction.bucketing import best_list, candidate_caps, unique_layouts
-from commbench.prediction.exchange import messages_of
-from commbench.prediction.network import NetworkModel
+from commbench.prediction.bucketing import candidate_caps, unique_layouts
+from commbench.prediction.choosing import Chooser
+from commbench.prediction.coverage import network_cases
 from commbench.prediction.rounds import Standing, can_gain
-from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.training.cases import (
     CALIBRATE,
     CONFIRM,
@@ -31,9 +27,9 @@ from commbench.training.cases import (
     baseline_of,
     parse_hook,
 )
-from commbench.training.layout import MIB, case_bucket_bytes
+from commbench.training.layout import case_bucket_bytes
+from commbench.training.recommendation import recommend
 from commbench.training.records import TrainingRecord
-from commbench.training.recommendation import comparable, recommend
 from commbench.training.workload import WorkloadFacts
 from commbench.units import counted
 
@@ -49,8 +45,6 @@ MOST_PROMISING = 8
 FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
 #: Fresh launches of a second look, fewer are not worth it.
 FEWEST_MORE = 2
-#: Messages of the network's model, in bytes of gradients: from a small bucket to a large one, by this factor.
-SMALLEST_BUCKET, LARGEST_BUCKET, SIZE_FACTOR = 4096, 64 * MIB, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +114,11 @@ class TuningPlan:
             "max_accuracy_loss": self.max_accuracy_loss,
             "batches": [self.facts.batch_size],
         }
+
+    @property
+    def _chooser(self) -> Chooser:
+        lists = self.lists and not self.caps
+        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, lists=lists)
 
     # ------------------------------------------------------------------------------- what it may cost, in blocks
 
@@ -293,7 +292,7 @@ class TuningPlan:
             return []
         known = self._before(number, records)
         if number == 1:
-            predicted = self.predict(known)
+            predicted = self._chooser.predict(collective_records(known), training_records(known))
             can = self.baseline in predicted and can_gain(predicted, self.baseline)
             return self.standing(known).promising(self.round_sizes[0]) if can else []
         before = [self.contenders(earlier, records) for earlier in range(1, number)]
@@ -324,41 +323,7 @@ class TuningPlan:
 
     def standing(self, records: Sequence[AnyRecord]) -> Standing:
         """How the settings that may be recommended stand, by prediction and by what was measured."""
-        predicted = self.predict(records)
-        if self.baseline not in predicted:
-            return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
-        known = training_records(records)
-        fit = {one.case for one in comparable(known, self.info)[1]}
-        unfit = {record.case for record in known if record.case.phase == SWEEP} - fit
-        return Standing.of(predicted, known, self.baseline).without(unfit)
-
-    def predict(self, records: Sequence[AnyRecord]) -> dict[TrainingCase, StepPrediction]:
-        """The step of every setting whose hook was calibrated well, of lists of bucket sizes, and of all measured."""
-        network = NetworkModel.fit(collective_records(records)).at(self.backend, self.ranks)
-        known = [r for r in training_records(records) if r.case.phase in {CALIBRATE, SWEEP} and r.status == "ok"]
-        try:
-            model = StepModel.calibrate(self.facts, network, known)
-        except InputError:  # the default did not train, which its record says
-            return {}
-        swept = [record.case for record in known if record.case.phase == SWEEP and record.case.uses_ddp]
-        hooks = self._fit_hooks(training_records(records))
-        wanted = [case for case in dict.fromkeys([*self.candidates, *swept]) if case.hook_name in hooks]
-        predicted = _predict(model, wanted)
-        return predicted | _predict(model, self._lists(model, predicted))
-
-    def _fit_hooks(self, records: Sequence[TrainingRecord]) -> set[str]:
-        """Hooks that the calibration found to be fit to be recommended."""
-        baseline, others = comparable(records, self.info, CALIBRATE)
-        return {one.case.hook_name for one in ([baseline] if baseline else []) + list(others)}
-
-    def _lists(self, model: StepModel, predicted: Mapping[TrainingCase, StepPrediction]) -> list[TrainingCase]:
-        """The list of bucket sizes that the model likes best: without compression, and with the best hook."""
-        if not self.lists or self.caps or not predicted:
-            return []
-        fastest = min(predicted, key=lambda case: predicted[case].step_ms)
-        plain = dict.fromkeys([self.baseline, dataclasses.replace(fastest, bucket_cap_mb=DEFAULT_CAP)])
-        found = [(case, best_list(model, case)) for case in plain]
-        return [dataclasses.replace(case, bucket_cap_mb=caps) for case, caps in found if caps]
+        return self._chooser.standing(collective_records(records), training_records(records))
 
     def _before(self, number: int, records: Sequence[AnyRecord]) -> list[AnyRecord]:
         """The records that round ``number`` is decided from: of collectives, the calibration, and earlier rounds."""
@@ -384,44 +349,6 @@ class TuningPlan:
         parts += [(size + 2, calibrate.budget, launches) for size in self.round_sizes]
         parts += [(2, calibrate.budget, self.first_look)]
         return sum(dry_run_estimate(*part) for part in parts)
-
-
-def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
-    """The collectives that hooks issue for buckets of all sizes up to the whole model, and those of no hook."""
-    total = min(sum(p.numel * p.itemsize for p in facts.parameters), LARGEST_BUCKET)
-    count = math.ceil(math.log(max(SIZE_FACTOR, total / SMALLEST_BUCKET), SIZE_FACTOR))
-    buckets = [max(4, int(total / SIZE_FACTOR**power)) for power in range(count + 1)]
-    wanted: dict[tuple[str, str], set[int]] = {}
-    for hook in dict.fromkeys(["none", *hooks]):
-        case = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend, **parse_hook(hook))
-        for size in buckets:
-            for message in _messages(case, size // 4, ranks):
-                share = find_dtype(message.dtype).itemsize * ranks
-                rounded = share * math.ceil(message.message_bytes / share)
-                wanted.setdefault((message.operation, message.dtype), set()).add(rounded)
-    sweeps = [
-        Sweep(operations=(operation,), sizes=sorted(sizes), backends=(backend,), dtypes=(dtype,))
-        for (operation, dtype), sizes in wanted.items()
-    ]
-    return [case for sweep in sweeps for case in sweep.cases(ranks)]
-
-
-def _messages(case: TrainingCase, elements: int, ranks: int) -> Sequence[Any]:
-    try:
-        return messages_of(case, elements, ranks)
-    except InputError:  # it depends on shapes; such hooks reduce float32, which is measured for no hook
-        return ()
-
-
-def _predict(model: StepModel, cases: Iterable[TrainingCase]) -> dict[TrainingCase, StepPrediction]:
-    """Predict what can be: not a hook whose calibration failed."""
-    predicted = {}
-    for case in cases:
-        try:
-            predicted[case] = model.predict(case)
-        except InputError:
-            continue
-    return predicted
 
 
 def _is_swept(record: TrainingRecord, launches: int) -> bool:

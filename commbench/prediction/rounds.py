@@ -72,7 +72,9 @@ class Standing:
         expected = {case: math.log(one.step_ms / base_ms) for case, one in predicted.items() if case != baseline}
         measured = {case: _measured(known.get(case.key), known.get(baseline.key)) for case in expected}
         spread = _spread(list(measured.values()))
-        misses = [np.mean(list(of_case.values())) - expected[case] for case, of_case in measured.items() if of_case]
+        misses = [
+            float(np.mean(list(of_case.values()))) - expected[case] for case, of_case in measured.items() if of_case
+        ]
         error = max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, misses, len(misses)))
         estimates = [_weigh(case, expected[case], error, measured[case], spread) for case in expected]
         return cls(estimates=sorted(estimates, key=lambda one: one.log_ratio), model_error=error, launch_spread=spread)
