@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -114,6 +116,15 @@ MaxLossIncrease = Annotated[
         help="Recommend nothing whose loss after equal steps is higher by more, e.g. 0.05; by default it is stated.",
     ),
 ]
+MaxAccuracyLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-accuracy-loss",
+        metavar="X",
+        help="Recommend no hook, precision or accumulation whose metric may end worse by more than X, e.g. 0.01; X is "
+        "a share of the loss where there is no metric, and without a loss none of them is recommended.",
+    ),
+]
 SweepLaunches = Annotated[
     int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
 ]
@@ -136,6 +147,7 @@ def train(
     backend: TrainingBackend = "gloo",
     steps: Steps = None,
     max_loss_increase: MaxLossIncrease = None,
+    max_accuracy_loss: MaxAccuracyLoss = None,
     threads: Threads = None,
     ranks: Ranks = None,
     budget: TrainingBudgetName = "quick",
@@ -197,8 +209,10 @@ def train(
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.known_seed())
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
-        training = dataclasses.replace(training, max_loss_increase=max_loss_increase)
-        return join_training(Task(name=_short_name(workload), requests=(), stages=()), training)
+        training = dataclasses.replace(
+            training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
+        )
+        return join_training(Task(name=short_name("train", workload), requests=(), stages=()), training)
 
     return carry_out(settings, plan)
 
@@ -238,9 +252,7 @@ def plan_training(
     Raises:
         InputError: the workload cannot be trained with DDP, or a number is out of range.
     """
-    for name, number in (("--steps", steps), ("--threads", threads)):
-        if number is not None and number < 1:
-            raise InputError(f"{name} {number} was asked for; give at least 1.")
+    check_counts({"--steps": steps, "--threads": threads})
     facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None, sweep.hooks)
     return TrainingPlan(
         sweep=sweep,
@@ -254,6 +266,24 @@ def plan_training(
         time_limit_s=settings.time_limit,
         begins_s=begins_s,
     )
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Raise `InputError` if a number that was given, by its option, is not above 0."""
+    for option, number in counts.items():
+        if number is not None and number < 1:
+            raise InputError(f"{option} {number} was asked for; give at least 1.")
+
+
+def check_accuracy_loss(allowed: float | None) -> float | None:
+    """What --max-accuracy-loss was given.
+
+    Raises:
+        InputError: it is below 0 or no number.
+    """
+    if allowed is not None and not 0 <= allowed < math.inf:
+        raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
+    return allowed
 
 
 def write_recommendation(store: Store) -> None:
@@ -272,9 +302,7 @@ def find_training_budget(name: str, launches: int | None = None, confirm_launche
     if name not in TRAINING_BUDGETS:
         raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
     budget = TRAINING_BUDGETS[name]
-    for option, number in (("--launches", launches), ("--confirm-launches", confirm_launches)):
-        if number is not None and number < 1:
-            raise InputError(f"{option} {number} was asked for; give at least 1.")
+    check_counts({"--launches": launches, "--confirm-launches": confirm_launches})
     if launches is None and confirm_launches is None:
         return budget
     return dataclasses.replace(
@@ -291,7 +319,7 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
     return _SWITCHES[text]
 
 
-def _short_name(workload: str) -> str:
+def short_name(command: str, workload: str) -> str:
     """A name for the directory of results: ``train-resnet18``, ``train-own_model`` for a file."""
     stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
-    return f"train-{stem}"
+    return f"{command}-{stem}"

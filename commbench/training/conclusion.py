@@ -13,6 +13,8 @@ from commbench.training.cases import DEFAULT_CAP, TrainingCase
 
 Verdict = Literal["change", "keep", "inconclusive"]
 Bounds = tuple[float, float]
+#: So many settings that were left out are named in a sentence.
+NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Choice:
     speedup: float | None = None
     """Time per sample of the baseline over its own, in the fresh launches; None where there were none."""
     speedup_ci: Bounds | None = None
-    """Its 95 % interval."""
+    """Its 95 % interval, or of the recommendation's ``level``."""
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class Recommendation:
     speedup: float | None
     """Of ``best`` over ``baseline``, from fresh launches only."""
     speedup_ci: Bounds | None
-    """Its 95 % interval over launches."""
+    """Its interval over launches, like all others of the level ``level``."""
     verdict: Verdict
     """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's reaches above it."""
     reason: str
@@ -106,9 +108,11 @@ class Recommendation:
     snippet: str
     """What to paste."""
     measured_steps: int
-    """Optimiser steps that were made with DDP."""
+    """Optimiser steps that were made with DDP, in all stages, early steps included."""
     exhaustive_steps: int
-    """Steps that it takes to measure every configuration asked for as often as the best alternative was."""
+    """Steps of a full sweep: all configurations asked for times launches of the sweep times steps of a block."""
+    level: float = 0.95
+    """Of the intervals; 0.975 where launches were added after a first look had decided nothing."""
     launches: int = 0
     """Fresh launches behind the verdict."""
     alternatives: tuple[Choice, ...] = ()
@@ -117,6 +121,12 @@ class Recommendation:
     """Of ``best``; None where that is the baseline or the workload has no loss."""
     doubts: tuple[str, ...] = ()
     """Each a clause."""
+    max_accuracy_loss: float | None = None
+    """What a setting that alters learning may lose; None: that was not judged."""
+    too_costly: tuple[str, ...] = ()
+    """Settings that may lose more, each with the reason."""
+    surer: str = ""
+    """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
@@ -137,6 +147,7 @@ class Recommendation:
                 "cost": _cost(data["cost"]) if data.get("cost") else None,
                 "speedup_ci": _bounds(data.get("speedup_ci")),
                 "doubts": tuple(data.get("doubts", ())),
+                "too_costly": tuple(data.get("too_costly", ())),
             }
             return cls(**{**{name: value for name, value in data.items() if name in known}, **choices, **others})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -156,14 +167,18 @@ def paragraph(recommendation: Recommendation) -> str:
     plain, best = found.best_uncompressed, found.best
     if _is_compressed(best):
         sentences.append(_without_compression(plain, found.baseline))
-    if found.cost is not None and _alters_learning(best, found.baseline):
+    if found.cost is not None and alters_learning(best, found.baseline):
         sentences.append(_cost_sentence(found.cost, best))
-    elif _alters_learning(best, found.baseline):
+    elif alters_learning(best, found.baseline):
         sentences.append("What this does to learning was not measured: the workload has no loss.")
     if best.accumulation != found.baseline.accumulation:
         sentences.append(
             "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
         )
+    if found.max_accuracy_loss is not None:
+        sentences.append(_accuracy_sentence(found))
+    if found.surer:
+        sentences.append(found.surer)
     if found.doubts:
         sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
     return " ".join(sentences)
@@ -189,6 +204,16 @@ def _cost_sentence(cost: Cost, best: Choice) -> str:
     return f"{text}; so few steps do not show what a whole training loses."
 
 
+def _accuracy_sentence(found: Recommendation) -> str:
+    """What --max-accuracy-loss did."""
+    allowed = f"no more than {found.max_accuracy_loss:g} of accuracy may be lost"
+    if not found.too_costly:
+        return f"As asked, {allowed}; nothing was left out for that."
+    more = len(found.too_costly) - NAMED
+    names = "; ".join(found.too_costly[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    return f"Left out, as {allowed}: {names}."
+
+
 def _signed(difference: Difference) -> str:
     ends = difference.difference_ci
     interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
@@ -199,7 +224,7 @@ def _is_compressed(choice: Choice) -> bool:
     return choice.hook != "none"
 
 
-def _alters_learning(choice: Choice, baseline: Choice) -> bool:
+def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
     """Whether it changes gradients or their number: another bucket size does not."""
     names = ("hook", "precision", "accumulation")
     return any(getattr(choice, name) != getattr(baseline, name) for name in names)

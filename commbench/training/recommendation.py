@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from commbench import stats
 from commbench.summary import MANY_LAUNCHES, launch_flags
 from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.training.learning import accuracy_doubt
 from commbench.training.records import TrainingRecord
 from commbench.training.snippet import keep_snippet, snippet_of
 from commbench.training.trained import (
@@ -24,17 +26,22 @@ from commbench.training.trained import (
     equal_losses,
     groups_of,
     median,
+    paired_losses,
     paired_sample_ms,
     speedup_of,
     trained,
 )
 
-__all__ = ["Recommendation", "candidates", "paragraph", "recommend"]
+__all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
 #: A gain up to this share is none; the same as in comparisons of runs.
 MARGIN = 0.02
 #: Never recommended: one sends what DDP sends by itself, the other sends nothing.
 INSTRUMENTS = frozenset({"passthrough", LOCAL})
+#: Level of the interval where fresh launches were added after a first look at them had decided nothing. Each look may
+#: err: of equals, "change" is said of 2.5 % at most at the first and 1.25 % at the second. Simulated for 4 to 20
+#: launches, then as many again (`tests/test_second_look.py`): below 3 % in all, and 4 to 6 % of intervals miss.
+SECOND_LOOK = 0.975
 
 
 # ------------------------------------------------------------------------------------------------ what to confirm
@@ -48,7 +55,8 @@ def candidates(
     They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
     ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
     alternative to show that the default is as good. Left out are configurations that did not end well, whose ranks
-    disagree, whose steps were all skipped, or whose loss is not finite where the baseline's is.
+    disagree, whose steps were all skipped, whose loss is not finite where the baseline's is, or that lose more accuracy
+    than ``info["max_accuracy_loss"]`` allows (`commbench.training.learning`).
 
     Args:
         records: of the run.
@@ -68,6 +76,14 @@ def candidates(
     return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
 
 
+def comparable(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], phase: str = SWEEP
+) -> tuple[Trained | None, Sequence[Trained]]:
+    """The baseline of a phase, None where it did not end well, and the alternatives that may be recommended."""
+    group = _Compared.of(records, phase, info, None)
+    return (group.baseline, group.alternatives) if group else (None, ())
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
     """The configurations of one group in one phase that may be recommended."""
@@ -80,6 +96,8 @@ class _Compared:
     losses: Mapping[tuple[str, int], EqualLosses]
     unfit: Mapping[TrainingCase, str]
     """Why others may not be recommended."""
+    too_costly: Mapping[TrainingCase, str] = field(default_factory=dict)
+    """Those of ``unfit`` that may lose more accuracy than is allowed."""
 
     @classmethod
     def of(
@@ -103,12 +121,19 @@ class _Compared:
         others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
         losses = equal_losses([one for one in [base, *others] if one.is_ok])
         unfit = {one.case: _unfit(one, base, losses, most) for one in others}
+        allowed, costly = info.get("max_accuracy_loss"), {}
+        if allowed is not None:
+            fit = [one for one in others if not unfit[one.case]]
+            decides = phase == CONFIRM
+            costly = {one.case: accuracy_doubt(one, base, losses, allowed, decides=decides) for one in fit}
+        unfit |= costly
         return cls(
             case=case,
             baseline=base,
             alternatives=[one for one in others if not unfit[one.case]],
             losses=losses,
             unfit={case: why for case, why in unfit.items() if why},
+            too_costly={case: why for case, why in costly.items() if why},
         )
 
     def ratio(self, one: Trained) -> float:
@@ -137,33 +162,19 @@ def _unfit(
     if not paired_sample_ms(one, base)[0]:
         return "no launch has both it and the default"
     timed = list(one.timed.values())
-    pairs = _paired_losses(one, base, losses)
+    pairs = paired_losses(one, base, losses)
     diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
     increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
     increase = median(increases) if increases else 0.0
     judged = {
         "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
-        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(_steps, timed)),
+        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed)),
         "its loss is not finite": diverged,
         f"its loss is {100 * increase:.2g} % higher than the default's": (
             max_loss_increase is not None and increase > max_loss_increase
         ),
     }
     return next((why for why, is_so in judged.items() if is_so), "")
-
-
-def _paired_losses(
-    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
-) -> list[tuple[EqualLosses, EqualLosses]]:
-    """The losses of two configurations in each launch that has both."""
-    launches = sorted(one.timed.keys() & base.timed.keys())
-    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
-    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
-
-
-def _steps(record: TrainingRecord) -> int:
-    """Optimiser steps of all blocks, those included that were not timed."""
-    return record.block_steps * len(record.block_lengths) or len(record.step_ms)
 
 
 # ------------------------------------------------------------------------------------------------- the decision
@@ -180,9 +191,9 @@ def recommend(
 
     Args:
         records: of the run, both phases.
-        info: as ``run.json`` holds it; read are the entries that `candidates` reads, ``same_layout``,
-            ``exhaustive_cases`` (how many configurations were asked for, where not all were measured),
-            ``oversubscribed`` and ``emulated``.
+        info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
+            ``launches``, ``oversubscribed``, ``emulated``, and ``first_look``: after so many fresh launches it was
+            looked whether they decide, so that with more of them intervals are of the level `SECOND_LOOK`.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
@@ -215,6 +226,7 @@ class _Decision:
         chosen = choices[best.case] if best else baseline
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
+        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else 0.95
         snippet = keep_snippet()
         if verdict == "change" and best:
             snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
@@ -225,23 +237,53 @@ class _Decision:
             batch_per_rank=case.batch_per_rank,
             baseline=baseline,
             best=chosen,
-            best_uncompressed=choices[plain.case] if plain else baseline,
+            best_uncompressed=choices[plain.case] if plain else self._plain_of_sweep() or baseline,
             speedup=chosen.speedup,
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
-            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches),
+            level=level,
+            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches, level),
             snippet=snippet,
-            measured_steps=sum(_steps(record) for record in self.records if record.case.uses_ddp),
-            exhaustive_steps=self._exhaustive_steps(weighed),
+            measured_steps=measured_steps(self.records),
+            exhaustive_steps=exhaustive_steps(self.records, self.info),
             launches=launches,
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
             doubts=self._doubts(best, launches),
+            max_accuracy_loss=self.info.get("max_accuracy_loss"),
+            too_costly=self._too_costly(),
+            surer=self._surer(weighed) if verdict == "inconclusive" and weighed else "",
         )
 
     def _speedup(self, one: Trained) -> Speedup | None:
         """The speedup in fresh launches; None where there were none."""
-        return speedup_of(one, self.group.baseline) if self.fresh and self.group.baseline else None
+        if not self.fresh or self.group.baseline is None:
+            return None
+        first_look = self.info.get("first_look")
+        is_second = (
+            first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
+        )
+        return speedup_of(one, self.group.baseline, level=SECOND_LOOK if is_second else 0.95)
+
+    def _plain_of_sweep(self) -> Choice | None:
+        """The fastest without a hook of the sweep, where none was measured again."""
+        if not self.fresh or any(one.case.hook == "none" for one in self.group.alternatives):
+            return None
+        base, others = comparable(self.records, self.info)
+        if base is None:
+            return None
+        speedups = {one.case: speedup_of(one, base) for one in others if one.case.hook == "none"}
+        faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
+        best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
+        return _choice_of(best, None) if best else None
+
+    def _surer(self, weighed: Trained) -> str:
+        """What would decide, see `commbench.training.effort.surer`."""
+        if not self.fresh or self.group.baseline is None:
+            return ""
+        own, base = paired_sample_ms(weighed, self.group.baseline)
+        ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
+        return surer(ratios, MARGIN, self.info.get("launches") or ())
 
     def _weigh(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
@@ -265,7 +307,7 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int) -> str:
+    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int, level: float) -> str:
         """One sentence: what was compared, how much it gained, how sure that is."""
         if self.group.baseline is None:
             return f"The default did not train, so nothing can be compared with it: {self._why_unfit()}."
@@ -285,7 +327,7 @@ class _Decision:
         }
         return (
             f"In {launches} fresh launches {weighed.name} ran {weighed.speedup:.3f} times as fast as the "
-            f"default, 95 % interval {low:.3f} to {high:.3f}, {says[verdict]}."
+            f"default, {100 * level:g} % interval {low:.3f} to {high:.3f}, {says[verdict]}."
         )
 
     def _why_unfit(self) -> str:
@@ -294,14 +336,11 @@ class _Decision:
     def _why_none(self) -> str:
         return f" ({self._why_unfit()})" if self.group.unfit else ""
 
-    def _exhaustive_steps(self, weighed: Trained | None) -> int:
-        """What it takes to measure all that was asked for as often as one alternative, in both phases."""
-        ddp = [record for record in self.records if record.case.uses_ddp]
-        one = dataclasses.replace(weighed.case if weighed else self.group.case, phase=SWEEP)
-        of_one = sum(_steps(r) for r in ddp if dataclasses.replace(r.case, phase=SWEEP) == one)
-        measured = {record.case for record in ddp if record.case.phase == SWEEP}
-        asked = self.info.get("exhaustive_cases") or len(measured) + len(self.info.get("same_layout") or {})
-        return max(int(asked) * of_one, sum(map(_steps, ddp)))
+    def _too_costly(self) -> tuple[str, ...]:
+        """What the sweep and the fresh launches leave out for its accuracy."""
+        sought = _Compared.of(self.records, SWEEP, self.info, None)
+        both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
+        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
 
     def _doubts(self, best: Trained | None, launches: int) -> tuple[str, ...]:
         emulated = self.info.get("emulated") or (self.info.get("environment") or {}).get("emulated")
@@ -315,7 +354,8 @@ class _Decision:
             "the network was emulated": bool(emulated),
         }
         if self.fresh and self.group.baseline:
-            left_out = ((Choice(**setting_of(case)).name, why) for case, why in self.group.unfit.items())
+            unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
+            left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
             judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
         return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
 
@@ -332,7 +372,7 @@ def _cost_of(best: Trained, group: _Compared) -> Cost | None:
     """What the best does to learning, in the launches that have both."""
     if group.baseline is None:
         return None
-    both = _paired_losses(best, group.baseline, group.losses)
+    both = paired_losses(best, group.baseline, group.losses)
     pairs = [pair for pair in both if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
     if not pairs:
         return None

@@ -62,7 +62,7 @@ class Speedup:
     launches: int
     """Launches in which both ran."""
     interval: Interval | None = None
-    """The 95 % interval over launches; None where there are fewer than two."""
+    """The 95 % interval over launches, or of another level that was asked for; None where there are too few."""
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
@@ -80,18 +80,21 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
     return groups
 
 
-def speedup_of(one: Trained, baseline: Trained) -> Speedup | None:
+def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
     """How many times as fast as ``baseline`` a configuration is in the launches that have both; None without any.
 
     It is the median of the launches' own ratios, with `commbench.stats.launch_interval`: launches that are slow as a
     whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95 to
     97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
+    At another ``level`` than 95 % it is the order-statistic interval, which needs more launches.
     """
     own, base = paired_sample_ms(one, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
-    return Speedup(ratio=median(ratios), launches=len(ratios), interval=stats.launch_interval(ratios))
+    plain = level == 0.95  # noqa: PLR2004 - that of `launch_interval`
+    interval = stats.launch_interval(ratios) if plain else stats.median_interval(ratios, level)
+    return Speedup(ratio=median(ratios), launches=len(ratios), interval=interval)
 
 
 def paired_sample_ms(one: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
@@ -138,6 +141,15 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
     return found
 
 
+def paired_losses(
+    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> list[tuple[EqualLosses, EqualLosses]]:
+    """The losses of two configurations in each launch that has both."""
+    launches = sorted(one.timed.keys() & base.timed.keys())
+    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
+    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
+
+
 def _ending(losses: Sequence[float], end: int, width: int) -> float:
     """The mean of ``width`` losses up to step ``end``, or of as many as there are."""
     end = min(max(end, 1), len(losses))
@@ -147,7 +159,7 @@ def _ending(losses: Sequence[float], end: int, width: int) -> float:
 def time_to_target_s(one: Trained) -> float | None:
     """Seconds until the metric meets its target, median over launches; None unless it does in more than half of them.
 
-    A metric called ``loss`` shall fall to its target, any other grow to it.
+    A metric shall fall to its target or grow to it, see `falls`.
     """
     aimed = [record for record in one.timed.values() if record.target is not None and len(record.metrics)]
     times = [_reached(record) * one.steps_ms[record.launch] / 1e3 for record in aimed]
@@ -157,9 +169,14 @@ def time_to_target_s(one: Trained) -> float | None:
 def _reached(record: TrainingRecord) -> float:
     """The number of steps after which the metric first meets its target; infinite if never."""
     target = float(record.target or 0.0)
-    falling = record.metric_name == "loss"
+    falling = falls(record.metric_name)
     steps = (step for step, value in record.metrics if (value <= target if falling else value >= target))
     return next(steps, math.inf)
+
+
+def falls(metric_name: str) -> bool:
+    """Whether a metric gets better as it falls: one called ``loss`` does, any other grows."""
+    return metric_name == "loss"
 
 
 def median(values: stats.Values) -> float:
