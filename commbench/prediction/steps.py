@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.prediction.calibration import Observation, Setting, Sharing, fit_sharing, settings_of
-from commbench.prediction.exchange import FLOAT32_BYTES, HookCost, Shapes, messages_of
+from commbench.prediction.exchange import HookCost, Shapes, messages_of
 from commbench.prediction.network import Network
 from commbench.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
@@ -56,7 +57,7 @@ class StepModel:
     hooks: Mapping[str, HookCost]
     """By `TrainingCase.hook_name`."""
     overlap: Mapping[str, float] = field(default_factory=dict)
-    """1 - `Sharing.contention` by `TrainingCase.hook_name`: overlap efficiency, 1 at the lower bound, 0 at the upper."""
+    """1 - `Sharing.contention` by `TrainingCase.hook_name`: the efficiency, 1 at the lower bound and 0 at the upper."""
     slowdown: Mapping[str, float] = field(default_factory=dict)
     """`Sharing.slowdown` by `TrainingCase.hook_name`."""
 
@@ -210,16 +211,25 @@ class StepModel:
             case,
             sum(parameter.numel for parameter in parameters),
             shapes=shapes if len(shapes) == len(parameters) else None,
+            dtype=parameters[0].dtype,
             ready_ms=self.backward_ms / self.facts.backward_ms * max(parameter.ready_ms for parameter in parameters),
         )
 
-    def bucket(self, case: TrainingCase, elements: int, *, shapes: Shapes = None, ready_ms: float = 0.0) -> BucketWork:
-        """What a bucket costs on the network alone and under a case's hook; see `messages_of` for ``shapes``."""
-        messages = messages_of(case, elements, self.network.world_size, shapes=shapes)
+    def bucket(
+        self,
+        case: TrainingCase,
+        elements: int,
+        *,
+        shapes: Shapes = None,
+        dtype: str = "float32",
+        ready_ms: float = 0.0,
+    ) -> BucketWork:
+        """What a bucket costs on the network alone and under a case's hook; the arguments are `messages_of`'s."""
+        messages = messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
         times = [self.network.time_us(m.operation, m.dtype, m.message_bytes) for m in messages]
         least = [self.network.time_us(m.operation, m.dtype, LATENCY_BYTES) for m in messages]
         cost = self.hooks[case.hook_name]
-        size_bytes = elements * FLOAT32_BYTES
+        size_bytes = elements * DTYPES[dtype].itemsize
         return BucketWork(
             size_bytes=size_bytes,
             ready_ms=ready_ms,
