@@ -61,8 +61,8 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 8) -> str | N
 
     The search is exact for a network that serves one bucket at a time and for communication that takes nothing from
     computing. Elsewhere it is a heuristic: of the best lists of every length the one with the shortest predicted step
-    is taken, and of equal ones the shortest. None where that is not predicted to beat the best single size by 1 %, or where the parameters are of
-    several types, for which DDP counts separately.
+    is taken, and of equal ones the shortest. None where that is not predicted to beat the best single size by 1 %, or
+    where the parameters are of several types, for which DDP counts separately.
 
     Args:
         model: predicts steps of the case's hook.
