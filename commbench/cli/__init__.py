@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import lab, measuring, reading, training, tuning
+from commbench.cli import lab, measuring, predicting, reading, training, tuning
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -28,6 +28,7 @@ for command in (
     measuring.run,
     training.train,
     tuning.tune,
+    predicting.predict,
     reading.compare,
     reading.report,
     reading.env,

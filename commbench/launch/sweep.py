@@ -68,8 +68,9 @@ class TrainingPlan:
 
     @property
     def info(self) -> dict[str, object]:
-        """What run.json states for the summary: foreseen buckets, which case stands for which, the first batch."""
+        """What run.json states: foreseen buckets, which case stands for which, the first batch, facts of the model."""
         return {
+            "facts": self.facts.to_json(),
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
             "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
             "max_loss_increase": self.max_loss_increase,

@@ -5,7 +5,8 @@ Arrays are of shape (..., points): leading axes, such as resamples, are computed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -76,3 +77,9 @@ def cubic(coefficients: Iterable[AnyFloat], place: float) -> AnyFloat:
     """Return the value of one piece, for numbers or arrays as its four coefficients."""
     a, b, c, d = coefficients
     return a + place * (b + place * (c + place * d))
+
+
+def place_between(x: Sequence[float], at: float) -> tuple[int, float]:
+    """Return the piece in which a place lies, and how far from its lower end to its upper, 0 to 1."""
+    i = min(max(bisect_right(x, at) - 1, 0), len(x) - 2)
+    return i, (at - x[i]) / (x[i + 1] - x[i])
