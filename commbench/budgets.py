@@ -77,3 +77,35 @@ TRAINING_BUDGETS = {
         ),
     )
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningBudget:
+    """How often each stage of tuning is launched; blocks and fresh launches are those of the training budget."""
+
+    training: TrainingBudget
+    """Of the same name; its launches and blocks are also what a full sweep would take."""
+    network_launches: int
+    """Launches that time the collectives which the model of the network is fitted to."""
+    calibrate_launches: int
+    """Launches of the settings that the model of the step is fitted to."""
+    rounds: int
+    """At most so many rounds narrow the promising settings down."""
+    round_launches: int
+    """Launches of each round."""
+
+
+TUNING_BUDGETS = {
+    budget.training.name: budget
+    for budget in (
+        TuningBudget(
+            training=TRAINING_BUDGETS["quick"], network_launches=2, calibrate_launches=1, rounds=2, round_launches=1
+        ),
+        TuningBudget(
+            training=TRAINING_BUDGETS["standard"], network_launches=3, calibrate_launches=1, rounds=3, round_launches=2
+        ),
+        TuningBudget(
+            training=TRAINING_BUDGETS["rigorous"], network_launches=5, calibrate_launches=2, rounds=3, round_launches=3
+        ),
+    )
+}

@@ -212,7 +212,10 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
 
 
 def run_header(
-    name: str, requests: Sequence[RunRequest], info: Mapping[str, Any] = MappingProxyType({})
+    name: str,
+    requests: Sequence[RunRequest],
+    info: Mapping[str, Any] = MappingProxyType({}),
+    identity: Mapping[str, Any] = MappingProxyType({}),
 ) -> Mapping[str, Any]:
     """What ``run.json`` says from the first moment on.
 
@@ -220,6 +223,7 @@ def run_header(
         name: of the suite or the workload.
         requests: as for `plan_identity`.
         info: what else is to stand there.
+        identity: what else must be equal for the run to be resumed.
     """
     return {
         **info,
@@ -228,7 +232,7 @@ def run_header(
         "seed": requests[0].seed,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_commit": git_commit(Path(__file__).parent),
-        "plan": plan_identity(requests),
+        "plan": {**plan_identity(requests), **identity},
         "status": "running",
     }
 

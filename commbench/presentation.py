@@ -15,6 +15,7 @@ from commbench.errors import InputError
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
 from commbench.report.matrix import conclude, render_matrices
+from commbench.report.model import conclude_model
 from commbench.report.scaling import render_growths
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
@@ -67,8 +68,9 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(part)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    if sentence := conclude(run_.findings):
-        console.print(sentence, markup=False)
+    for sentence in (conclude(run_.findings), conclude_model(run_.model)):
+        if sentence:
+            console.print(sentence, markup=False)
 
 
 def _results_files(run_: Run) -> list[str]:

@@ -3,7 +3,8 @@
 The conventions of every file and table:
 
 - A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in nccl-tests and OSU.
-- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000.
+- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000. That of a link is a
+  whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc writes it.
 - A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``, ``step_ms``).
 """
 
@@ -16,6 +17,8 @@ _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(-?)([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
 _HINT = "write whole bytes such as 8, 64K, 1.5M or 1GiB"
 _RANGE_HINT = "write min:max or min:max:factor, such as 8:64M or 8:64M:4"
+_LINK_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmg])bit", re.IGNORECASE)
+_BITS = {"g": 10**9, "m": 10**6, "k": 10**3}
 _SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
 
 _SIZE_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
@@ -134,6 +137,20 @@ def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - t
         ZeroDivisionError: if ``time_us`` is 0, which no measured operation is.
     """
     return message_bytes / (time_us * 1e3)
+
+
+def parse_link_rate(text: str) -> int | None:
+    """Return the bits per second that ``text`` names: '1gbit', '2.5gbit', '64kbit'; None if it is no rate."""
+    match = _LINK_RATE.fullmatch(text.strip())
+    return int(Fraction(match[1]) * _BITS[match[2].lower()]) if match else None
+
+
+def format_link_rate(rate_bps: float) -> str:
+    """Write bits per second as `parse_link_rate` reads it, in the largest unit that leaves no fraction: '1500mbit'."""
+    for unit, bits in _BITS.items():
+        if rate_bps % bits == 0:
+            return f"{rate_bps // bits:.0f}{unit}bit"
+    return f"{rate_bps / _BITS['k']:g}kbit"
 
 
 def counted(number: int, noun: str) -> str:

@@ -52,6 +52,7 @@ kinds, see below |
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |
 | `pairs.csv` | one line per ordered pair of ranks of every case of the pattern `matrix`, if the run has any |
+| `model.json` | the model of the network, if three sizes or more of an operation were measured: see below |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
 | `recommendation.json` | what the training concludes |
@@ -74,6 +75,25 @@ What is slower than its peers, where there were three hosts, ranks or groups or 
 groups were compared, `suspects_remarks` what could not be told. `kind` is `host`, `rank`, `link`, `uplink` (all links
 between two parts of the hosts) or `group`; `factor` is how many times as long it takes as its typical peer, `ci` the
 95 % interval over launches, null for one launch.
+"""
+
+MODEL = """## model.json
+
+The model of the network from which times of other sizes are predicted. `held_out_error` is the median over curves of
+theirs, `worst_residual` the largest of all; `curves` has one object per operation, backend, data type, pattern and
+number of ranks that take part (`world_size`), if three sizes or more were measured:
+
+| entry | what |
+|---|---|
+| `variant` | in what it differs from how DDP communicates (in place, sums): the nearest that was measured |
+| `sizes` | `message_bytes` that were measured, ascending |
+| `times_us` | `time_us` at each |
+| `launches_us` | for each size the median of every launch, null where a launch has none |
+| `segments` | from and to which size time = `alpha_us` + `beta_us_per_byte` n fits best; a line each, ascending |
+| `residuals` | (line - measured) / measured at each size |
+| `held_out_error` | median error at inner sizes, each predicted from all others; null for none |
+
+Times between sizes are interpolated, beyond them the outer segments are continued: `docs/measuring.md` says how.
 """
 
 OPERATIONS_HEAD = """## Operations
@@ -155,6 +175,7 @@ def _collectives() -> list[str]:
         "## pairs.csv\n",
         _columns(PairRow),
         SUSPECTS,
+        MODEL,
         OPERATIONS_HEAD,
         _table(
             ("operation", "what is timed", "send", "receive", "`osu_bytes`", "busbw factor", "in place"),

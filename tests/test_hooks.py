@@ -18,9 +18,9 @@ from commbench.hooks import HOOKS, Guard, PowerSGD, RandomK, TopK, make_hook  # 
 from commbench.hooks.comm_thread import STUCK, CommThread  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
-from commbench.hooks.message import Selection, kept  # noqa: E402
 from commbench.hooks.randomk import draw, seeded  # noqa: E402
 from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
+from commbench.training.message import Selection, kept  # noqa: E402
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
 SELECTIONS = st.builds(

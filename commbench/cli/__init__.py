@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import lab, measuring, reading, training
+from commbench.cli import lab, measuring, predicting, reading, training, tuning
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -23,7 +23,16 @@ app = typer.Typer(
     result_callback=lambda code, **_: sys.exit(code),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (measuring.bench, measuring.run, training.train, reading.compare, reading.report, reading.env):
+for command in (
+    measuring.bench,
+    measuring.run,
+    training.train,
+    tuning.tune,
+    predicting.predict,
+    reading.compare,
+    reading.report,
+    reading.env,
+):
     app.command()(command)
 app.add_typer(lab.app, name="lab")
 

@@ -87,6 +87,8 @@ class Task:
     """A sentence for each thing that is not measured, and why."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """What run.json is to state besides."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What must be equal, beside the requests, for a run to be resumed."""
     conclude: Callable[[Store], None] = lambda _: None
     """Called when the stages have ended, however, and before the run is printed."""
     then: str = ""
@@ -106,7 +108,7 @@ class Task:
 
     def header(self) -> Mapping[str, Any]:
         """What run.json says from the first moment on."""
-        return run_header(self.name, self.requests, self.info)
+        return run_header(self.name, self.requests, self.info, self.identity)
 
     def estimate_s(self) -> float:
         """What the run takes at most, in seconds."""
@@ -257,7 +259,9 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
 
     def finish(store: Store) -> None:
         task.conclude(store)
-        print_run(load_run(out), settings.style, make_console(plain=True))
+        finished = load_run(out)
+        print_run(finished, settings.style, make_console(plain=True))
+        print_unfinished(finished, messages)
 
     run_standalone(
         task.stages,

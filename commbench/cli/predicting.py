@@ -1,1 +1,246 @@
 """The command that tells what nobody has measured: predict."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from commbench.errors import InputError
+from commbench.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.prediction.outlook import (
+    BreakEvenOutlook,
+    CollectiveOutlook,
+    Networks,
+    StepOutlook,
+    Trained,
+    break_even_outlooks,
+    collective_outlooks,
+    columns_of,
+    step_outlooks,
+)
+from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
+from commbench.store import Run, load_run
+from commbench.tables import csv_text
+from commbench.terminal import make_console
+from commbench.training.records import TrainingRecord
+from commbench.training.workload import WorkloadFacts
+from commbench.units import parse_link_rate, parse_sizes
+
+FORMATS = ("table", "csv", "json")
+#: Ranks beyond which nothing is predicted, and the fewest that exchange anything.
+MOST_RANKS, FEWEST_RANKS = 10_000, 2
+_RATE_HINT = "write rates such as 200mbit,1gbit,25gbit, or measured"
+
+
+def predict(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories, measured alike: collectives, training, or both."),
+    ],
+    world_size: Annotated[
+        str,
+        typer.Option(
+            "--world-size", metavar="RANKS", help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2)."
+        ),
+    ],
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="RATES", help="What if every host's link were so fast: e.g. measured,1gbit,25gbit."
+        ),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three that were measured.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", metavar="NAME", help="Of several that were trained, this one only.")
+    ] = None,
+    hook: Annotated[
+        str | None, typer.Option("--hook", metavar="HOOKS", help="Of the hooks that were trained, these only.")
+    ] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")
+    ] = "table",
+) -> int:
+    """Predict collectives and DDP training on more ranks and other links, from runs alone, and how far off that may be.
+
+    Needs neither torch nor MPI.
+    """
+    if output_format not in FORMATS:
+        raise InputError(f"Unknown format {output_format!r}; choose from {', '.join(FORMATS)}.")
+    world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
+    runs = [load_run(path) for path in paths]
+    network = GrowingNetwork.fit(MeasuredRun(model=run.model, records=run.records, info=run.info) for run in runs)
+    if not network.curves:
+        raise InputError(_nothing_known(runs, network))
+    measured = int(max(run.info.get("ranks_per_node") or 1 for run in runs))
+    asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=_hosts(ranks_per_node, measured))
+    outlook = _Outlook(
+        collectives=collective_outlooks(network, asked, parse_sizes(sizes) if sizes else None),
+        basis=render_basis(network, [run.path.name for run in runs]),
+    )
+    outlook = _with_training(outlook, runs, network, asked, workload, hook.split(",") if hook else None)
+    _print(outlook, output_format)
+    return 0
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers of ranks of a list with ranges, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
+
+    Raises:
+        InputError: it is no such list, or a number is not between 2 and 10000.
+    """
+    if not re.fullmatch(r"[0-9]+(:[0-9]+){0,2}(,[0-9]+(:[0-9]+){0,2})*", text.replace(" ", "")):
+        raise InputError(f"World sizes {text!r} are not understood; write ranks such as 8, 6,8 or 8:1024.")
+    found = sorted(parse_sizes(text.replace(" ", "")))
+    if not FEWEST_RANKS <= found[0] <= found[-1] <= MOST_RANKS:
+        raise InputError(f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose such.")
+    return found
+
+
+def parse_rates(text: str | None) -> list[float | None]:
+    """Bits per second of a list of rates; None, also for ``measured``, is the rate that was measured.
+
+    Raises:
+        InputError: one is not a rate.
+    """
+    rates: list[float | None] = []
+    for part in (text or "measured").split(","):
+        rate = None if part.strip() == "measured" else parse_link_rate(part)
+        if (rate is None and part.strip() != "measured") or rate == 0:
+            raise InputError(f"The rate {part!r} is not understood; {_RATE_HINT}.")
+        rates.append(rate)
+    return list(dict.fromkeys(rates))
+
+
+def _hosts(asked: int | None, measured: int) -> int:
+    if asked is not None and asked < 1:
+        raise InputError(f"{asked} ranks per node were asked for; choose 1 or more.")
+    return asked or measured
+
+
+def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
+    """Why nothing can be predicted, and what would help."""
+    if network.unknown:
+        return next(iter(network.unknown.values()))
+    name = runs[0].path
+    backend = runs[0].training_records[0].case.backend if runs[0].training_records else "gloo,mpi"
+    return (
+        f"{name} has no curve of a collective over at least 3 message sizes, from which larger networks are predicted; "
+        f"measure some beside it: commbench run -c all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 "
+        "--world-sizes 2,4."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Outlook:
+    """All that is printed."""
+
+    collectives: Sequence[CollectiveOutlook]
+    basis: Sequence[RenderableType]
+    steps: Sequence[StepOutlook] = ()
+    break_evens: Sequence[BreakEvenOutlook] = ()
+    missing: Sequence[str] = ()
+    """What of the training cannot be predicted, a sentence each."""
+
+
+def _with_training(
+    outlook: _Outlook,
+    runs: Iterable[Run],
+    network: GrowingNetwork,
+    asked: Networks,
+    workload: str | None,
+    hooks: Sequence[str] | None,
+) -> _Outlook:
+    """With the training that the runs hold."""
+    steps: list[StepOutlook] = []
+    break_evens: list[BreakEvenOutlook] = []
+    missing: list[str] = []
+    for run in runs:
+        for group in _groups(run.training_records, workload):
+            with _noting(missing):
+                trained = Trained(facts=_facts(run, group[0].case.workload), records=group)
+                steps += step_outlooks(trained, network, asked, hooks)
+                break_evens += break_even_outlooks(trained, network, asked)
+    if workload and not steps and not missing:
+        raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
+    return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)
+
+
+@contextlib.contextmanager
+def _noting(reasons: list[str]) -> Iterator[None]:
+    """Keep why something cannot be predicted instead of raising it."""
+    try:
+        yield
+    except InputError as error:
+        reasons.append(str(error))
+
+
+def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
+    """The records by what is alike but for the setting."""
+    groups: dict[tuple[Any, ...], list[TrainingRecord]] = {}
+    for record in records:
+        if workload in {None, record.case.workload}:
+            groups.setdefault(record.case.group, []).append(record)
+    return list(groups.values())
+
+
+def _facts(run: Run, workload: str) -> WorkloadFacts:
+    """What the run says about its workload.
+
+    Raises:
+        InputError: nothing.
+    """
+    if not run.info.get("facts"):
+        raise InputError(
+            f"{run.path} keeps no facts of {workload} (an earlier version trained it), without which its steps cannot "
+            f"be predicted; train it again: commbench train --workload {workload} --hook none,topk:0.01."
+        )
+    return WorkloadFacts.from_json(run.info["facts"])
+
+
+# ---------------------------------------------------------------------------------------------------------- printing
+
+
+def _print(outlook: _Outlook, style: str) -> None:
+    if style == "table":
+        console = make_console()
+        for part in [*outlook.basis, *_tables(outlook)]:
+            console.print(part)
+        return
+    kinds: dict[str, tuple[Sequence[Any], type[Any]]] = {
+        "collectives": (outlook.collectives, CollectiveOutlook),
+        "steps": (outlook.steps, StepOutlook),
+        "break_evens": (outlook.break_evens, BreakEvenOutlook),
+    }
+    if style == "csv":
+        texts = [csv_text(rows, columns_of(kind)) for rows, kind in kinds.values() if rows]
+        sys.stdout.write("\n".join(texts))
+    else:
+        plain = {name: [dataclasses.asdict(row) for row in rows] for name, (rows, _) in kinds.items()}
+        sys.stdout.write(json.dumps({**plain, "missing": list(outlook.missing)}, indent=1) + "\n")
+
+
+def _tables(outlook: _Outlook) -> list[RenderableType]:
+    return [
+        *render_collectives(outlook.collectives),
+        *render_steps(outlook.steps),
+        *render_break_evens(outlook.break_evens),
+        *(Text(f"- {sentence}") for sentence in outlook.missing),
+    ]

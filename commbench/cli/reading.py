@@ -13,12 +13,14 @@ import typer
 
 from commbench.advice import advise
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions, usable_cpus
 from commbench.launch.probe import probe_mpi
 from commbench.parameters import Format
 from commbench.presentation import check_style, facts_table, print_run, print_unfinished
 from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
+from commbench.report.model import render_model
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.store import load_run
 from commbench.terminal import make_console
@@ -45,10 +47,19 @@ def compare(
 def report(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     output_format: Format = "table",
+    model: Annotated[
+        bool,
+        typer.Option("--model", help="Print the model of the network alone: start-up times, rates, and their error."),
+    ] = False,
 ) -> int:
     """Print a run's rows again, from its files; needs neither torch nor MPI."""
     check_style(output_format)
+    if model and output_format != "table":
+        raise InputError(f"--model has no format {output_format}; the run's model.json has all its numbers.")
     run = load_run(path)
+    if model:
+        make_console().print(render_model(run.model))
+        return 0
     print_run(run, output_format, make_console())
     print_unfinished(run, make_console(sys.stderr) if output_format != "table" else make_console())
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -211,7 +212,7 @@ def train(
         training = dataclasses.replace(
             training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
         )
-        return join_training(Task(name=_short_name(workload), requests=(), stages=()), training)
+        return join_training(Task(name=short_name("train", workload), requests=(), stages=()), training)
 
     return carry_out(settings, plan)
 
@@ -251,9 +252,7 @@ def plan_training(
     Raises:
         InputError: the workload cannot be trained with DDP, or a number is out of range.
     """
-    for name, number in (("--steps", steps), ("--threads", threads)):
-        if number is not None and number < 1:
-            raise InputError(f"{name} {number} was asked for; give at least 1.")
+    check_counts({"--steps": steps, "--threads": threads})
     facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None, sweep.hooks)
     return TrainingPlan(
         sweep=sweep,
@@ -267,6 +266,13 @@ def plan_training(
         time_limit_s=settings.time_limit,
         begins_s=begins_s,
     )
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Raise `InputError` if a number that was given, by its option, is not above 0."""
+    for option, number in counts.items():
+        if number is not None and number < 1:
+            raise InputError(f"{option} {number} was asked for; give at least 1.")
 
 
 def check_accuracy_loss(allowed: float | None) -> float | None:
@@ -296,9 +302,7 @@ def find_training_budget(name: str, launches: int | None = None, confirm_launche
     if name not in TRAINING_BUDGETS:
         raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
     budget = TRAINING_BUDGETS[name]
-    for option, number in (("--launches", launches), ("--confirm-launches", confirm_launches)):
-        if number is not None and number < 1:
-            raise InputError(f"{option} {number} was asked for; give at least 1.")
+    check_counts({"--launches": launches, "--confirm-launches": confirm_launches})
     if launches is None and confirm_launches is None:
         return budget
     return dataclasses.replace(
@@ -315,7 +319,7 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
     return _SWITCHES[text]
 
 
-def _short_name(workload: str) -> str:
+def short_name(command: str, workload: str) -> str:
     """A name for the directory of results: ``train-resnet18``, ``train-own_model`` for a file."""
     stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
-    return f"train-{stem}"
+    return f"{command}-{stem}"

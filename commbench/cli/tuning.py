@@ -1,1 +1,227 @@
 """The command that finds the best settings without measuring them all: tune."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from typing import Annotated
+
+import typer
+
+from commbench.budgets import TUNING_BUDGETS, TuningBudget
+from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.training import (
+    DEFAULT_WORKLOAD,
+    ConfirmLaunches,
+    MaxAccuracyLoss,
+    Steps,
+    Threads,
+    TrainingBackend,
+    Workload,
+    check_accuracy_loss,
+    check_counts,
+    short_name,
+    write_recommendation,
+)
+from commbench.errors import InputError
+from commbench.launch.probe import probe_workload
+from commbench.launch.tuning import TuningPlan
+from commbench.options import draw_seed, split_names
+from commbench.parameters import (
+    BindTo,
+    CaseTimeout,
+    DryRun,
+    FailFast,
+    Hostfile,
+    Interface,
+    LauncherArguments,
+    LauncherName,
+    Out,
+    Oversubscribe,
+    Ranks,
+    RanksPerNode,
+    RoleName,
+    Seed,
+    TimeLimit,
+)
+from commbench.store import load_run
+from commbench.training.cases import TrainingSweep, canonical_cap, parse_hook
+from commbench.training.recommendation import INSTRUMENTS
+from commbench.training.workload import WorkloadFacts
+
+#: Bucket sizes of all different layouts.
+AUTO = "auto"
+#: What ``--allow`` takes without a number.
+NUMBERS = {"topk": "topk:0.01", "randomk": "randomk:0.01", "powersgd": "powersgd:2"}
+#: The first torch whose DDP takes ``bucket_cap_mb_list``.
+LISTS_SINCE = (2, 13)
+
+Allow = Annotated[
+    str,
+    typer.Option(
+        "--allow",
+        metavar="HOOKS",
+        help="What may be recommended, comma-separated, as --hook of train; topk is topk:0.01, randomk randomk:0.01, "
+        "powersgd powersgd:2. DDP without a hook always may.",
+    ),
+]
+Caps = Annotated[
+    str,
+    typer.Option(
+        "--bucket-cap-mb",
+        metavar="SIZES",
+        help="Bucket sizes to choose from, as train takes them; auto: one for each layout that DDP makes of the model.",
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="N", help="Samples per rank; by default the workload's own number.")
+]
+BudgetName = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="NAME",
+        help="quick, standard or rigorous: a full sweep would make 3, 6 or 10 launches, and up to 6, 10 or 20 fresh "
+        "ones decide.",
+    ),
+]
+
+
+def tune(
+    workload: Workload = DEFAULT_WORKLOAD,
+    allow: Allow = "none,fp16,topk",
+    bucket_cap_mb: Caps = AUTO,
+    batch: Batch = None,
+    backend: TrainingBackend = "gloo",
+    steps: Steps = None,
+    max_accuracy_loss: MaxAccuracyLoss = None,
+    threads: Threads = None,
+    ranks: Ranks = None,
+    budget: BudgetName = "quick",
+    confirm_launches: ConfirmLaunches = None,
+    time_limit: TimeLimit = None,
+    case_timeout: CaseTimeout = 60.0,
+    fail_fast: FailFast = False,
+    out: Out = None,
+    hostfile: Hostfile = None,
+    oversubscribe: Oversubscribe = False,
+    launcher: LauncherName = None,
+    launcher_arg: LauncherArguments = None,
+    ranks_per_node: RanksPerNode = None,
+    bind_to: BindTo = None,
+    interface: Interface = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    role: RoleName = None,
+) -> int:
+    """Find the DDP setting that trains a model fastest, at a quarter of what measuring all of them takes.
+
+    Times the network and a few steps, predicts every setting from them, measures the promising ones beside the default,
+    and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
+    process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
+    """
+    settings = Settings(
+        ranks=ranks,
+        time_limit=time_limit,
+        case_timeout=case_timeout,
+        out=out,
+        hostfile=hostfile,
+        oversubscribe=oversubscribe,
+        launcher=launcher,
+        launcher_arg=launcher_arg,
+        ranks_per_node=ranks_per_node,
+        bind_to=bind_to,
+        interface=interface,
+        seed=seed,
+        role=role,
+        fail_fast=fail_fast,
+        dry_run=dry_run,
+        style="table",
+    )
+    check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
+    chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
+    TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
+    allowed = check_accuracy_loss(max_accuracy_loss)
+
+    def plan(place: Place) -> Task:
+        if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
+            raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
+        facts = known_facts(settings) or probe_workload(workload, batch, hooks)
+        return tuning_task(
+            TuningPlan(
+                workload=workload,
+                facts=facts,
+                ranks=place.ranks,
+                seed=draw_seed(settings.known_seed()),
+                budget=chosen,
+                hooks=hooks,
+                caps=caps,
+                lists=torch_takes_lists(),
+                backend=backend,
+                max_accuracy_loss=allowed,
+                confirm_launches=confirm_launches,
+                steps=steps,
+                threads=threads,
+                case_timeout_s=case_timeout,
+                time_limit_s=time_limit,
+            )
+        )
+
+    return carry_out(settings, plan)
+
+
+def tuning_task(plan: TuningPlan) -> Task:
+    """What a tuning measures, in what order, and what it concludes."""
+    return Task(
+        name=short_name("tune", plan.workload),
+        requests=[plan.calibrate_request(), plan.network_request()],
+        stages=plan.stages(),
+        info=plan.info,
+        identity={"candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates]},
+        then=plan.then,
+        seconds=plan.estimate_s(),
+        conclude=write_recommendation,
+    )
+
+
+def known_facts(settings: Settings) -> WorkloadFacts | None:
+    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that."""
+    if settings.out is None or not (settings.out / "run.json").is_file():
+        return None
+    facts = load_run(settings.out).info.get("facts")
+    return WorkloadFacts.from_json(facts) if facts else None
+
+
+def torch_takes_lists() -> bool:
+    """Whether DDP of the torch that is installed here takes a list of bucket sizes."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= LISTS_SINCE
+
+
+def _find_budget(name: str) -> TuningBudget:
+    if name not in TUNING_BUDGETS:
+        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TUNING_BUDGETS)}.")
+    return TUNING_BUDGETS[name]
+
+
+def _hooks(allow: str) -> list[str]:
+    """The hooks of ``--allow`` as ``--hook`` takes them.
+
+    Raises:
+        InputError: an unknown hook, or one that only measures.
+    """
+    hooks = [NUMBERS.get(name, name) for name in split_names(allow) or ()]
+    for hook in hooks:
+        if parse_hook(hook)["hook"] in INSTRUMENTS:
+            raise InputError(
+                f"--allow {hook} is never recommended, as it sends what DDP sends by itself; leave it out."
+            )
+    return hooks
+
+
+def _caps(text: str) -> list[str]:
+    """The bucket sizes that were named; none for `AUTO`."""
+    return [] if text.strip() == AUTO else [canonical_cap(cap) for cap in split_names(text) or ()]

@@ -99,6 +99,7 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
                 itemsize=parameter.element_size(),
                 dtype=str(parameter.dtype).removeprefix("torch."),
                 ready_ms=step.ready_ms[name],
+                shape=tuple(parameter.shape),
             )
             for name, parameter in parameters.items()
         ),

@@ -21,7 +21,7 @@ from commbench.environment import clock_domain
 from commbench.errors import InputError, UnsupportedError
 from commbench.records import Status
 from commbench.timing.progress import Progress
-from commbench.training.cases import SWEEP, Terms, TrainingCase, schedule
+from commbench.training.cases import CONFIRM, Terms, TrainingCase, schedule
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import Workload
 
@@ -58,7 +58,7 @@ def train_launch(
     Returns:
         False where time ran out before the last block.
     """
-    order = schedule(cases, terms.seed, launch, terms.blocks)
+    order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
     session = _Session(terms, launch, control, progress)
     for case in cases:  # before a case's time runs: a person's workload may read much
@@ -125,7 +125,7 @@ class _Session:
             self.steps = own or self._find_steps(case, built)
         steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
-        deep = self.launch == 0 and last and case.phase == SWEEP
+        deep = self.launch == 0 and last and case.phase != CONFIRM
         samples, refusal = self._try(case, built, steps, deep=deep)
         refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
         gathered = self.control.gather(samples)

@@ -21,6 +21,7 @@ from commbench.hooks.comm_thread import CommThread, borrow, give_back
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite
 from commbench.hooks.layout import Layout, Piece
 from commbench.hooks.randomk import seeded
+from commbench.training.message import matrix_sides
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -221,14 +222,7 @@ class PowerSGD(FeedbackHook):
 
     def _sides(self, shape: Sequence[int], stride: Sequence[int] = ()) -> tuple[int, int, int] | None:
         """Rows, columns and rank of a tensor in its memory order; None where it is sent whole."""
-        numel = math.prod(shape)
-        if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
-            return None
-        outermost = max(range(len(shape)), key=lambda dim: (stride[dim], shape[dim])) if stride else 0
-        rows = shape[outermost]
-        columns = numel // rows
-        r = min(self.rank, rows, columns)
-        return (rows, columns, r) if numel > self.min_compression_rate * r * (rows + columns) else None
+        return matrix_sides(shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride)
 
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's messages; the warm factors go on to the next bucket of their parameter."""

@@ -13,6 +13,7 @@ from commbench.hooks.dense import BF16, FP16, PassThrough
 from commbench.hooks.powersgd import PowerSGD
 from commbench.hooks.randomk import RandomK
 from commbench.hooks.topk import TopK
+from commbench.training.cases import TRUTH
 
 HOOKS: Mapping[str, type[Hook]] = MappingProxyType(
     {hook.name: hook for hook in (PassThrough, FP16, BF16, TopK, RandomK, PowerSGD)}
@@ -20,7 +21,6 @@ HOOKS: Mapping[str, type[Hook]] = MappingProxyType(
 #: What stands for DDP without a hook.
 NONE = "none"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def make_hook(name: str, *, density: float | None = None, options: Mapping[str, str] = _NO_OPTIONS) -> Hook | None:
@@ -60,7 +60,7 @@ def _read_numbers(text: str) -> tuple[float, ...]:
 def _read(hook: str, key: str, text: str, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
     """The value a text stands for."""
     readers: dict[Any, tuple[Callable[[str], Any], str]] = {
-        bool: (lambda word: _TRUTH[word.lower()], "true or false"),
+        bool: (lambda word: TRUTH[word.lower()], "true or false"),
         int: (int, "a whole number"),
         float: (float, "a number"),
         Sequence[float]: (_read_numbers, "a list such as 0.25+0.06"),

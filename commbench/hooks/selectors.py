@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from commbench.hooks.feedback import is_finite
-from commbench.hooks.message import INDEX_BYTES, Values
+from commbench.training.message import INDEX_BYTES, Values
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED, HOSTFILE
+from commbench.units import format_link_rate, parse_link_rate
 
 #: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
 NETWORK = IPv4Network("10.99.0.0/16")
@@ -28,8 +27,6 @@ MAX_HOSTS = 200
 #: How to write a rate, for messages and help texts.
 RATE_HINT = "write a rate such as 1gbit or 200mbit (from 1mbit to 100gbit), or none"
 
-_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(k|m|g)bit", re.IGNORECASE)
-_BITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 _SLOWEST, _FASTEST = 10**6, 100 * 10**9
 #: A batch system's variables lead launchers to its real nodes.
 _BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_")
@@ -213,20 +210,14 @@ def parse_rate(text: str) -> int | None:
     """
     if text.strip().lower() == "none":
         return None
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
+    rate_bps = parse_link_rate(text)
+    if rate_bps is None:
         raise InputError(f"The rate {text!r} is not understood; {RATE_HINT}.")
-    rate_bps = Fraction(match[1]) * _BITS[match[2].lower()]
     if not _SLOWEST <= rate_bps <= _FASTEST:
         raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}.")
-    return int(rate_bps)
+    return rate_bps
 
 
 def format_rate(rate_bps: int | None) -> str:
     """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction: ``1gbit``, ``1500mbit``."""
-    if rate_bps is None:
-        return "none"
-    for unit in ("g", "m", "k"):
-        if rate_bps % _BITS[unit] == 0:
-            return f"{rate_bps // _BITS[unit]}{unit}bit"
-    return f"{rate_bps / _BITS['k']:g}kbit"
+    return "none" if rate_bps is None else format_link_rate(rate_bps)

@@ -166,9 +166,14 @@ class _StageRun:
         if startup_s is not None:
             self.times.startup_s = startup_s
 
+    @property
+    def launches(self) -> range:
+        """The numbers of the stage's launches."""
+        return range(self.request.first_launch, self.request.budget.launches)
+
     def run(self) -> Ending:
         """See the launches through; ``cut`` where the time limit does not let all of them be made."""
-        for launch in range(self.request.budget.launches):
+        for launch in self.launches:
             if exceeds_aim(self.request, self.run_.store.info.get("launches", []), launch):
                 break
             ending = self._launch(launch)
@@ -239,7 +244,7 @@ class _StageRun:
     @property
     def left(self) -> list[list[AnyCase]]:
         """The cases that each launch has still to measure, launches that have none left out."""
-        missing = [self.missing(launch) for launch in range(self.request.budget.launches)]
+        missing = [self.missing(launch) for launch in self.launches]
         return [cases for cases in missing if cases]
 
     @property
@@ -348,7 +353,7 @@ class _LaunchRun:
             self.run_.fruitless = 0  # the one before it has come to its end
         self.cases_begun = True
         request = self.stage.request
-        total = len(request.cases) * request.budget.launches
+        total = len(request.cases) * len(self.stage.launches)
         eta_s = self.stage.times.eta_s(time.monotonic(), slices=self.left_slices, launches=self.later)
         self.run_.display.case(total - self.left, total, str(self.plan.cases[index].case), eta_s)
 

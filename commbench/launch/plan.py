@@ -46,6 +46,11 @@ class RunRequest:
     """What all launches together should take, in seconds: a launch is left out rather than exceed it."""
     fewest_launches: int = 1
     """So many launches are made whatever ``aim_s`` says."""
+    first_launch: int = 0
+    """Launches below this number are left as they are: they were made for a stage before this one."""
+    settles: bool = False
+    """Whether what follows is decided from all of its launches: under mpirun or torchrun, where an invocation makes one
+    launch of a stage, training that follows then waits for further invocations, and no launch beyond these is made."""
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -200,7 +205,7 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     it, of collectives none that has also failed another time, in this launch or any other.
     """
     asked = {case.key for case in request.cases}
-    begun = sorted({record.launch for record in records if record.case.key in asked})
+    begun = sorted({r.launch for r in records if r.case.key in asked and r.launch >= request.first_launch})
     failed = [record for record in records if record.status not in DONE]
     times = Counter(record.case.key for record in failed)
     given_up = {
@@ -212,13 +217,13 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
         for launch in begun
     }
     unfinished = (launch for launch in begun if missing_cases(request, records, launch, given_up[launch]))
-    return next(unfinished, max(begun, default=-1) + 1)
+    return next(unfinished, max(begun, default=request.first_launch - 1) + 1)
 
 
 def is_begun(request: RunRequest, records: Iterable[AnyRecord]) -> bool:
     """Whether anything of a stage has been measured: without, a run that the time limit ends is not complete."""
     asked = {case.key for case in request.cases}
-    return any(record.case.key in asked for record in records)
+    return any(record.case.key in asked and record.launch >= request.first_launch for record in records)
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:

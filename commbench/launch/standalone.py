@@ -222,6 +222,10 @@ class _Standalone:
         self.store: Store | None = None
         self.sink: StoreSink | None = None
         self.failed = ""
+        self.waits = ""
+        """What has to be made by further invocations before the run is complete."""
+        self.has_trained = False
+        """Whether this invocation has trained for a stage that settles what follows."""
         self.code = _DONE_CODE
         self.interrupts = 0
         self.heart = Heart(
@@ -298,18 +302,34 @@ class _Standalone:
         if self.sink and self.sink.cut:
             return None
         while self.stages:
-            request = self.stages.pop(0)(tuple(store.records))
+            request = self._due(self.stages.pop(0)(tuple(store.records)), store)
             if request and self.interrupts and self.sink:  # in the last case of the stage before
                 self.code = _SIGNAL_CODE + signal.SIGINT
                 store.update(status="interrupted", reason="interrupted by SIGINT between stages")
                 return None
             if request:
                 return request
-        if self.failed:
-            store.update(status="partial", reason=self.failed)
+        if self.failed or self.waits:
+            store.update(status="partial", reason=self.failed or self.waits)
         else:
             store.update(status="complete", reason="")
         return None
+
+    def _due(self, request: RunRequest | None, store: Store) -> RunRequest | None:
+        """The request if this invocation is to make a launch of it: see `RunRequest.settles`."""
+        if request is None or not request.settles:
+            return request
+        launch, launches = next_launch(request, store.records), request.budget.launches
+        if launch >= launches:
+            return None
+        if request.training and (self.waits or self.has_trained):
+            self.waits = self.waits or f"stage {request.name} comes next, launch {launch + 1} of {launches}"
+            self.stages.clear()
+            return None
+        self.has_trained = self.has_trained or request.training is not None
+        if launch + 1 < launches:
+            self.waits = f"stage {request.name} has got {launch + 1} of its {launches} launches"
+        return request
 
     def _plan(self, store: Store, request: RunRequest) -> LaunchPlan:
         """Plan the stage's next launch, and make ready to hear of it."""

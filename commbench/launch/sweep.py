@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from commbench.budgets import Budget, TrainingBudget
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.plan import RunRequest, Stage
 from commbench.launch.timeplan import dry_run_estimate
 from commbench.training.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
-from commbench.training.layout import bucket_sizes, case_layout, group_by_layout
+from commbench.training.layout import case_bucket_bytes, group_by_layout
 from commbench.training.recommendation import candidates
 from commbench.training.workload import WorkloadFacts
 from commbench.units import counted
@@ -67,19 +68,15 @@ class TrainingPlan:
 
     @property
     def info(self) -> dict[str, object]:
-        """What run.json states for the summary: foreseen buckets, which case stands for which, the first batch."""
+        """What run.json states: foreseen buckets, which case stands for which, the first batch, facts of the model."""
         return {
+            "facts": self.facts.to_json(),
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
-            "layouts": {case.key: list(self._bucket_bytes(case)) for case in self.measured if case.uses_ddp},
+            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
             "max_loss_increase": self.max_loss_increase,
             "max_accuracy_loss": self.max_accuracy_loss,
             "batches": [case.batch_per_rank for case in self.cases[:1]],
         }
-
-    def _bucket_bytes(self, case: TrainingCase) -> tuple[int, ...]:
-        parameters = self.facts.parameters
-        sizes = [p.numel for p in parameters], [p.itemsize for p in parameters]
-        return bucket_sizes(case_layout(case, self.facts), *sizes)
 
     @property
     def left_out(self) -> list[str]:
@@ -134,27 +131,44 @@ class TrainingPlan:
     def _request(
         self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None
     ) -> RunRequest:
-        budget = Budget(
-            name=self.budget.name,
-            launches=launches,
-            relative_half_width=self.budget.relative_half_width,
-            slice_s=blocks * self.budget.block_s * OVERHEAD,
-        )
-        return RunRequest(
-            name=name,
-            cases=cases,
+        return training_request(
+            name,
+            cases,
             ranks=self.ranks,
-            seed=self.seed,
-            budget=budget,
-            training=Terms(
-                seed=self.seed,
-                block_s=self.budget.block_s,
-                blocks=blocks,
-                steps=self.steps,
-                threads=self.threads,
+            budget=self.budget,
+            launches=launches,
+            terms=Terms(
+                seed=self.seed, block_s=self.budget.block_s, blocks=blocks, steps=self.steps, threads=self.threads
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,
             aim_s=aim_s,
             fewest_launches=FEWEST_LAUNCHES,
         )
+
+
+def training_request(
+    name: str,
+    cases: Sequence[TrainingCase],
+    *,
+    ranks: int,
+    budget: TrainingBudget,
+    launches: int,
+    terms: Terms,
+    **others: Any,  # noqa: ANN401 - fields of `RunRequest`
+) -> RunRequest:
+    """What a stage that trains asks for: so many launches in the blocks that ``terms`` and the budget name."""
+    return RunRequest(
+        name=name,
+        cases=cases,
+        ranks=ranks,
+        seed=terms.seed,
+        budget=Budget(
+            name=budget.name,
+            launches=launches,
+            relative_half_width=budget.relative_half_width,
+            slice_s=terms.blocks * budget.block_s * OVERHEAD,
+        ),
+        training=terms,
+        **others,
+    )

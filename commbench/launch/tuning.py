@@ -1,1 +1,355 @@
 """The stages of tuning: the network, a calibration, the promising settings in rounds, the winner in fresh launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from commbench.budgets import BUDGETS, TuningBudget
+from commbench.kinds import AnyRecord, collective_records, training_records
+from commbench.launch.plan import RunRequest, Stage
+from commbench.launch.sweep import SWEEP_SHARE, training_request
+from commbench.launch.timeplan import dry_run_estimate
+from commbench.prediction.bucketing import candidate_caps, unique_layouts
+from commbench.prediction.choosing import Chooser
+from commbench.prediction.coverage import network_cases
+from commbench.prediction.rounds import Standing, can_gain
+from commbench.training.cases import (
+    CALIBRATE,
+    CONFIRM,
+    DEFAULT_CAP,
+    SWEEP,
+    Terms,
+    TrainingCase,
+    baseline_of,
+    parse_hook,
+)
+from commbench.training.layout import case_bucket_bytes
+from commbench.training.recommendation import recommend
+from commbench.training.records import TrainingRecord
+from commbench.training.workload import WorkloadFacts
+from commbench.units import counted
+
+#: The stages.
+NETWORK, ROUND = "network", "round"
+#: Of the steps that a full sweep takes, tuning may take this share.
+COST_SHARE = 0.25
+#: Share of a time limit that ends the network and the calibration; that of the rounds is `SWEEP_SHARE`.
+CALIBRATE_SHARE = 0.25
+#: Settings of the first round beside the default, at most.
+MOST_PROMISING = 8
+#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution.
+FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
+#: Fresh launches of a second look, fewer are not worth it.
+FEWEST_MORE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningPlan:
+    """What a person asked to tune, and what is measured for it.
+
+    Every stage is decided from the records of those before it alone, so that a run which is resumed, or made launch by
+    launch under mpirun, comes to the same settings.
+    """
+
+    workload: str
+    facts: WorkloadFacts
+    ranks: int
+    seed: int
+    budget: TuningBudget
+    hooks: Sequence[str]
+    """Hooks that may be recommended, as ``--hook`` takes them; ``none`` always may."""
+    caps: Sequence[str] = ()
+    """Bucket sizes to choose from; empty: those of different layouts, and a list of sizes where torch takes one."""
+    lists: bool = False
+    """Whether torch takes a list of bucket sizes."""
+    backend: str = "gloo"
+    max_accuracy_loss: float | None = None
+    """How much accuracy a recommended setting may lose, see `commbench.training.learning`; None: that is not judged."""
+    confirm_launches: int | None = None
+    """Fresh launches in place of the budget's; None: as many as the cost allows, up to the budget's."""
+    steps: int | None = None
+    """Steps of every block; None: see `commbench.training.cases.Terms`."""
+    threads: int | None = None
+    case_timeout_s: float = 60.0
+    time_limit_s: float | None = None
+    """Of the whole run, in seconds since it began."""
+    candidates: Sequence[TrainingCase] = field(init=False)
+    """Every setting that a full sweep would measure, the default first."""
+
+    def __post_init__(self) -> None:
+        given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
+        caps = list(dict.fromkeys([DEFAULT_CAP, *given]))
+        hooks = list(dict.fromkeys(["none", *self.hooks]))
+        object.__setattr__(self, "candidates", [self._case(hook, cap) for hook in hooks for cap in caps])
+
+    def _case(self, hook: str, cap: str) -> TrainingCase:
+        return TrainingCase(
+            workload=self.workload,
+            world_size=self.ranks,
+            batch_per_rank=self.facts.batch_size,
+            backend=self.backend,
+            bucket_cap_mb=cap,
+            **parse_hook(hook),
+        )
+
+    @property
+    def baseline(self) -> TrainingCase:
+        """The default."""
+        return baseline_of(self.candidates)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What run.json states for the summary, the prediction and the recommendation."""
+        return {
+            "facts": self.facts.to_json(),
+            "candidates": [case.key for case in self.candidates],
+            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.candidates},
+            "exhaustive_cases": len(self.candidates),
+            "exhaustive_launches": self.budget.training.launches,
+            "first_look": self.first_look,
+            "max_accuracy_loss": self.max_accuracy_loss,
+            "batches": [self.facts.batch_size],
+        }
+
+    @property
+    def _chooser(self) -> Chooser:
+        lists = self.lists and not self.caps
+        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, lists=lists)
+
+    # ------------------------------------------------------------------------------- what it may cost, in blocks
+
+    @property
+    def allowance(self) -> int:
+        """Blocks that all stages together may train with DDP."""
+        return int(COST_SHARE * len(self.candidates) * self.budget.training.launches)
+
+    @property
+    def _left(self) -> int:
+        """Blocks left after the calibration."""
+        return self.allowance - self.budget.calibrate_launches * len(self._default_buckets)
+
+    @property
+    def _default_buckets(self) -> list[TrainingCase]:
+        return [case for case in self.candidates if case.bucket_cap_mb == DEFAULT_CAP]
+
+    @property
+    def round_sizes(self) -> tuple[int, ...]:
+        """How many settings beside the default each round is planned to have; none where the cost allows no round."""
+        full = self.budget.training.confirm_launches
+        options = (self._halving(self._left - 2 * launches) for launches in (full, min(full, ENOUGH_CONFIRMED)))
+        return next((sizes for sizes in options if sizes), ())
+
+    def _halving(self, blocks: int) -> tuple[int, ...]:
+        """The rounds with the most settings that so many blocks allow."""
+        for first in range(min(MOST_PROMISING, len(self.candidates) - 1), 1, -1):
+            sizes = [math.ceil(first / 2**number) for number in range(self.budget.rounds)]
+            sizes = [size for size in sizes if size > 1]
+            if self._blocks_of(sizes) <= blocks:
+                return tuple(sizes)
+        return ()
+
+    def _blocks_of(self, sizes: Iterable[int]) -> int:
+        """Blocks of rounds of so many settings and the default."""
+        return self.budget.round_launches * sum(size + 1 for size in sizes)
+
+    @property
+    def first_look(self) -> int:
+        """Fresh launches after which it is judged whether they decide."""
+        if self.confirm_launches is not None:
+            return self.confirm_launches
+        fitting = (self._left - self._blocks_of(self.round_sizes)) // 2
+        return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
+
+    def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
+        """Blocks left after the rounds."""
+        rounds = (len(self.contenders(number, records)) for number in range(1, len(self.round_sizes) + 1))
+        return self._left - self._blocks_of(size for size in rounds if size > 1)
+
+    # ------------------------------------------------------------------------------------------------- the stages
+
+    def stages(self) -> list[Stage]:
+        """Training comes first: what cannot be trained then shows at once."""
+        rounds = range(1, len(self.round_sizes) + 1)
+        return [
+            lambda _: self.calibrate_request(),
+            lambda _: self.network_request(),
+            *(lambda records, number=number: self.round_request(number, records) for number in rounds),
+            self.confirm_request,
+            self.second_look_request,
+        ]
+
+    def calibrate_request(self) -> RunRequest:
+        """The default, each hook with default buckets, and the step without DDP."""
+        cases = [dataclasses.replace(case, phase=CALIBRATE) for case in self._default_buckets]
+        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=CALIBRATE_SHARE)
+
+    def network_request(self) -> RunRequest:
+        """The collectives that the hooks use, over the sizes of buckets."""
+        plain = BUDGETS[self.budget.training.name]
+        limit_s = None if self.time_limit_s is None else CALIBRATE_SHARE * self.time_limit_s
+        return RunRequest(
+            name=NETWORK,
+            cases=network_cases(self.hooks, self.facts, self.ranks, self.backend),
+            ranks=self.ranks,
+            seed=self.seed,
+            budget=dataclasses.replace(plain, launches=self.budget.network_launches),
+            case_timeout_s=self.case_timeout_s,
+            time_limit_s=limit_s,
+            settles=True,
+        )
+
+    def round_request(self, number: int, records: Sequence[AnyRecord]) -> RunRequest | None:
+        """The default, the settings of a round and the step without DDP; None where fewer than two are left."""
+        cases = self.contenders(number, records)
+        if len(cases) < 2:  # noqa: PLR2004 - one that is left has won
+            return None
+        launches = self.budget.round_launches
+        return self._train(
+            f"{ROUND} {number}",
+            [self.baseline, *cases, self.baseline.local()],
+            number * launches,
+            share=SWEEP_SHARE,
+            first_launch=(number - 1) * launches,
+        )
+
+    def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
+        """The default and the winners in fresh launches; None where nothing can be compared.
+
+        Once begun it stays with its winners.
+        """
+        begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
+        winners = [case for case in begun if case.bucket_cap_mb != DEFAULT_CAP or case.hook != "none"]
+        winners = winners or self.winners(records)
+        if not winners:
+            return None
+        cases = [dataclasses.replace(case, phase=CONFIRM) for case in (self.baseline, *winners)]
+        return self._train(CONFIRM, cases, self.first_look, blocks=self._confirm_blocks(len(cases), records))
+
+    def _confirm_blocks(self, cases: int, records: Sequence[AnyRecord]) -> int:
+        """Blocks of each case in a fresh launch: several where there is room for them and for a second look."""
+        room = self._left_to_confirm(records) // (2 * cases * self.first_look)
+        return min(self.budget.training.confirm_blocks, max(1, room))
+
+    def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
+        """More fresh launches where the first have decided nothing and the cost allows them.
+
+        How many does not depend on what the first have shown, only that there are any: see `SECOND_LOOK`.
+        """
+        first = self.confirm_request(records)
+        if first is None or self.confirm_launches is not None:
+            return None
+        in_first = [r for r in training_records(records) if r.case.phase != CONFIRM or r.launch < self.first_look]
+        found = recommend(in_first, self.info)
+        if found is None or found.verdict != "inconclusive" or found.launches < self.first_look:
+            return None
+        blocks = self._confirm_blocks(len(first.cases), records) * len(first.cases)
+        more = min(self.first_look, self._left_to_confirm(records) // blocks - self.first_look)
+        if more < FEWEST_MORE:
+            return None
+        budget = dataclasses.replace(first.budget, launches=self.first_look + more)
+        return dataclasses.replace(first, budget=budget, first_launch=self.first_look)
+
+    def _train(
+        self,
+        name: str,
+        cases: Sequence[TrainingCase],
+        launches: int,
+        *,
+        blocks: int = 1,
+        share: float = 1.0,
+        first_launch: int = 0,
+    ) -> RunRequest:
+        budget = self.budget.training
+        return training_request(
+            name,
+            cases,
+            ranks=self.ranks,
+            budget=budget,
+            launches=launches,
+            terms=Terms(
+                seed=self.seed,
+                block_s=budget.block_s,
+                blocks=blocks,
+                steps=self.steps,
+                threads=self.threads,
+                watches_drift=False,
+            ),
+            case_timeout_s=self.case_timeout_s,
+            time_limit_s=None if self.time_limit_s is None else share * self.time_limit_s,
+            first_launch=first_launch,
+            settles=True,
+        )
+
+    # ---------------------------------------------------------------------------------------------- the decisions
+
+    def contenders(self, number: int, records: Sequence[AnyRecord]) -> list[TrainingCase]:
+        """The settings beside the default of round ``number``, from 1: decided from the launches before it."""
+        if number > len(self.round_sizes):
+            return []
+        known = self._before(number, records)
+        if number == 1:
+            predicted = self._chooser.predict(collective_records(known), training_records(known))
+            can = self.baseline in predicted and can_gain(predicted, self.baseline)
+            return self.standing(known).promising(self.round_sizes[0]) if can else []
+        before = [self.contenders(earlier, records) for earlier in range(1, number)]
+        if len(before[-1]) < 2:  # noqa: PLR2004 - one that is left has won
+            return []
+        planned = self._blocks_of(self.round_sizes[number:])
+        spent = self._blocks_of(map(len, before))
+        blocks = self._left - 2 * self.first_look - spent - planned
+        return self.standing(known).survivors(before[-1], blocks // self.budget.round_launches - 1)
+
+    def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
+        """The setting that the fresh launches compare with the default, and the best without compression if it is none.
+
+        It is the best of the last round; without rounds the best by prediction.
+        """
+        known = self._before(len(self.round_sizes) + 1, records)
+        standing = self.standing(known)
+        measured = [one.case for one in standing.estimates if one.by_launch]
+        last = max((max(one.by_launch) for one in standing.estimates if one.by_launch), default=0)
+        latest = [one.case for one in standing.estimates if last in one.by_launch]
+        best = standing.best(latest or None)
+        if best is None:
+            return []
+        plain = standing.best(measured, plain=True)
+        room = self._left_to_confirm(records) // self.first_look > 2  # noqa: PLR2004 - the default, the best and it
+        is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and room
+        return [best.case, *([plain.case] if plain and is_wanted else [])]
+
+    def standing(self, records: Sequence[AnyRecord]) -> Standing:
+        """How the settings that may be recommended stand, by prediction and by what was measured."""
+        return self._chooser.standing(collective_records(records), training_records(records))
+
+    def _before(self, number: int, records: Sequence[AnyRecord]) -> list[AnyRecord]:
+        """The records that round ``number`` is decided from: of collectives, the calibration, and earlier rounds."""
+        launches = (number - 1) * self.budget.round_launches
+        training = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
+        return [*collective_records(records), *training]
+
+    # -------------------------------------------------------------------------------------------------- for people
+
+    @property
+    def then(self) -> str:
+        """What follows the stages that are known beforehand."""
+        sizes = self.round_sizes
+        rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
+        rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
+        return f"{rounds}the best again in {counted(self.first_look, 'fresh launch')}"
+
+    def estimate_s(self) -> float:
+        """What all of it takes, in seconds, if a step takes as on the default and no second look is needed."""
+        calibrate, network = self.calibrate_request(), self.network_request()
+        parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
+        launches = self.budget.round_launches
+        parts += [(size + 2, calibrate.budget, launches) for size in self.round_sizes]
+        parts += [(2, calibrate.budget, self.first_look)]
+        return sum(dry_run_estimate(*part) for part in parts)
+
+
+def _is_swept(record: TrainingRecord, launches: int) -> bool:
+    return record.case.phase == SWEEP and record.launch < launches

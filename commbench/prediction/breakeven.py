@@ -1,1 +1,162 @@
 """Where compression pays: the density below which top-k beats sending gradients whole, over ranks and bandwidth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from commbench.errors import InputError
+from commbench.prediction.closed_forms import Hop
+from commbench.prediction.larger_steps import best_buckets, with_density
+from commbench.prediction.steps import StepModel
+from commbench.training.records import TrainingRow
+
+#: Densities that are looked at, and how many halvings of the range between them a break-even takes: to 2 %.
+SPARSEST, DENSEST = 1e-5, 1.0
+_HALVINGS = 9
+#: Bytes of an index and a value.
+_ENTRY_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """Where top-k and the best dense setting take equally long, on one network."""
+
+    world_size: int
+    dense_ms: float
+    """The best step that sends gradients whole."""
+    density: float | None
+    """Below it top-k is faster; `DENSEST` where it always is, None where it never is."""
+
+    @property
+    def byte_density(self) -> float:
+        """Above it top-k sends more bytes than a ring all_reduce of float32: 8 (p-1) dn = 8 (p-1)/p n."""
+        return 1 / self.world_size
+
+
+def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
+    """Find the break-even density by halving; both sides take the bucket size that is best for them.
+
+    Args:
+        model: of the network at hand (`commbench.prediction.larger_steps.on_network`).
+        caps: bucket sizes to choose from.
+        dense: hooks that send gradients whole, by name.
+
+    Raises:
+        InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
+    """
+    dense_ms = min(best_buckets(model, hook, caps).step_ms for hook in dense)
+
+    def gains(log_density: float) -> bool:
+        sparse, name = with_density(model, math.exp(log_density))
+        return best_buckets(sparse, name, caps).step_ms < dense_ms
+
+    low, high = math.log(SPARSEST), math.log(DENSEST)
+    density: float | None = None
+    if gains(high):
+        density = DENSEST
+    elif gains(low):
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if gains(middle) else (low, middle)
+        density = math.exp((low + high) / 2)
+    return BreakEven(world_size=model.network.world_size, dense_ms=dense_ms, density=density)
+
+
+def crossover_density(
+    p: ArrayLike, n: ArrayLike, hop: Hop, *, select_us: float = 0.0, zero_us: float = 0.0, add_us: float = 0.0
+) -> NDArray[np.float64]:
+    """The density at which a ring all_gather of top-k takes as long as a ring all_reduce of n float32 elements.
+
+    d = ((p-1) alpha + 8 n (p-1)/p beta - select - zero) / (8 n (p-1) beta + p n add), where nothing overlaps: what is
+    not above 0 means that no density wins. With neither latency nor local work it is the byte crossover 1/p.
+
+    Args:
+        p: ranks.
+        n: elements.
+        hop: of either collective.
+        select_us: finding the k largest, in microseconds, whatever k.
+        zero_us: zeroing the bucket.
+        add_us: adding one value that another rank sent.
+    """
+    p, n = np.asarray(p, dtype=float), np.asarray(n, dtype=float)
+    saved = (p - 1) * hop.alpha_us + _ENTRY_BYTES * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
+    return np.asarray(saved / (_ENTRY_BYTES * n * (p - 1) * hop.beta_us_per_byte + p * n * add_us))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+    """Top-k of one density against the best dense setting, as measured, beside what was predicted."""
+
+    world_size: int
+    density: float
+    speedup: float
+    """The dense step over the step with top-k."""
+    has_won: bool | None
+    """None where the two intervals overlap: not shown either way."""
+    predicted: float | None
+    """The break-even density."""
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether it lies on the side of the break-even where it was predicted; None where nothing was shown."""
+        if self.has_won is None:
+            return None
+        return self.has_won == (self.predicted is not None and self.density < self.predicted)
+
+
+def compare_with_measured(
+    predicted: BreakEven, rows: Sequence[TrainingRow], *, dense: Sequence[str] = ("none",)
+) -> list[MeasuredPoint]:
+    """Say of every density that was measured whether top-k won as predicted, each side at its best bucket size.
+
+    Args:
+        predicted: the break-even on the network on which ``rows`` were measured.
+        rows: of ``ddp.csv``, of one workload and batch; those on other numbers of ranks do not count.
+        dense: as for `break_even`.
+
+    Raises:
+        InputError: no dense setting was measured on so many ranks.
+    """
+    timed = [
+        row for row in rows if row.status == "ok" and row.step_ms is not None and row.world_size == predicted.world_size
+    ]
+    whole = [row for row in timed if row.hook in dense]
+    if not whole:
+        raise InputError(
+            f"No step with {' or '.join(dense)} was measured on {predicted.world_size} ranks, with which top-k could "
+            "be compared: measure one."
+        )
+    best = min(whole, key=_step_ms)
+    points = []
+    for density in sorted({row.density for row in timed if row.hook == "topk" and row.density is not None}):
+        sparse = min((row for row in timed if row.hook == "topk" and row.density == density), key=_step_ms)
+        points.append(
+            MeasuredPoint(
+                world_size=predicted.world_size,
+                density=density,
+                speedup=_step_ms(best) / _step_ms(sparse),
+                has_won=_has_won(sparse, best),
+                predicted=predicted.density,
+            )
+        )
+    return points
+
+
+def _step_ms(row: TrainingRow) -> float:
+    return row.step_ms or math.inf
+
+
+def _has_won(sparse: TrainingRow, dense: TrainingRow) -> bool | None:
+    """Whether top-k is faster, slower, or neither is shown."""
+    bounds = (sparse.step_ms_ci_low, sparse.step_ms_ci_high, dense.step_ms_ci_low, dense.step_ms_ci_high)
+    if any(bound is None for bound in bounds):
+        return None
+    sparse_low, sparse_high, dense_low, dense_high = (bound or 0.0 for bound in bounds)
+    if sparse_high < dense_low:
+        return True
+    return False if sparse_low > dense_high else None

@@ -1,1 +1,159 @@
 """Predictions for people: what a larger cluster or another setting would do, each labelled as predicted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from commbench.prediction.breakeven import DENSEST
+from commbench.prediction.growing import HeldOut
+from commbench.prediction.hops import FittedHop
+from commbench.prediction.larger import GrowingNetwork
+from commbench.prediction.outlook import BreakEvenOutlook, CollectiveOutlook, StepOutlook
+from commbench.report.table import UNBOUNDED
+from commbench.units import format_size, format_time, three_digits
+
+_AS_MEASURED = "as measured"
+
+
+def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
+    """From what is predicted, how, and how far off such predictions were."""
+    parts = [Text(f"PREDICTED, not measured, from {' and '.join(runs)}", style="bold")]
+    for family, curve in network.curves.items():
+        ranks = ", ".join(map(str, curve.world_sizes))
+        measured = f"measured on {ranks} ranks over {curve.link}"
+        method = f"{' or '.join(curve.hops)}, {_hop(curve.hops)} a message"
+        parts.append(Text(f"- {family}: {measured}; {method}; {_error(curve.held_out)}"))
+    parts += [Text(f"- {family}: {reason}") for family, reason in network.unknown.items()]
+    cores = {curve.link.shared_cores for curve in network.curves.values()} - {None}
+    return [*parts, *(Text(_crowded(each)) for each in sorted(filter(None, cores)))]
+
+
+def _hop(hops: Mapping[str, FittedHop]) -> str:
+    alphas = sorted({format_time(hop.alpha_us * 1e-6) for hop in hops.values()})
+    return alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
+
+
+def _crowded(cores: int) -> str:
+    return (
+        f"The emulated hosts shared {cores} cores; what is predicted is for hosts with cores of their own, so that it "
+        "can be shorter than what was measured."
+    )
+
+
+def _error(held_out: HeldOut) -> str:
+    error = "unknown" if held_out.error is None else f"{100 * held_out.error:.0f} %"
+    return f"held-out error {error} (median over {held_out.over})"
+
+
+def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType]:
+    """A table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
+    parts: list[RenderableType] = []
+    for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
+        group = list(members)
+        words = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
+        table = _table("size", "ranks", "predicted time [95 % interval]", "busbw GB/s", "algorithm")
+        table.columns[-1].justify = "left"
+        for row in sorted(group, key=lambda row: (row.message_bytes, row.world_size)):
+            time = Text(_time(row) if row.time_us is not None else "-")
+            busbw = "" if row.busbw_GBps is None else f"{row.busbw_GBps:.3g}"
+            table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, row.algorithm)
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *_reasons(group)]
+    return parts
+
+
+def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
+    """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
+    parts: list[RenderableType] = []
+    for (workload, backend, batch, rate), members in itertools.groupby(rows, _workload_of):
+        group = list(members)
+        table = _table(
+            "hook", "ranks", "predicted step ms", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
+        )
+        for row in sorted(group, key=lambda row: row.world_size):
+            table.add_row(row.hook, str(row.world_size), *_step_cells(row))
+        words = [f"{workload} ({backend}, batch {batch} a rank)"]
+        local = next((row.local_step_ms for row in group if row.local_step_ms), None)
+        known = [Text(f"Without DDP a step takes {three_digits(local)} ms, as measured.")] if local else []
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *known, *_reasons(group)]
+    return parts
+
+
+def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
+    if row.step_ms is None:
+        return "-", "", "", "", ""
+    bounds = Text(f"[{_digits(row.overlapped_ms)}, {_digits(row.serial_ms)}]")
+    efficiency = f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
+    return _digits(row.step_ms), bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
+
+
+def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
+    """The map of break-even densities: a line for each number of ranks, a column for each rate of the links."""
+    parts: list[RenderableType] = []
+    for (workload, backend, batch), members in itertools.groupby(rows, lambda row: _workload_of(row)[:3]):
+        group = list(members)
+        rates = list(dict.fromkeys(row.rate for row in group))
+        cells = {(row.world_size, row.rate): row for row in group}
+        table = _table("ranks", *(rate or _AS_MEASURED for rate in rates), "fewer bytes below")
+        for ranks in sorted({row.world_size for row in group}):
+            found = (_density(cells[ranks, rate]) for rate in rates)
+            table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
+        title = f"\n{workload} ({backend}, batch {batch} a rank): the density below which top-k is predicted to pay"
+        parts += [Text(title, style="bold"), table, *_reasons(group)]
+    return parts
+
+
+def _density(row: BreakEvenOutlook) -> str:
+    if row.status != "ok":
+        return "-"
+    if row.density is None:
+        return "never"
+    return "always" if row.density >= DENSEST else f"{row.density:.2g}"
+
+
+def _time(row: CollectiveOutlook) -> str:
+    """``1.23 ms [1.10, 1.40]``, in one unit."""
+    time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
+    text = format_time(time_us * 1e-6)
+    if high > UNBOUNDED * time_us:
+        return f"{text} [wide]"
+    number, unit = text.split()
+    decimals, scale = len(number.partition(".")[2]), {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
+    return f"{text} [{low * scale:.{decimals}f}, {high * scale:.{decimals}f}]"
+
+
+def _digits(value: float | None) -> str:
+    if value is None:
+        return ""
+    return three_digits(value) if value >= 1 else f"{value:.2f}"
+
+
+def _title(words: Sequence[str], rate: str, ranks_per_node: int) -> Text:
+    hosts = f", {ranks_per_node} ranks a host" if ranks_per_node > 1 else ""
+    return Text(f"\n{', '.join(words)}, links {rate or _AS_MEASURED}{hosts}", style="bold")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _reasons(rows: Iterable[Any]) -> list[RenderableType]:
+    """Why there is no prediction, each reason once."""
+    return [Text(f"- {reason}") for reason in dict.fromkeys(row.reason for row in rows if row.reason)]
+
+
+def _table_of(row: CollectiveOutlook) -> tuple[str, ...]:
+    return row.operation, row.backend, row.dtype, row.pattern, row.rate
+
+
+def _workload_of(row: StepOutlook | BreakEvenOutlook) -> tuple[Any, ...]:
+    return row.workload, row.backend, row.batch_per_rank, row.rate

@@ -17,11 +17,12 @@ SAMPLES = "samples.jsonl"
 SUMMARY = "collectives.csv"
 OVERLAP = "overlap.csv"
 PAIRS = "pairs.csv"
+MODEL = "model.json"
 DDP = "ddp.csv"
 BUCKETS = "buckets.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
-_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, DDP, BUCKETS, RECOMMENDATION)
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, RECOMMENDATION)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
 

@@ -11,6 +11,7 @@ from commbench.collectives import find_operation
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
+from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.summary import overlap_rows, summarise_run
@@ -62,6 +63,11 @@ class Run:
     def pair_rows(self) -> list[PairRow]:
         """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
         return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
+
+    @cached_property
+    def model(self) -> NetworkModel:
+        """What ``model.json`` holds, fitted to the records; without curves where too few sizes were measured."""
+        return NetworkModel.fit(self.records)
 
     @cached_property
     def findings(self) -> Findings:

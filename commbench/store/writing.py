@@ -11,12 +11,14 @@ from typing import Any
 from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.pairs import PAIR_COLUMNS, matrices, pair_columns
+from commbench.prediction.network import NetworkModel
 from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, Row
 from commbench.store.checking import check_out, check_plan
 from commbench.store.files import (
     BUCKETS,
     DDP,
     LOCK,
+    MODEL,
     OVERLAP,
     PAIRS,
     RECOMMENDATION,
@@ -147,7 +149,8 @@ class Store:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
 
         These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
-        ``ddp.csv`` and ``buckets.csv`` for training. Slow hosts, ranks and links go into ``run.json``.
+        ``model.json`` where sizes suffice to fit one, ``ddp.csv`` and ``buckets.csv`` for training. Slow hosts, ranks
+        and links go into ``run.json``.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
@@ -155,7 +158,7 @@ class Store:
         self._check_place()
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
-        measured = matrices(collectives, self.info)
+        measured, model = matrices(collectives, self.info), NetworkModel.fit(collectives)
         with refusing(self.path / SUMMARY, LaunchError):
             if collectives:
                 replace_file(self.path / SUMMARY, csv_text(rows, COLUMNS))
@@ -164,6 +167,8 @@ class Store:
             if measured:
                 columns = (pair_columns(matrix, self.info) for matrix in measured)
                 replace_file(self.path / PAIRS, columns_text(columns, PAIR_COLUMNS))
+            if model.curves:
+                replace_file(self.path / MODEL, encode(model.to_json(), indent=1) + "\n")
             if trainings:
                 replace_file(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
                 replace_file(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))

@@ -16,6 +16,8 @@ from commbench.errors import InputError
 HOOKS = ("none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd")
 #: Hooks that need a number behind their name, and what it is.
 _NUMBERED = {"topk": "density", "randomk": "density", "powersgd": "rank"}
+#: How a hook's option says yes and no.
+TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 BACKENDS = ("gloo",)
 #: The hook of a step that runs without DDP.
@@ -25,6 +27,8 @@ DEFAULT_CAP = "default"
 #: A byte, and more than any model: as good as one bucket.
 SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
 SWEEP, CONFIRM = "sweep", "confirm"
+#: Settings that are measured for a model of the step to be fitted to: no rows of ``ddp.csv``.
+CALIBRATE = "calibrate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class TrainingCase:
     static_graph: bool = False
     accumulation: int = 1
     phase: str = SWEEP
-    """``sweep``, or ``confirm`` for the fresh blocks on which a recommendation rests."""
+    """``sweep``, ``confirm`` for the fresh blocks on which a recommendation rests, or ``calibrate``."""
 
     @property
     def key(self) -> str:
@@ -296,18 +300,22 @@ class Terms:
     """Steps of every block, early ones included; None: the workload's own, else found from ``block_s``."""
     threads: int | None = None
     """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
+    watches_drift: bool = True
+    """Whether a launch of one block for each configuration has further ones of the baseline, see `schedule`."""
 
 
-def schedule(cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int) -> list[int]:
+def schedule(
+    cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int, *, watches_drift: bool = True
+) -> list[int]:
     """The blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
 
-    Where there is only one round, the first baseline (the first case with hook none and default buckets) is also put at
-    the beginning, in the middle and at the end: its blocks show how steady the machine is.
+    Where there is only one round and drift is watched, the first baseline (the first case with hook none and default
+    buckets) is also put at the beginning, in the middle and at the end: its blocks show how steady the machine is.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
     plain = [i for i, case in enumerate(cases) if case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP]
-    if blocks > 1 or not plain or len(cases) == 1:
+    if blocks > 1 or not plain or len(cases) == 1 or not watches_drift:
         return [index for order in rounds for index in order]
     others = [index for index in rounds[0] if index != plain[0]]
     middle = len(others) // 2

@@ -34,7 +34,7 @@ class Choice:
     speedup: float | None = None
     """Time per sample of the baseline over its own, in the fresh launches; None where there were none."""
     speedup_ci: Bounds | None = None
-    """Its 95 % interval."""
+    """Its 95 % interval, or of the recommendation's ``level``."""
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class Recommendation:
     speedup: float | None
     """Of ``best`` over ``baseline``, from fresh launches only."""
     speedup_ci: Bounds | None
-    """Its 95 % interval over launches."""
+    """Its interval over launches, like all others of the level ``level``."""
     verdict: Verdict
     """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's reaches above it."""
     reason: str
@@ -108,9 +108,11 @@ class Recommendation:
     snippet: str
     """What to paste."""
     measured_steps: int
-    """Optimiser steps that were made with DDP."""
+    """Optimiser steps that were made with DDP, in all stages, early steps included."""
     exhaustive_steps: int
-    """Steps that it takes to measure every configuration asked for as often as the best alternative was."""
+    """Steps of a full sweep: all configurations asked for times launches of the sweep times steps of a block."""
+    level: float = 0.95
+    """Of the intervals; 0.975 where launches were added after a first look had decided nothing."""
     launches: int = 0
     """Fresh launches behind the verdict."""
     alternatives: tuple[Choice, ...] = ()
@@ -123,6 +125,8 @@ class Recommendation:
     """What a setting that alters learning may lose; None: that was not judged."""
     too_costly: tuple[str, ...] = ()
     """Settings that may lose more, each with the reason."""
+    surer: str = ""
+    """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
@@ -173,6 +177,8 @@ def paragraph(recommendation: Recommendation) -> str:
         )
     if found.max_accuracy_loss is not None:
         sentences.append(_accuracy_sentence(found))
+    if found.surer:
+        sentences.append(found.surer)
     if found.doubts:
         sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
     return " ".join(sentences)

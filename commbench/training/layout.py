@@ -81,6 +81,12 @@ def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
     return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb))
 
 
+def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
+    """Return the bytes of each rebuilt bucket of a configuration."""
+    sizes = [p.numel for p in facts.parameters], [p.itemsize for p in facts.parameters]
+    return bucket_sizes(case_layout(case, facts), *sizes)
+
+
 def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict[TrainingCase, TrainingCase]:
     """Return for each configuration the one that is measured for it, in the order given.
 

@@ -14,6 +14,7 @@ from commbench import stats
 from commbench.summary import MANY_LAUNCHES, launch_flags
 from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
 from commbench.training.learning import accuracy_doubt
 from commbench.training.records import TrainingRecord
 from commbench.training.snippet import keep_snippet, snippet_of
@@ -31,12 +32,16 @@ from commbench.training.trained import (
     trained,
 )
 
-__all__ = ["Recommendation", "candidates", "paragraph", "recommend"]
+__all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
 #: A gain up to this share is none; the same as in comparisons of runs.
 MARGIN = 0.02
 #: Never recommended: one sends what DDP sends by itself, the other sends nothing.
 INSTRUMENTS = frozenset({"passthrough", LOCAL})
+#: Level of the interval where fresh launches were added after a first look at them had decided nothing. Each look may
+#: err: of equals, "change" is said of 2.5 % at most at the first and 1.25 % at the second. Simulated for 4 to 20
+#: launches, then as many again (`tests/test_second_look.py`): below 3 % in all, and 4 to 6 % of intervals miss.
+SECOND_LOOK = 0.975
 
 
 # ------------------------------------------------------------------------------------------------ what to confirm
@@ -69,6 +74,14 @@ def candidates(
     plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
     chosen = [group.baseline, *([plain] if plain else []), *ranked[:1]]
     return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
+
+
+def comparable(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], phase: str = SWEEP
+) -> tuple[Trained | None, Sequence[Trained]]:
+    """The baseline of a phase, None where it did not end well, and the alternatives that may be recommended."""
+    group = _Compared.of(records, phase, info, None)
+    return (group.baseline, group.alternatives) if group else (None, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +168,13 @@ def _unfit(
     increase = median(increases) if increases else 0.0
     judged = {
         "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
-        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(_steps, timed)),
+        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed)),
         "its loss is not finite": diverged,
         f"its loss is {100 * increase:.2g} % higher than the default's": (
             max_loss_increase is not None and increase > max_loss_increase
         ),
     }
     return next((why for why, is_so in judged.items() if is_so), "")
-
-
-def _steps(record: TrainingRecord) -> int:
-    """Optimiser steps of all blocks, those included that were not timed."""
-    return record.block_steps * len(record.block_lengths) or len(record.step_ms)
 
 
 # ------------------------------------------------------------------------------------------------- the decision
@@ -183,9 +191,9 @@ def recommend(
 
     Args:
         records: of the run, both phases.
-        info: as ``run.json`` holds it; read are the entries that `candidates` reads, ``same_layout``,
-            ``exhaustive_cases`` (how many configurations were asked for, where not all were measured),
-            ``oversubscribed`` and ``emulated``.
+        info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
+            ``launches``, ``oversubscribed``, ``emulated``, and ``first_look``: after so many fresh launches it was
+            looked whether they decide, so that with more of them intervals are of the level `SECOND_LOOK`.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
@@ -218,6 +226,7 @@ class _Decision:
         chosen = choices[best.case] if best else baseline
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
+        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else 0.95
         snippet = keep_snippet()
         if verdict == "change" and best:
             snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
@@ -228,25 +237,53 @@ class _Decision:
             batch_per_rank=case.batch_per_rank,
             baseline=baseline,
             best=chosen,
-            best_uncompressed=choices[plain.case] if plain else baseline,
+            best_uncompressed=choices[plain.case] if plain else self._plain_of_sweep() or baseline,
             speedup=chosen.speedup,
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
-            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches),
+            level=level,
+            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches, level),
             snippet=snippet,
-            measured_steps=sum(_steps(record) for record in self.records if record.case.uses_ddp),
-            exhaustive_steps=self._exhaustive_steps(weighed),
+            measured_steps=measured_steps(self.records),
+            exhaustive_steps=exhaustive_steps(self.records, self.info),
             launches=launches,
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
             doubts=self._doubts(best, launches),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
+            surer=self._surer(weighed) if verdict == "inconclusive" and weighed else "",
         )
 
     def _speedup(self, one: Trained) -> Speedup | None:
         """The speedup in fresh launches; None where there were none."""
-        return speedup_of(one, self.group.baseline) if self.fresh and self.group.baseline else None
+        if not self.fresh or self.group.baseline is None:
+            return None
+        first_look = self.info.get("first_look")
+        is_second = (
+            first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
+        )
+        return speedup_of(one, self.group.baseline, level=SECOND_LOOK if is_second else 0.95)
+
+    def _plain_of_sweep(self) -> Choice | None:
+        """The fastest without a hook of the sweep, where none was measured again."""
+        if not self.fresh or any(one.case.hook == "none" for one in self.group.alternatives):
+            return None
+        base, others = comparable(self.records, self.info)
+        if base is None:
+            return None
+        speedups = {one.case: speedup_of(one, base) for one in others if one.case.hook == "none"}
+        faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
+        best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
+        return _choice_of(best, None) if best else None
+
+    def _surer(self, weighed: Trained) -> str:
+        """What would decide, see `commbench.training.effort.surer`."""
+        if not self.fresh or self.group.baseline is None:
+            return ""
+        own, base = paired_sample_ms(weighed, self.group.baseline)
+        ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
+        return surer(ratios, MARGIN, self.info.get("launches") or ())
 
     def _weigh(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
@@ -270,7 +307,7 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int) -> str:
+    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int, level: float) -> str:
         """One sentence: what was compared, how much it gained, how sure that is."""
         if self.group.baseline is None:
             return f"The default did not train, so nothing can be compared with it: {self._why_unfit()}."
@@ -290,7 +327,7 @@ class _Decision:
         }
         return (
             f"In {launches} fresh launches {weighed.name} ran {weighed.speedup:.3f} times as fast as the "
-            f"default, 95 % interval {low:.3f} to {high:.3f}, {says[verdict]}."
+            f"default, {100 * level:g} % interval {low:.3f} to {high:.3f}, {says[verdict]}."
         )
 
     def _why_unfit(self) -> str:
@@ -298,15 +335,6 @@ class _Decision:
 
     def _why_none(self) -> str:
         return f" ({self._why_unfit()})" if self.group.unfit else ""
-
-    def _exhaustive_steps(self, weighed: Trained | None) -> int:
-        """What it takes to measure all that was asked for as often as one alternative, in both phases."""
-        ddp = [record for record in self.records if record.case.uses_ddp]
-        one = dataclasses.replace(weighed.case if weighed else self.group.case, phase=SWEEP)
-        of_one = sum(_steps(r) for r in ddp if dataclasses.replace(r.case, phase=SWEEP) == one)
-        measured = {record.case for record in ddp if record.case.phase == SWEEP}
-        asked = self.info.get("exhaustive_cases") or len(measured) + len(self.info.get("same_layout") or {})
-        return max(int(asked) * of_one, sum(map(_steps, ddp)))
 
     def _too_costly(self) -> tuple[str, ...]:
         """What the sweep and the fresh launches leave out for its accuracy."""

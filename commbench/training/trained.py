@@ -62,7 +62,7 @@ class Speedup:
     launches: int
     """Launches in which both ran."""
     interval: Interval | None = None
-    """The 95 % interval over launches; None where there are fewer than two."""
+    """The 95 % interval over launches, or of another level that was asked for; None where there are too few."""
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
@@ -80,18 +80,21 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
     return groups
 
 
-def speedup_of(one: Trained, baseline: Trained) -> Speedup | None:
+def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
     """How many times as fast as ``baseline`` a configuration is in the launches that have both; None without any.
 
     It is the median of the launches' own ratios, with `commbench.stats.launch_interval`: launches that are slow as a
     whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95 to
     97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
+    At another ``level`` than 95 % it is the order-statistic interval, which needs more launches.
     """
     own, base = paired_sample_ms(one, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
-    return Speedup(ratio=median(ratios), launches=len(ratios), interval=stats.launch_interval(ratios))
+    plain = level == 0.95  # noqa: PLR2004 - that of `launch_interval`
+    interval = stats.launch_interval(ratios) if plain else stats.median_interval(ratios, level)
+    return Speedup(ratio=median(ratios), launches=len(ratios), interval=interval)
 
 
 def paired_sample_ms(one: Trained, baseline: Trained) -> tuple[list[float], list[float]]:

@@ -53,6 +53,8 @@ class ParameterFacts:
     """As in ``float32``."""
     ready_ms: float
     """When its gradient was ready, since the backward pass began; median over steps."""
+    shape: tuple[int, ...] | None = None
+    """None where only the number of elements is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,5 +82,10 @@ class WorkloadFacts:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadFacts:
         """Return what `to_json` wrote, before or after a journey through JSON."""
-        parameters = tuple(ParameterFacts(**parameter) for parameter in data["parameters"])
+        parameters = tuple(_parameter(parameter) for parameter in data["parameters"])
         return cls(**{**data, "parameters": parameters, "ready_order": tuple(data["ready_order"])})
+
+
+def _parameter(data: Mapping[str, Any]) -> ParameterFacts:
+    shape = data.get("shape")
+    return ParameterFacts(**{**data, "shape": None if shape is None else tuple(shape)})

@@ -1,4 +1,4 @@
-"""Where the parts of a sparse message lie: what is selected from, what is sent whole, and how many bytes that makes."""
+"""What compressing hooks send of a bucket: k of its elements, tensors that go whole, or thin factors of matrices."""
 
 from __future__ import annotations
 
@@ -95,3 +95,24 @@ class Selection:
 
     def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
         return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)
+
+
+def matrix_sides(
+    shape: Sequence[int], *, rank: int, min_compression_rate: float, stride: Sequence[int] = ()
+) -> tuple[int, int, int] | None:
+    """Rows, columns and rank of a tensor as the matrix that PowerSGD factorises; None where it is sent whole.
+
+    Args:
+        shape: of the tensor.
+        rank: columns of the thin factors at most.
+        min_compression_rate: it is sent whole unless it shrinks by more than this.
+        stride: its memory order; empty where that is the order of its dimensions.
+    """
+    numel = math.prod(shape)
+    if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
+        return None
+    outermost = max(range(len(shape)), key=lambda dim: (stride[dim], shape[dim])) if stride else 0
+    rows = shape[outermost]
+    columns = numel // rows
+    r = min(rank, rows, columns)
+    return (rows, columns, r) if numel > min_compression_rate * r * (rows + columns) else None

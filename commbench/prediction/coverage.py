@@ -1,0 +1,45 @@
+"""Which collectives to time so that the network of a training step is known: those that its hooks issue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from commbench.cases import Case, Sweep
+from commbench.datatypes import find_dtype
+from commbench.prediction.exchange import FLOAT32_BYTES, messages_of
+from commbench.training.cases import TrainingCase, parse_hook
+from commbench.training.layout import MIB
+from commbench.training.workload import WorkloadFacts
+
+#: Buckets whose messages are timed, in bytes of gradients: the whole model, at most the larger, and down by the factor.
+SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
+
+
+def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
+    """The collectives that hooks issue for buckets of all sizes up to the whole model, and those of no hook.
+
+    A bucket is taken to be one square matrix: what hooks that look at tensors send of others lies between these sizes,
+    or little beyond them.
+    """
+    wanted: dict[tuple[str, str], set[int]] = {}
+    for hook in dict.fromkeys(["none", *hooks]):
+        case = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend, **parse_hook(hook))
+        for elements in _elements(facts):
+            side = max(1, math.isqrt(elements))
+            for message in messages_of(case, side * (elements // side), ranks, shapes=[(side, elements // side)]):
+                share = find_dtype(message.dtype).itemsize * ranks
+                size = share * math.ceil(message.message_bytes / share)
+                wanted.setdefault((message.operation, message.dtype), set()).add(size)
+    sweeps = [
+        Sweep(operations=(operation,), sizes=sorted(sizes), backends=(backend,), dtypes=(dtype,))
+        for (operation, dtype), sizes in wanted.items()
+    ]
+    return [case for sweep in sweeps for case in sweep.cases(ranks)]
+
+
+def _elements(facts: WorkloadFacts) -> list[int]:
+    """Elements of the buckets, the largest first."""
+    largest = min(sum(p.numel * p.itemsize for p in facts.parameters), LARGEST_BUCKET)
+    powers = range(1 + max(0, math.ceil(math.log(largest / SMALLEST_BUCKET, FACTOR))))
+    return [max(1, largest // FACTOR**power // FLOAT32_BYTES) for power in powers]

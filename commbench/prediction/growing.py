@@ -1,0 +1,286 @@
+"""One measured operation on other numbers of ranks and over other links, where it is known or found how it grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+
+from commbench.errors import InputError
+from commbench.prediction.closed_forms import (
+    ALGORITHMS,
+    SHARE_BY_SHARE,
+    Form,
+    Hop,
+    hierarchical_all_reduce,
+    ring_all_reduce,
+)
+from commbench.prediction.curves import Curve
+from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
+from commbench.prediction.links import Link
+from commbench.units import format_size
+
+#: What torch's Gloo does, whatever the size and the number of ranks. Sources: ``allreduce.cc``, ``allgather.cc``,
+#: ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and
+#: ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
+GLOO = MappingProxyType(
+    {
+        "all_reduce": "ring",
+        "all_gather": "ring",
+        "reduce_scatter": "ring all_reduce",
+        "broadcast": "binomial",
+        "reduce": "ring",
+        "gather": "linear",
+        "scatter": "linear",
+        "all_to_all": "pairwise",
+        "barrier": "dissemination",
+    }
+)
+#: By backend; others switch between algorithms as their library sees fit.
+KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO})
+#: Patterns that more hosts make larger.
+GROWING_PATTERNS = ("flat", "cross", "hierarchical")
+
+#: An algorithm is plausible at a size if its fit there is at most so many times as far off as the best one's, or
+#: no further than this.
+_AS_GOOD, _GOOD_ENOUGH = 2.0, 0.10
+#: Beyond such a ratio between plausible algorithms nothing is predicted.
+DISAGREEMENT = 4.0
+#: Half the width of a 95 % interval over the median absolute error, where errors are normal: 1.96 / 0.6745.
+_HALF_WIDTH = 2.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A predicted time of an operation, in microseconds."""
+
+    time_us: float
+    low_us: float
+    """Its 95 % interval: how launches differ, how plausible algorithms do, and how far off such predictions were."""
+    high_us: float
+    algorithm: str
+    """What is taken to run; several where the measurements allow for several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """How far off predictions were of what was measured and left out of the fit."""
+
+    error: float | None
+    """Median absolute relative error; None where nothing could be left out."""
+    over: str
+    """Over what, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingCurve:
+    """One operation, backend, data type and pattern, measured on one or more numbers of ranks.
+
+    A prediction scales what was measured by the ratio of the textbook times there and here, so that where it was
+    measured it is the measurement. It keeps the curve's shape: where an algorithm sends n/p bytes at a time, the
+    measurement with messages of that length is scaled. Several numbers of ranks count by how near they are.
+    """
+
+    operation: str
+    backend: str
+    measured: Sequence[MeasuredCurve]
+    """Ascending in the number of ranks."""
+    pattern: str = "flat"
+    """``flat``, ``cross`` or ``hierarchical``."""
+    ranks_per_node: int = 1
+    """Of the hosts that were measured."""
+    inner: Curve | None = None
+    """The same operation within each host (pattern ``node``), for ``hierarchical``."""
+    hops: Mapping[str, FittedHop] = field(init=False)
+    """By algorithm, those that may be at work."""
+
+    def __post_init__(self) -> None:
+        known = KNOWN.get(self.backend, {}).get(self.operation)
+        forms = ALGORITHMS.get(self.operation, {})
+        chosen = {known: forms[known]} if known else forms
+        if not chosen:
+            raise InputError(
+                f"How {self.operation} grows with the ranks is not known; choose from {', '.join(ALGORITHMS)}."
+            )
+        fitted = {name: fit_hop(self._arranged(form), self.measured) for name, form in chosen.items()}
+        object.__setattr__(self, "measured", sorted(self.measured, key=lambda one: one.world_size))
+        object.__setattr__(self, "hops", fitted)
+
+    def _arranged(self, form: Form) -> Form:
+        """The time of a pattern, from that of one group of ranks of which each has a link of its own."""
+        k = self.ranks_per_node
+        if self.pattern == "flat":
+            return form
+        if self.pattern == "cross":  # k groups of one rank a host share the hosts' links
+            return lambda p, n, hop: form(
+                np.asarray(p, float) / k, n, dataclasses.replace(hop, beta_us_per_byte=k * hop.beta_us_per_byte)
+            )
+        if self.pattern == "hierarchical" and self.operation == "all_reduce":
+            within = Link(rate_bps=math.inf, told_by="within a host")
+            inner = Hop(alpha_us=0.0, beta_us_per_byte=0.0)
+            if self.inner:
+                one = MeasuredCurve(curve=self.inner, world_size=k, link=within)
+                inner = fit_hop(ring_all_reduce, [one]).at(within, k)
+            return lambda p, n, hop: hierarchical_all_reduce(p, n, inner, hop, k)
+        raise InputError(f"How pattern {self.pattern} of {self.operation} grows is not known; choose flat or cross.")
+
+    def check_hosts(self, world_size: int, ranks_per_node: int) -> None:
+        """Check that so many ranks on hosts of so many can be predicted from what was measured.
+
+        A ring crosses each host's link once, however many ranks the host has; other algorithms cross it more often.
+
+        Raises:
+            InputError: they cannot.
+        """
+        what = f"{self.backend} {self.operation}" + ("" if self.pattern == "flat" else f", pattern {self.pattern},")
+        is_ring = self.pattern == "flat" and set(self.hops) <= {"ring", "ring all_reduce"}
+        if ranks_per_node != self.ranks_per_node and not is_ring:
+            raise InputError(
+                f"{what} was measured with {self.ranks_per_node} ranks on a host and is not predicted for "
+                f"{ranks_per_node}: how often its messages share a link is not known; measure it so."
+            )
+        if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
+            raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """Numbers of ranks that were measured, ascending."""
+        return sorted({one.world_size for one in self.measured})
+
+    @property
+    def link(self) -> Link:
+        """The link of the curve on the most ranks."""
+        return self.measured[-1].link
+
+    def estimate(
+        self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
+    ) -> Estimate:
+        """Predict one operation's time.
+
+        Args:
+            message_bytes: as in ``collectives.csv``.
+            world_size: ranks that take part, 2 or more.
+            rate_bps: of every host's link, in bits per second; None: as measured.
+            crowded: whether emulated hosts go on sharing one machine's cores, as when they were measured.
+
+        Raises:
+            InputError: the algorithms that are plausible disagree by more than `DISAGREEMENT`.
+        """
+        times = self._agreeing(message_bytes, world_size, rate_bps, crowded=crowded)
+        low, high = min(times.values()), max(times.values())
+        below, above = self._spread(message_bytes, world_size)
+        return Estimate(
+            time_us=math.sqrt(low * high), low_us=low / below, high_us=high * above, algorithm=" or ".join(times)
+        )
+
+    def time_us(
+        self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
+    ) -> float:
+        """The time alone of `estimate`."""
+        times = self._agreeing(message_bytes, world_size, rate_bps, crowded=crowded).values()
+        return math.sqrt(min(times) * max(times))
+
+    def _agreeing(
+        self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool
+    ) -> dict[str, float]:
+        times = self.times_us(message_bytes, world_size, rate_bps, crowded=crowded)
+        ratio = max(times.values()) / min(times.values())
+        if ratio > DISAGREEMENT:
+            raise InputError(
+                f"{self.backend} {self.operation} of {format_size(round(message_bytes))} on {world_size} ranks is not "
+                f"predicted: which algorithm the library takes there is not known, and {' and '.join(times)} differ by "
+                f"a factor of {ratio:.0f}; measure it on more ranks."
+            )
+        return times
+
+    def times_us(
+        self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
+    ) -> dict[str, float]:
+        """What each plausible algorithm predicts, in microseconds; arguments as for `estimate`."""
+        link = self.link if rate_bps is None else self.link.at_rate(rate_bps)
+        link = link if crowded else dataclasses.replace(link, shared_cores=None)
+        weights = _nearness([one.world_size for one in self.measured], world_size)
+        times = {}
+        for name in self._plausible(message_bytes):
+            hop, log_us = self.hops[name], 0.0
+            there = float(hop.time_us(message_bytes, world_size, link))
+            for one, weight in zip(self.measured, weights, strict=True):
+                if weight:
+                    alike = message_bytes * (one.world_size / world_size if name in SHARE_BY_SHARE else 1.0)
+                    here = float(hop.time_us(alike, one.world_size, one.link))
+                    log_us += weight * math.log(one.curve.time_us(alike) * there / here)
+            times[name] = math.exp(log_us)
+        return times
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """How far off it is, of larger numbers of ranks predicted from the smaller ones that were measured.
+
+        Of one number of ranks alone it is the error over message sizes.
+        """
+        sizes = self.world_sizes
+        errors = [error for most in sizes[:-1] for error in self._errors_beyond(most)]
+        if errors:
+            return HeldOut(error=float(np.median(errors)), over="larger numbers of ranks, predicted from the smaller")
+        known = [one.curve.held_out_error for one in self.measured if one.curve.held_out_error is not None]
+        return HeldOut(
+            error=float(np.median(known)) if known else None,
+            over="message sizes; one world size only: the algorithm is assumed",
+        )
+
+    def _errors_beyond(self, most: int) -> list[float]:
+        """Absolute relative errors on more than ``most`` ranks, predicted from what was measured on no more."""
+        below = [one for one in self.measured if one.world_size <= most]
+        fitted = dataclasses.replace(self, measured=below)
+        errors = []
+        for one in self.measured:
+            if one.world_size > most:
+                for size, time in zip(one.curve.sizes, one.curve.times_us, strict=True):
+                    times = fitted.times_us(size, one.world_size, one.link.rate_bps, crowded=True)
+                    errors.append(abs(math.sqrt(min(times.values()) * max(times.values())) / time - 1))
+        return errors
+
+    def _plausible(self, message_bytes: float) -> list[str]:
+        """The algorithms that agree with what was measured at about this size, best first."""
+        if len(self.hops) == 1:
+            return list(self.hops)
+        off = {name: self._misfit(hop, message_bytes) for name, hop in self.hops.items()}
+        allowed = max(_AS_GOOD * min(off.values()), _GOOD_ENOUGH)
+        return sorted((name for name in off if off[name] <= allowed), key=off.__getitem__)
+
+    def _misfit(self, hop: FittedHop, message_bytes: float) -> float:
+        """How far off a hop is at the measured size next to this one: the mean over curves."""
+        misfits = []
+        for one in self.measured:
+            nearest = int(np.argmin(np.abs(np.log(np.asarray(one.curve.sizes) / message_bytes))))
+            misfits.append(abs(float(hop.errors(one)[nearest])))
+        return float(np.mean(misfits))
+
+    def _spread(self, message_bytes: float, world_size: int) -> tuple[float, float]:
+        """By which factors an interval lies below and above the prediction.
+
+        Beyond the ranks that were measured the error of each doubling is taken to be independent of the others.
+        """
+        nearest = min(self.measured, key=lambda one: abs(math.log(one.world_size / world_size)))
+        doublings = abs(math.log2(world_size / nearest.world_size))
+        off = (
+            0.0
+            if not doublings
+            else _HALF_WIDTH * math.log1p(self.held_out.error or 0.0) * math.sqrt(max(1.0, doublings))
+        )
+        interval = nearest.curve.interval_us(message_bytes)
+        time = nearest.curve.time_us(message_bytes)
+        low, high = (math.log(time / interval.low), math.log(interval.high / time)) if interval else (0.0, 0.0)
+        return math.exp(math.hypot(low, off)), math.exp(math.hypot(high, off))
+
+
+def _nearness(measured: Sequence[int], wanted: int) -> list[float]:
+    """Weights, 1 together, that fall with the square of the distance between logarithms: the nearest decides."""
+    distances = np.abs(np.log(np.asarray(measured, float) / wanted))
+    weights = (distances == 0).astype(float) if (distances == 0).any() else distances**-2.0
+    return list((weights / weights.sum()).tolist())

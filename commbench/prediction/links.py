@@ -1,0 +1,98 @@
+"""What a run says about the links that its messages crossed: their rate, and who shares the cores behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.units import format_link_rate, parse_link_rate
+
+#: Bytes of IPv4, TCP with timestamps, and Ethernet, in every frame; a real wire adds preamble, checksum and gap.
+_IP_TCP, _ETHERNET, _WIRE = 52, 14, 24
+_USUAL_MTU = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A host's link to the others, each way."""
+
+    rate_bps: float | None = None
+    """Bits per second; infinite within a host and where an emulated link is not shaped; None: not known."""
+    payload: float = 1.0
+    """Share of the rate that messages get: the rest is headers; 1 where there is no frame to count."""
+    shared_cores: int | None = None
+    """Cores that all hosts share, because they are emulated; None: every host has its own."""
+    told_by: str = ""
+    """Where the rate is from, for people."""
+
+    @property
+    def us_per_byte(self) -> float:
+        """What the link itself takes for a byte of a message, in microseconds; NaN where the rate is not known."""
+        return math.nan if self.rate_bps is None else 8e6 / (self.rate_bps * self.payload)
+
+    def at_rate(self, rate_bps: float) -> Link:
+        """The same link, were it so fast."""
+        if self.rate_bps is not None and rate_bps == self.rate_bps:
+            return self
+        payload = self.payload if self.payload < 1 else _payload(_USUAL_MTU, _WIRE)
+        return Link(rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, told_by="what if")
+
+    def crowding(self, world_size: int) -> float:
+        """How many times as long a rank's own work takes because ranks of other hosts want the same cores."""
+        return max(1.0, world_size / self.shared_cores) if self.shared_cores else 1.0
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        if self.rate_bps is None:
+            return "a link of unknown rate"
+        if math.isinf(self.rate_bps):
+            return self.told_by
+        return f"{format_link_rate(self.rate_bps)} ({self.told_by})"
+
+
+def link_of(info: Mapping[str, Any], transport: str) -> Link:
+    """The link of a run's hosts, as its emulation or the network interface named by a record's ``transport`` has it.
+
+    Args:
+        info: what ``run.json`` holds.
+        transport: of a record, e.g. ``tcp/eth0``.
+    """
+    environment = info.get("environment") or {}
+    hosts = environment.get("hosts") or [{}]
+    emulated = info.get("emulated") or environment.get("emulated")
+    if emulated:
+        cores = hosts[0].get("cpus_allowed") or hosts[0].get("logical_cpus")
+        return _emulated(emulated, cores, _mtu(hosts, transport))
+    if info.get("nodes") == 1:
+        return Link(rate_bps=math.inf, told_by="within one host")
+    crossed = _interfaces(hosts, transport)
+    speeds = [speed for interface in crossed if (speed := interface.get("speed_Mbps"))]
+    if not speeds or len(speeds) < len(crossed):
+        return Link()
+    payload = _payload(_mtu(hosts, transport), _WIRE)
+    return Link(rate_bps=1e6 * min(speeds), payload=payload, told_by=f"slowest {transport}")
+
+
+def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:
+    """The slowest link of an emulated cluster: in a ring, and in most else, all wait for it."""
+    texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
+    rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
+    told_by = "emulated" if rates else "emulated without a rate"
+    return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, told_by=told_by)
+
+
+def _interfaces(hosts: Iterable[Mapping[str, Any]], transport: str) -> list[Mapping[str, Any]]:
+    """The interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, but the loopback."""
+    names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
+    return [each for host in hosts for each in host.get("interfaces") or () if each.get("name") in names]
+
+
+def _payload(mtu: int, unseen: int = 0) -> float:
+    """The share of what the link carries that is neither header nor, with ``unseen`` bytes a frame, the wire's own."""
+    return (mtu - _IP_TCP) / (mtu + _ETHERNET + unseen)
+
+
+def _mtu(hosts: Iterable[Mapping[str, Any]], transport: str) -> int:
+    return min((each.get("mtu") or _USUAL_MTU for each in _interfaces(hosts, transport)), default=_USUAL_MTU)

@@ -1,0 +1,168 @@
+"""Which settings to measure next: first those that may be best by prediction, then the better half of the measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commbench.prediction.steps import StepPrediction
+from commbench.training.cases import SWEEP, TrainingCase
+from commbench.training.records import TrainingRecord
+from commbench.training.trained import Trained, paired_sample_ms, trained
+
+#: A gain up to this share is none; the same as in recommendations.
+MARGIN = 0.02
+#: What is believed of a logarithm's standard deviation before it is seen, and how many observations that is worth:
+#: of predicted against measured speedups, and of a measured speedup from launch to launch.
+MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
+#: No model is taken to be better than that.
+LEAST_MODEL_ERROR = 0.01
+#: One-sided 95 % of a normal distribution.
+_REACH = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """How a setting's step compares with the default's, by prediction and measurement; natural logarithms."""
+
+    case: TrainingCase
+    log_ratio: float
+    """Of its step time over the default's: below 0 is faster."""
+    error: float
+    """Standard deviation of that."""
+    by_launch: Mapping[int, float]
+    """The measured logarithm in each launch; empty where it was only predicted."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients are sent as they are."""
+        return self.case.hook == "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """All settings but the default, the fastest first."""
+
+    estimates: Sequence[Estimate]
+    model_error: float
+    """Standard deviation of predicted from measured logarithms of speedups."""
+    launch_spread: float
+    """Standard deviation of a measured one from launch to launch."""
+
+    @classmethod
+    def of(
+        cls,
+        predicted: Mapping[TrainingCase, StepPrediction],
+        records: Iterable[TrainingRecord],
+        baseline: TrainingCase,
+    ) -> Standing:
+        """Weigh predictions with measurements, each by the inverse of its variance.
+
+        Args:
+            predicted: every setting that may be chosen, and the default.
+            records: of the sweep, whose launches all have the default.
+            baseline: the default.
+        """
+        known = trained(records, SWEEP)
+        base_ms = predicted[baseline].step_ms
+        expected = {case: math.log(one.step_ms / base_ms) for case, one in predicted.items() if case != baseline}
+        measured = {case: _measured(known.get(case.key), known.get(baseline.key)) for case in expected}
+        spread = _spread(list(measured.values()))
+        misses = [
+            float(np.mean(list(of_case.values()))) - expected[case] for case, of_case in measured.items() if of_case
+        ]
+        error = max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, misses, len(misses)))
+        estimates = [_weigh(case, expected[case], error, measured[case], spread) for case in expected]
+        return cls(estimates=sorted(estimates, key=lambda one: one.log_ratio), model_error=error, launch_spread=spread)
+
+    def without(self, unfit: Iterable[TrainingCase]) -> Standing:
+        """The same without some settings."""
+        left_out = set(unfit)
+        return dataclasses.replace(self, estimates=[one for one in self.estimates if one.case not in left_out])
+
+    def best(self, among: Iterable[TrainingCase] | None = None, *, plain: bool = False) -> Estimate | None:
+        """The fastest of some settings, or of all; ``plain``: of those whose gradients are sent as they are."""
+        allowed = None if among is None else set(among)
+        fitting = (one for one in self.estimates if allowed is None or one.case in allowed)
+        return next((one for one in fitting if one.is_plain or not plain), None)
+
+    def promising(self, room: int) -> list[TrainingCase]:
+        """The settings to measure first, at most ``room``.
+
+        The one predicted to be fastest, the fastest without compression, the fastest of the second-best hook, then
+        whatever is predicted within the model's error of the first, in the order of prediction.
+        """
+        if not self.estimates:
+            return []
+        leader, plain = self.estimates[0], self.best(plain=True)
+        second = next((one for one in self.estimates if one.case.hook_name != leader.case.hook_name), None)
+        near = [one for one in self.estimates if one.log_ratio <= leader.log_ratio + self.model_error]
+        wanted = [one.case for one in (leader, plain, second, *near) if one]
+        return list(dict.fromkeys(wanted))[:room]
+
+    def survivors(self, previous: Sequence[TrainingCase], room: int) -> list[TrainingCase]:
+        """The settings of the next round: the better half of the previous one's, then what else may be best.
+
+        That is what is left of the previous ones unless shown to be slower than the best of them, and what was not
+        measured but is now predicted to be faster than it; together at most ``room``, or the half where that is more.
+        """
+        before = [one for one in self.estimates if one.case in set(previous)]
+        if not before:
+            return []
+        leader, half = before[0], math.ceil(len(before) / 2)
+        undecided = [one for one in before[half:] if not self._is_slower(one, leader)]
+        newcomers = [one for one in self.estimates if not one.by_launch and one.log_ratio < leader.log_ratio]
+        others = sorted([*undecided, *newcomers], key=lambda one: one.log_ratio)
+        kept = [*before[:half], *others[: max(0, room - half)]]
+        return [one.case for one in sorted(kept, key=lambda one: one.log_ratio)]
+
+    def _is_slower(self, one: Estimate, leader: Estimate) -> bool:
+        """Whether the one-sided 95 % bound of the mean difference, paired by launch, lies above 0."""
+        both = sorted(one.by_launch.keys() & leader.by_launch.keys())
+        if not both:
+            return False
+        difference = float(np.mean([one.by_launch[launch] - leader.by_launch[launch] for launch in both]))
+        return difference > _REACH * self.launch_spread / math.sqrt(len(both))
+
+
+def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase) -> bool:
+    """Whether any setting would beat the default by the margin if its communication overlapped perfectly."""
+    limit_ms = predicted[baseline].step_ms / (1 + MARGIN)
+    return any(one.overlapped_ms < limit_ms for case, one in predicted.items() if case != baseline)
+
+
+def _measured(one: Trained | None, base: Trained | None) -> dict[int, float]:
+    """The logarithm of the step over the default's in each launch that has both."""
+    if one is None or base is None:
+        return {}
+    launches = sorted(one.steps_ms.keys() & base.steps_ms.keys())
+    own, theirs = paired_sample_ms(one, base)
+    both = zip(launches, own, theirs, strict=True)
+    return {launch: math.log(ours / base_ms) for launch, ours, base_ms in both if ours > 0 and base_ms > 0}
+
+
+def _spread(measured: Sequence[Mapping[int, float]]) -> float:
+    """The pooled standard deviation from launch to launch."""
+    several = [np.array(list(of_case.values())) for of_case in measured if len(of_case) > 1]
+    deviations = np.concatenate([values - values.mean() for values in several]) if several else np.array([])
+    return _believed(LAUNCH_SPREAD, deviations.tolist(), sum(len(values) - 1 for values in several))
+
+
+def _believed(prior: tuple[float, int], deviations: Sequence[float], freedom: int) -> float:
+    """A standard deviation from what was believed before and what was seen since."""
+    believed, worth = prior
+    return math.sqrt((worth * believed**2 + float(np.square(deviations).sum())) / (worth + freedom))
+
+
+def _weigh(
+    case: TrainingCase, expected: float, model_error: float, measured: Mapping[int, float], spread: float
+) -> Estimate:
+    """Prediction and mean measurement, each weighted by the inverse of its variance."""
+    weights = np.array([model_error**-2, len(measured) * spread**-2])
+    values = np.array([expected, float(np.mean(list(measured.values()))) if measured else 0.0])
+    total = float(weights.sum())
+    return Estimate(case=case, log_ratio=float(weights @ values) / total, error=total**-0.5, by_launch=dict(measured))

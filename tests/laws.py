@@ -1,0 +1,56 @@
+"""Known laws of time over message size, and launches and records that follow them, for tests of what is fitted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from builders import KIB, MIB, make_case, make_launches
+
+from commbench.cases import Case
+from commbench.records import Record
+from commbench.stats import Floats
+
+POWERS = [2**k for k in range(3, 25)]
+COARSE = [8 * 4**k for k in range(11)]
+#: Of a small sweep.
+SIZES = (KIB, 8 * KIB, 64 * KIB, MIB)
+
+
+def one(n: Floats) -> Floats:
+    """Return a start-up time of 20 us and 1 GB/s."""
+    return 20 + n * 1e-3
+
+
+def two(n: Floats) -> Floats:
+    """Return times that jump where the protocol changes, at 32 KiB."""
+    return np.where(n <= 32 * KIB, 5 + n * 2e-3, 120 + n * 2e-4)
+
+
+def three(n: Floats) -> Floats:
+    """Return times that do so at 2 KiB and 512 KiB."""
+    return np.where(n <= 2 * KIB, 1 + n * 2e-3, np.where(n <= 512 * KIB, 12 + n * 5e-4, 250 + n * 1.5e-3))
+
+
+def launches_of(
+    law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, launches: int = 6, seed: int = 0
+) -> list[list[float]]:
+    """Return launch medians that stray around a law by so much, relative."""
+    times = law(np.array(sizes, dtype=float))
+    return (times[:, None] * np.random.default_rng(seed).lognormal(0, noise, (len(sizes), launches))).tolist()
+
+
+def sweep(
+    case: Case | None = None, *, factor: float = 1.0, sizes: Sequence[int] = SIZES, **changes: Any
+) -> list[Record]:
+    """Return six launches of sizes whose time is 20 us and 1 GB/s, times a factor."""
+    case = case or make_case()
+    return [
+        record
+        for size in sizes
+        for record in make_launches(
+            [factor * (20 + size / 1e3) * slow for slow in (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)],
+            replace(case, message_bytes=size),
+            **changes,
+        )
+    ]

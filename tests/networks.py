@@ -1,0 +1,163 @@
+"""Networks that follow the textbook, built by hand: records of collectives, runs, and a trained workload on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from builders import KIB, MIB, make_case, make_info, make_record
+from training_builders import make_bucket, make_training_case, make_training_record
+
+from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop
+from commbench.prediction.curves import fit_curve
+from commbench.prediction.hops import MeasuredCurve
+from commbench.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.prediction.links import Link
+from commbench.prediction.network import NetworkModel
+from commbench.records import Record
+from commbench.training.records import TrainingRecord
+from commbench.training.workload import ParameterFacts, WorkloadFacts
+
+SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
+#: A hop of 50 us over a link of 1 Gbit/s that loses nothing to headers.
+HOP = Hop(alpha_us=50.0, beta_us_per_byte=8e-3)
+LINK = Link(rate_bps=1e9, told_by="emulated")
+RING = ALGORITHMS["all_reduce"]["ring"]
+STRAY = (0.99, 1.0, 1.01)
+
+
+def measure(
+    form: Form, ranks: int, *, hop: Hop = HOP, link: Link = LINK, sizes: Sequence[int] = SIZES
+) -> MeasuredCurve:
+    """Return a curve as three launches 1 % apart would have measured it."""
+    times = form(ranks, np.array(sizes, float), hop)
+    curve = fit_curve(sizes, [[time * factor for factor in STRAY] for time in times])
+    return MeasuredCurve(curve=curve, world_size=ranks, link=link)
+
+
+def network_records(
+    ranks: Iterable[int],
+    *,
+    hop: Hop = HOP,
+    backend: str = "gloo",
+    algorithms: dict[str, str] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    sizes: Sequence[int] = SIZES,
+) -> list[Record]:
+    """Return records of a scaling study of operations that run the named algorithms, ring by default."""
+    chosen = algorithms or {"all_reduce": "ring", "all_gather": "ring"}
+    ranks = list(ranks)
+    return [
+        make_record(
+            make_case(
+                operation,
+                backend=backend,
+                message_bytes=size,
+                dtype=dtype,
+                world_size=None if number == max(ranks) else number,
+            ),
+            launch=launch,
+            time_us=factor * float(ALGORITHMS[operation][algorithm](number, size, hop)),
+            group_size=number,
+            transport="tcp/eth0",
+        )
+        for operation, algorithm in chosen.items()
+        for dtype in dtypes
+        for number in ranks
+        for size in sizes
+        for launch, factor in enumerate(STRAY)
+    ]
+
+
+def network_info(ranks: int, rate: str | None = "1gbit", cores: int = 1000, **changes: Any) -> dict[str, Any]:
+    """Return what ``run.json`` holds of one rank on each of so many hosts, by default emulated ones that have room."""
+    host = {
+        "hostname": "host0",
+        "cpus_allowed": cores,
+        "interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 1500}],
+    }
+    environment = {"hosts": [host] * ranks} | ({"emulated": {"hosts": ranks, "rate": rate}} if rate else {})
+    return make_info(
+        **{"world_size": ranks, "nodes": ranks, "ranks_per_node": 1, "environment": environment, **changes}
+    )
+
+
+def measured_run(ranks: Iterable[int], *, info: dict[str, Any] | None = None, **how: Any) -> MeasuredRun:
+    """Return such a scaling study as a run."""
+    ranks = list(ranks)
+    records = network_records(ranks, **how)
+    return MeasuredRun(model=NetworkModel.fit(records), records=records, info=info or network_info(max(ranks)))
+
+
+def growing(ranks: Iterable[int] = (2, 4), **how: Any) -> GrowingNetwork:
+    """Return its network."""
+    return GrowingNetwork.fit([measured_run(ranks, **how)])
+
+
+def write_run(path: Path, records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), **info: Any) -> Path:
+    """Write a run's directory, as `load_run` reads it."""
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps(info))
+    lines = [json.dumps(record.to_json()) + "\n" for record in [*records, *training]]
+    (path / "samples.jsonl").write_text("".join(lines))
+    return path
+
+
+def workload_facts(layers: int = 8, elements: int = MIB, backward_ms: float = 80.0) -> WorkloadFacts:
+    """Return a model of equal layers whose gradients become ready at equal intervals, the last layer's first."""
+    parameters = tuple(
+        ParameterFacts(
+            name=f"layer{i}",
+            numel=elements,
+            itemsize=4,
+            dtype="float32",
+            ready_ms=backward_ms * (layers - i) / layers,
+        )
+        for i in range(layers)
+    )
+    return WorkloadFacts(
+        parameters=parameters,
+        ready_order=tuple(reversed(range(layers))),
+        buffer_bytes=0,
+        batch_size=32,
+        forward_ms=40.0,
+        backward_ms=backward_ms,
+        optimizer_ms=5.0,
+        metric="",
+        target=None,
+        steps=None,
+    )
+
+
+def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
+    """Return records of the workload of `workload_facts`: of the step without DDP, and of each hook's with its step."""
+    local = make_training_record(
+        make_training_case("local", world_size=ranks),
+        step_ms=130.0,
+        forward_ms=40.0,
+        backward_ms=80.0,
+        optimizer_ms=5.0,
+    )
+    records = [local]
+    for hook, step_ms in steps_ms.items():
+        compress_ms = 6.0 if hook.startswith("topk") else 0.0
+        buckets = [
+            make_bucket(size, done_ms=80.0, compress_ms=compress_ms * size / (32 * MIB)) for size in (4 * MIB, 28 * MIB)
+        ]
+        records.append(
+            make_training_record(
+                make_training_case(hook, world_size=ranks),
+                step_ms=step_ms,
+                forward_ms=40.0,
+                backward_ms=step_ms - 50.0,
+                optimizer_ms=5.0,
+                buckets=buckets,
+                compress_ms=compress_ms,
+                encode_ms=0.7 * compress_ms,
+                **changes,
+            )
+        )
+    return records

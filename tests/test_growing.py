@@ -1,0 +1,178 @@
+"""Tests of one operation on more ranks and other links: exact where it was measured, close where the textbook holds."""
+
+import dataclasses
+import math
+
+import pytest
+from builders import KIB, MIB
+from networks import HOP, LINK, RING, SIZES, measure
+
+from commbench.errors import InputError
+from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce
+from commbench.prediction.growing import GrowingCurve
+from commbench.prediction.hops import MeasuredCurve
+from commbench.prediction.links import Link
+
+UNKNOWN = Link()
+
+
+def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
+    """Return the growth of what was measured."""
+    return GrowingCurve(operation=operation, backend=backend, measured=measured, **how)
+
+
+def mpi(form: Form, *ranks: int, link: Link = UNKNOWN) -> GrowingCurve:
+    """Return MPI's all_reduce, whose library runs ``form`` and does not say so."""
+    return grow(*(measure(form, number, link=link) for number in ranks), backend="mpi")
+
+
+def test_where_it_was_measured_it_is_the_measurement() -> None:
+    """On the same ranks and links the prediction is the curve, whatever the textbook says."""
+    curves = [measure(RING, 2), measure(ALGORITHMS["all_reduce"]["recursive doubling"], 4)]
+    for one in curves:
+        for size in (64 * KIB, 100_000, 16 * MIB):
+            found = grow(*curves).estimate(size, one.world_size)
+            assert found.time_us == pytest.approx(one.curve.time_us(size))
+            interval = one.curve.interval_us(size)
+            assert interval is not None
+            assert (found.low_us, found.high_us) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6, 8, 64, 1024])
+def test_more_ranks_are_predicted_from_few(ranks: int) -> None:
+    """A ring measured on 2 and 4 ranks is known on any number, within what the curve itself misses."""
+    curve = grow(measure(RING, 2), measure(RING, 4))
+    for size in SIZES:
+        found = curve.estimate(size, ranks)
+        assert found.time_us == pytest.approx(float(RING(ranks, size, HOP)), rel=0.05)
+        assert found.low_us < found.time_us < found.high_us
+        assert found.algorithm == "ring"
+
+
+@pytest.mark.parametrize("gbit", [0.5, 10, 100])
+def test_other_links_change_what_the_link_takes(gbit: float) -> None:
+    """Latency and local work stay, the rest goes with the rate."""
+    hop = Hop(alpha_us=50.0, beta_us_per_byte=8e-3 + 1e-3)
+    curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
+    expected = Hop(alpha_us=50.0, beta_us_per_byte=8e-3 / gbit + 1e-3)
+    for size in SIZES:
+        found = curve.estimate(size, 8, 1e9 * gbit).time_us
+        assert found == pytest.approx(float(RING(8, size, expected)), rel=0.1)
+
+
+def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:
+    """Emulated hosts share cores: predicted in the lab they go on sharing them, else each has its own."""
+    link = Link(rate_bps=1e9, shared_cores=2, told_by="emulated")
+
+    def crowded(ranks: int) -> Hop:
+        return Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2)
+
+    curve = grow(*(measure(RING, ranks, hop=crowded(ranks), link=link) for ranks in (2, 3, 4)))
+    for ranks in (4, 8):
+        assert curve.estimate(16 * MIB, ranks, crowded=True).time_us == pytest.approx(
+            float(RING(ranks, 16 * MIB, crowded(ranks))), rel=0.05
+        )
+        alone = float(RING(ranks, 16 * MIB, Hop(alpha_us=50.0, beta_us_per_byte=12e-3)))
+        assert curve.estimate(16 * MIB, ranks).time_us == pytest.approx(alone, rel=0.05)
+
+
+def test_the_held_out_error_is_that_on_more_ranks() -> None:
+    """What follows the textbook is predicted well, what does not is known to be predicted badly."""
+    good = grow(*(measure(RING, ranks) for ranks in (2, 3, 4))).held_out
+    assert good.error is not None
+    assert good.error < 0.05
+    bad = grow(*(measure(ALGORITHMS["all_reduce"]["recursive doubling"], ranks) for ranks in (2, 8, 32))).held_out
+    assert bad.error is not None
+    assert bad.error > 0.3
+    alone = grow(measure(RING, 4)).held_out
+    assert alone.error is not None
+    assert "one world size only: the algorithm is assumed" in alone.over
+
+
+def test_intervals_widen_with_distance() -> None:
+    """Far from what was measured less is known."""
+    curve = grow(*(measure(ALGORITHMS["all_reduce"]["double tree"], ranks) for ranks in (2, 3, 4)))
+    widths = []
+    for ranks in (4, 8, 64, 1024):
+        found = curve.estimate(MIB, ranks)
+        widths.append(found.high_us / found.low_us)
+    assert sorted(widths) == widths
+    assert widths[0] < widths[-1]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS["all_reduce"]))
+def test_an_unknown_algorithm_is_found_among_its_like(name: str) -> None:
+    """On several numbers of ranks the right one is among those that are plausible, and the time is right."""
+    form = ALGORITHMS["all_reduce"][name]
+    curve = mpi(form, 2, 3, 4, 8)
+    found = curve.estimate(16 * MIB, 32)
+    assert name in found.algorithm.split(" or ")
+    assert found.low_us <= float(form(32, 16 * MIB, HOP)) <= found.high_us
+
+
+def test_where_algorithms_disagree_it_declines() -> None:
+    """From 2 ranks alone a ring and a doubling are the same, and on 1000 ranks far apart: no prediction."""
+    curve = mpi(RING, 2)
+    near = curve.estimate(16 * MIB, 3)
+    assert "ring" in near.algorithm
+    assert " or " in near.algorithm
+    with pytest.raises(InputError, match=r"mpi all_reduce of 16 MiB on 1000 ranks is not predicted: .* a factor of \d"):
+        curve.estimate(16 * MIB, 1000)
+
+
+def test_messages_of_the_same_length_are_scaled() -> None:
+    """A ring's jump where chunks pass 64 KiB is where the chunks are as long on more ranks."""
+    sizes = [2**k for k in range(14, 25)]
+
+    def jumping(p: float, n: float, hop: Hop) -> float:
+        return RING(p, n, hop) * (1 + (n / p > 64 * KIB))
+
+    curve = grow(measure(jumping, 4, sizes=sizes))
+    for size in (128 * KIB, 2 * MIB):
+        assert curve.estimate(size, 16).time_us == pytest.approx(float(jumping(16, size, HOP)), rel=0.1)
+
+
+def test_groups_across_hosts_share_the_links() -> None:
+    """Two groups of one rank a host take twice the link's time, on any number of hosts."""
+    shared = dataclasses.replace(HOP, beta_us_per_byte=2 * HOP.beta_us_per_byte)
+
+    def cross(p: float, n: float, _: Hop) -> float:
+        return RING(p / 2, n, shared)
+
+    curve = grow(measure(cross, 4), measure(cross, 8), pattern="cross", ranks_per_node=2)
+    assert curve.estimate(4 * MIB, 32).time_us == pytest.approx(float(RING(16, 4 * MIB, shared)), rel=0.05)
+    with pytest.raises(InputError, match="needs two or more hosts of 2 ranks; 7 ranks make none"):
+        curve.check_hosts(7, 2)
+
+
+def test_hierarchies_keep_what_is_within_hosts() -> None:
+    """Only the part across hosts grows with them."""
+    inner = Hop(alpha_us=5.0, beta_us_per_byte=2e-3)
+
+    def hierarchical(p: float, n: float, hop: Hop) -> float:
+        return hierarchical_all_reduce(p, n, inner, hop, 2)
+
+    within = measure(RING, 2, hop=inner, link=Link(rate_bps=math.inf)).curve
+    curve = grow(measure(hierarchical, 4), pattern="hierarchical", ranks_per_node=2, inner=within)
+    for size in SIZES:
+        assert curve.estimate(size, 64).time_us == pytest.approx(float(hierarchical(64, size, HOP)), rel=0.1)
+
+
+def test_hosts_of_other_sizes() -> None:
+    """A ring crosses each link once; of what is no ring nothing is known."""
+    ring = grow(measure(RING, 4))
+    ring.check_hosts(64, 8)
+    tree = grow(measure(ALGORITHMS["broadcast"]["binomial"], 4), operation="broadcast")
+    tree.check_hosts(64, 1)
+    with pytest.raises(
+        InputError, match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8"
+    ):
+        tree.check_hosts(64, 8)
+
+
+def test_what_cannot_grow_is_refused() -> None:
+    """Point-to-point has no ranks to grow with; some patterns have no textbook."""
+    with pytest.raises(InputError, match="How latency grows with the ranks is not known"):
+        grow(measure(RING, 2, link=LINK), operation="latency")
+    with pytest.raises(InputError, match="How pattern hierarchical of broadcast grows is not known"):
+        grow(measure(RING, 2), operation="broadcast", pattern="hierarchical")
