@@ -11,7 +11,7 @@ from commbench.errors import InputError
 from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce
 from commbench.prediction.growing import GrowingCurve
 from commbench.prediction.hops import MeasuredCurve
-from commbench.prediction.links import Link
+from commbench.prediction.links import WITHIN_HOST, Link
 
 UNKNOWN = Link()
 
@@ -168,6 +168,23 @@ def test_hosts_of_other_sizes() -> None:
         InputError, match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8"
     ):
         tree.check_hosts(64, 8)
+
+
+def test_one_host_tells_nothing_of_links() -> None:
+    """Across hosts a rate is needed; on more ranks of the same host it is not."""
+    inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
+    inside.check_hosts(4, 4)
+    inside.check_hosts(8, 2, 1e9)
+    with pytest.raises(InputError, match="was measured within one host and is not predicted for 8 ranks on hosts of 2"):
+        inside.check_hosts(8, 2)
+
+
+def test_a_link_too_slow_rules_an_algorithm_out() -> None:
+    """On 8 ranks a doubling sends 3 n, which the measured ring shows to be impossible over the known link."""
+    names = mpi(RING, 8, link=LINK).estimate(16 * MIB, 8).algorithm.split(" or ")
+    assert "ring" in names
+    assert "recursive doubling" not in names
+    assert "recursive doubling" in mpi(RING, 8).estimate(16 * MIB, 8).algorithm.split(" or ")
 
 
 def test_what_cannot_grow_is_refused() -> None:
