@@ -19,8 +19,9 @@ from commbench.report.model import conclude_model
 from commbench.report.scaling import render_growths
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
+from commbench.report.tuning import render_cost, render_predictions
 from commbench.scaling import growths, whole_rows
-from commbench.store import DDP, PAIRS, SAMPLES, SUMMARY, Run
+from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
 from commbench.units import format_duration
@@ -31,15 +32,19 @@ def print_run(run_: Run, style: str, console: Console) -> None:
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
-    if run_.records or not run_.training_records:
+    if run_.prediction_rows:  # what was timed of the network is an ingredient: a line is enough
+        console.print(conclude_model(run_.model), markup=False)
+    elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
-        for part in render_training(run_):
+        for part in [*render_training(run_), *render_predictions(run_.prediction_rows)]:
             console.print(part)
     for advice in _advice(run_.info):
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
     console.print(f"Results: {', '.join(_results_files(run_))}", markup=False, soft_wrap=True)
+    if run_.prediction_rows and run_.recommendation:
+        console.print(render_cost(run_.recommendation))
     for part in render_recommendation(run_.recommendation) if run_.recommendation else []:
         console.print(part)
 
@@ -75,10 +80,10 @@ def _print_collectives(run_: Run, console: Console) -> None:
 
 def _results_files(run_: Run) -> list[str]:
     """The table to look at first, and that of pairs where it only sums them up; a run that was killed has none."""
-    tables = [SUMMARY, DDP] if run_.records else [DDP, SUMMARY]
+    tables = [SUMMARY, DDP] if run_.records and not run_.prediction_rows else [DDP, SUMMARY]
     first = next((name for name in tables if (run_.path / name).exists()), SAMPLES)
-    pairs = [PAIRS] if (run_.path / PAIRS).exists() else []
-    return [str(run_.path / name) for name in (first, *pairs)]
+    others = [name for name in (PAIRS, PREDICTIONS) if (run_.path / name).exists()]
+    return [str(run_.path / name) for name in (first, *others)]
 
 
 def print_unfinished(run_: Run, console: Console) -> None:

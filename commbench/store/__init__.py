@@ -1,8 +1,8 @@
 """A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
 
 from commbench.store.checking import check_out
-from commbench.store.files import DDP, MODEL, PAIRS, SAMPLES, SUMMARY
+from commbench.store.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
 from commbench.store.reading import Run, load_run
 from commbench.store.writing import Store
 
-__all__ = ["DDP", "MODEL", "PAIRS", "SAMPLES", "SUMMARY", "Run", "Store", "check_out", "load_run"]
+__all__ = ["DDP", "MODEL", "PAIRS", "PREDICTIONS", "SAMPLES", "SUMMARY", "Run", "Store", "check_out", "load_run"]

@@ -11,6 +11,7 @@ from commbench.collectives import find_operation
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
+from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
@@ -48,6 +49,11 @@ class Run:
     def bucket_rows(self) -> list[BucketRow]:
         """The lines of ``buckets.csv``; empty where nothing was trained."""
         return bucket_rows(self.training_records, self.info)
+
+    @cached_property
+    def prediction_rows(self) -> list[PredictionRow]:
+        """The lines of ``predictions.csv``; empty where nothing was tuned."""
+        return prediction_rows(self.records, self.training_records, self.info)
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.pairs import PAIR_COLUMNS, matrices, pair_columns
+from commbench.prediction.accuracy import PREDICTION_COLUMNS, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, Row
 from commbench.store.checking import check_out, check_plan
@@ -21,6 +22,7 @@ from commbench.store.files import (
     MODEL,
     OVERLAP,
     PAIRS,
+    PREDICTIONS,
     RECOMMENDATION,
     RUN,
     SAMPLES,
@@ -149,8 +151,8 @@ class Store:
         """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
 
         These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
-        ``model.json`` where sizes suffice to fit one, ``ddp.csv`` and ``buckets.csv`` for training. Slow hosts, ranks
-        and links go into ``run.json``.
+        ``model.json`` where sizes suffice to fit one, ``ddp.csv`` and ``buckets.csv`` for training,
+        ``predictions.csv`` for tuning. Slow hosts, ranks and links go into ``run.json``.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
@@ -158,6 +160,7 @@ class Store:
         self._check_place()
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
+        predictions = prediction_rows(collectives, trainings, self.info)
         measured, model = matrices(collectives, self.info), NetworkModel.fit(collectives)
         with refusing(self.path / SUMMARY, LaunchError):
             if collectives:
@@ -172,6 +175,8 @@ class Store:
             if trainings:
                 replace_file(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
                 replace_file(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))
+            if predictions:
+                replace_file(self.path / PREDICTIONS, csv_text(predictions, PREDICTION_COLUMNS))
         if findings := find_suspects(measured, collectives, self.info).to_json():
             self.update(**findings)
         return rows

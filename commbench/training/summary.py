@@ -177,7 +177,7 @@ def _timings(one: Trained) -> dict[str, Any]:
     """The columns made of whole steps."""
     timed, medians = list(one.timed.values()), list(one.steps_ms.values())
     step_ms = median(medians)
-    interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else stats.launch_interval(medians)
+    interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else one.step_interval
     return {
         "launches": len(timed),
         "steps": sum(len(record.step_ms) for record in timed),

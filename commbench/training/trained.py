@@ -39,6 +39,11 @@ class Trained:
         return {launch: median(record.step_ms) for launch, record in self.timed.items()}
 
     @property
+    def step_interval(self) -> Interval | None:
+        """The 95 % interval of the step over launches; None for one launch."""
+        return stats.launch_interval(list(self.steps_ms.values()))
+
+    @property
     def outcome(self) -> tuple[str, str]:
         """Status and reason."""
         wrong = next((record for record in self.records if record.status == "wrong"), None)

@@ -1,0 +1,90 @@
+"""What a tuning predicted beside what it then measured, and what it cost, for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from commbench.prediction.accuracy import Accuracy, PredictionRow, held_out_accuracy
+from commbench.store import PREDICTIONS
+from commbench.training.cases import TrainingCase
+from commbench.units import counted, three_digits
+
+#: So many settings that were only predicted are shown; the others are in the file.
+MOST_UNMEASURED = 3
+_HEADINGS = ("step, ms\npredicted", "\n[bounds]", "\nmeasured", "\nerror", "speedup\npredicted", "\nmeasured", "\nno.")
+
+
+def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
+    """What was measured and the most promising of the rest, the fastest by prediction first; nothing without rows."""
+    if not rows:
+        return []
+    ranked = sorted(rows, key=lambda row: row.predicted_step_ms or 0.0)
+    unmeasured = [row for row in ranked if row.used == "not_measured"]
+    hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("\nhook", no_wrap=True)
+    table.add_column("buckets\nMiB", no_wrap=True)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in ranked:
+        if id(row) not in hidden:
+            table.add_row(*_cells(row))
+    accuracy = held_out_accuracy(rows)
+    parts: list[RenderableType] = [Text(f"Predicted from the calibration{_said(accuracy)}", style="bold"), table]
+    if hidden:
+        parts.append(Text(f"{counted(len(hidden), 'slower setting')} by prediction: see {PREDICTIONS}.", style="dim"))
+    return parts
+
+
+def render_cost(conclusion: Mapping[str, Any]) -> Text:
+    """How many steps were made, as a share of a full sweep's, from what ``recommendation.json`` holds."""
+    measured, full = conclusion["measured_steps"], conclusion["exhaustive_steps"]
+    share = f", {100 * measured / full:.0f} % of the {full} that a full sweep takes" if full else ""
+    return Text(f"Measured {counted(measured, 'step')}{share}.")
+
+
+def _said(accuracy: Accuracy | None) -> str:
+    if accuracy is None:
+        return ""
+    return (
+        f" (median error at {counted(accuracy.settings, 'held-out setting')}: step {100 * accuracy.step_error:.1f} %, "
+        f"speedup {100 * accuracy.speedup_error:.1f} %)"
+    )
+
+
+def _cells(row: PredictionRow) -> tuple[str, ...]:
+    case = TrainingCase(
+        workload=row.workload,
+        world_size=1,
+        batch_per_rank=1,
+        hook=row.hook,
+        density=row.density,
+        hook_options=row.hook_options,
+    )
+    bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
+    error = "" if row.error is None else f"{100 * row.error:+.1f} %" + ("*" if row.used == "calibrated" else "")
+    return (
+        case.hook_name,
+        row.bucket_cap_mb,
+        _number(row.predicted_step_ms),
+        bounds,
+        _number(row.step_ms),
+        error,
+        _ratio(row.predicted_speedup),
+        _ratio(row.speedup),
+        str(row.launches or ""),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else three_digits(value)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
