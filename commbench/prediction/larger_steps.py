@@ -50,7 +50,7 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     cost = _decoded(model.hooks[nearest], _decoding(density, ranks) / _decoding(hook["density"], ranks))
     maps: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
-        for field in ("overlap", "slowdown")
+        for field in ("overlap", "slowdown", "rest_ms")
         if nearest in getattr(model, field)
     }
     return dataclasses.replace(model, hooks={**model.hooks, name: cost}, **maps), name
