@@ -56,13 +56,20 @@ def test_more_ranks_are_predicted_from_few(ranks: int) -> None:
 
 @pytest.mark.parametrize("gbit", [0.5, 10, 100])
 def test_other_links_change_what_the_link_takes(gbit: float) -> None:
-    """Latency and local work stay, the rest goes with the rate."""
-    hop = Hop(alpha_us=50.0, beta_us_per_byte=8e-3 + 1e-3)
+    """Latency stays, the rest goes with the rate, headers and all."""
+    hop = Hop(alpha_us=50.0, beta_us_per_byte=1.1 * HOP.beta_us_per_byte)
     curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
-    expected = Hop(alpha_us=50.0, beta_us_per_byte=8e-3 / gbit + 1e-3)
+    expected = Hop(alpha_us=50.0, beta_us_per_byte=hop.beta_us_per_byte / gbit)
     for size in SIZES:
-        found = curve.estimate(size, 8, 1e9 * gbit).time_us
-        assert found == pytest.approx(float(RING(8, size, expected)), rel=0.1)
+        assert curve.time_us(size, 8, 1e9 * gbit) == pytest.approx(float(RING(8, size, expected)), rel=0.15)
+
+
+def test_local_work_stays_over_other_links() -> None:
+    """Where local work decides, a faster link shortens little."""
+    slow = 5 * HOP.beta_us_per_byte
+    curve = grow(*(measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=slow)) for ranks in (2, 4)))
+    expected = Hop(alpha_us=50.0, beta_us_per_byte=slow - 0.9 * HOP.beta_us_per_byte)
+    assert curve.time_us(16 * MIB, 8, 1e10) == pytest.approx(float(RING(8, 16 * MIB, expected)), rel=0.05)
 
 
 def test_a_faster_link_than_any_may_gain_nothing() -> None:
@@ -207,5 +214,7 @@ def test_what_cannot_grow_is_refused() -> None:
     """Point-to-point has no ranks to grow with; some patterns have no textbook."""
     with pytest.raises(InputError, match="How latency grows with the ranks is not known"):
         grow(measure(RING, 2, link=LINK), operation="latency")
-    with pytest.raises(InputError, match="How pattern hierarchical of broadcast grows is not known"):
+    with pytest.raises(InputError, match="How pattern hierarchical of gloo broadcast grows is not known"):
         grow(measure(RING, 2), operation="broadcast", pattern="hierarchical")
+    with pytest.raises(InputError, match="How pattern hierarchical of mpi all_reduce grows is not known"):
+        grow(measure(RING, 2), backend="mpi", pattern="hierarchical")

@@ -7,7 +7,7 @@ from networks import HOP, LINK, RING, measure
 from commbench.prediction.closed_forms import Hop, double_tree_all_reduce
 from commbench.prediction.curves import fit_curve
 from commbench.prediction.hops import MeasuredCurve, fit_hop
-from commbench.prediction.links import Link
+from commbench.prediction.links import WITHIN_HOST, Link
 
 UNKNOWN = Link()
 CLOSE = 0.03
@@ -21,24 +21,47 @@ def test_latency_and_rate_are_found_without_knowing_the_link() -> None:
     assert (found.local_us_per_byte, found.call_us) == (0.0, 0.0)
 
 
-def test_local_work_is_what_the_known_link_does_not_take() -> None:
-    """Over a link of 8 ns a byte that takes 11, 3 are local."""
-    slow = Hop(alpha_us=50.0, beta_us_per_byte=11e-3)
-    found = fit_hop(RING, [measure(RING, ranks, hop=slow) for ranks in (2, 4)])
+def test_what_a_byte_takes_beyond_its_link() -> None:
+    """Over one link of 8 ns a byte that takes 11 it is the link's; where it takes 30 the work is local."""
+    found = fit_hop(RING, [measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=11e-3)) for ranks in (2, 4)])
     assert found.link_us_per_byte is None
-    assert found.local_us_per_byte == pytest.approx(3e-3, rel=0.05)
+    assert found.local_us_per_byte == 0.0
+    assert found.link_excess == pytest.approx(3 / 8, rel=0.05)
     assert found.alpha_us == pytest.approx(50.0, rel=CLOSE)
+    found = fit_hop(RING, [measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=30e-3)) for ranks in (2, 4)])
+    assert found.local_us_per_byte == pytest.approx(22e-3, rel=0.05)
+    assert found.link_excess == 0.0
+
+
+@pytest.mark.parametrize(("beyond", "field"), [(4e-3, "local_us_per_byte"), (0.5, "link_excess")])
+def test_several_rates_tell_links_from_local_work(beyond: float, field: str) -> None:
+    """What stays the same over a faster link is local; what shrinks with it is the link's."""
+    curves = []
+    for rate in (1e9, 4e9):
+        of_link = 8e6 / rate
+        beta = of_link + beyond if field == "local_us_per_byte" else of_link * (1 + beyond)
+        curves.append(measure(RING, 4, hop=Hop(alpha_us=50.0, beta_us_per_byte=beta), link=Link(rate_bps=rate)))
+    found = fit_hop(RING, curves)
+    assert getattr(found, field) == pytest.approx(beyond, rel=0.1)
+    assert {found.local_us_per_byte, found.link_excess} - {getattr(found, field)} == {0.0}
+
+
+def test_within_a_host_all_work_is_local() -> None:
+    """There is no link to take its part."""
+    found = fit_hop(RING, [measure(RING, 4, link=WITHIN_HOST)])
+    assert found.local_us_per_byte == pytest.approx(HOP.beta_us_per_byte, rel=CLOSE)
+    assert found.link_excess == 0.0
 
 
 def test_emulated_hosts_want_the_same_cores() -> None:
-    """Local work that grows as ranks crowd on two cores is found as that of a rank with a core of its own."""
+    """Work that grows as ranks crowd on two cores is found as that of a rank with a core of its own."""
     link = Link(rate_bps=1e9, shared_cores=2, told_by="emulated")
     crowded = [
-        measure(RING, ranks, hop=Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 3e-3 * ranks / 2), link=link)
+        measure(RING, ranks, hop=Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2), link=link)
         for ranks in (2, 4, 8)
     ]
     found = fit_hop(RING, crowded)
-    assert found.local_us_per_byte == pytest.approx(3e-3, rel=0.05)
+    assert found.local_us_per_byte == pytest.approx(4e-3, rel=0.05)
     assert found.alpha_us == pytest.approx(50.0, rel=0.05)
 
 

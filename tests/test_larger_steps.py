@@ -61,7 +61,7 @@ def test_other_densities() -> None:
     )
     assert with_density(model, 0.01)[0].hooks == model.hooks
     without = dataclasses.replace(model, hooks={"none": model.hooks["none"]})
-    with pytest.raises(InputError, match="no top-k was trained: train some"):
+    with pytest.raises(InputError, match="no top-k was trained or no all_gather measured"):
         with_density(without, 0.01)
 
 

@@ -106,6 +106,7 @@ def test_the_summary_is_told_what_stands_for_what() -> None:
     assert keys.issuperset(same.values())
     assert keys.isdisjoint(same)
     assert [32] == plan.info["batches"]
+    assert plan.info["facts"] == plan.facts.to_json()
     assert [8] == make_plan(CAPS).info["batches"]
     layouts = make_plan(CAPS).info["layouts"]
     assert isinstance(layouts, dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +18,13 @@ from rich.text import Text
 
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.prediction.larger_steps import TrainedWorkload
+from commbench.prediction.links import link_of
 from commbench.prediction.outlook import (
     BreakEvenOutlook,
     CollectiveOutlook,
     Networks,
     StepOutlook,
-    Trained,
     break_even_outlooks,
     collective_outlooks,
     columns_of,
@@ -175,7 +177,8 @@ def _with_training(
     for run in runs:
         for group in _groups(run.training_records, workload):
             with _noting(missing):
-                trained = Trained(facts=_facts(run, group[0].case.workload), records=group)
+                facts = _facts(run, group[0].case.workload)
+                trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run))
                 steps += step_outlooks(trained, network, asked, hooks)
                 break_evens += break_even_outlooks(trained, network, asked)
     if workload and not steps and not missing:
@@ -213,6 +216,12 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
             f"be predicted; train it again: commbench train --workload {workload} --hook none,topk:0.01."
         )
     return WorkloadFacts.from_json(run.info["facts"])
+
+
+def _rate_bps(run: Run) -> float | None:
+    """The rate of the links that a run trained over, where that is known."""
+    rate_bps = link_of(run.info, "").rate_bps
+    return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
 
 
 # ---------------------------------------------------------------------------------------------------------- printing

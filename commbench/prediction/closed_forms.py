@@ -205,7 +205,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
 )
 
 #: Those in which every message is n/p bytes: on more ranks they are as long if n grows alike.
-SHARE_BY_SHARE = frozenset({"ring", "ring all_reduce", "linear", "pairwise"})
+SHARE_BY_SHARE = frozenset({"ring", "ring all_reduce", "hierarchical rings", "linear", "pairwise"})
 
 
 def _floats(values: ArrayLike) -> Floats:

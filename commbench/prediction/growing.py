@@ -7,44 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 
 from commbench.errors import InputError
-from commbench.prediction.closed_forms import (
-    ALGORITHMS,
-    SHARE_BY_SHARE,
-    Form,
-    Hop,
-    hierarchical_all_reduce,
-    ring_all_reduce,
-)
+from commbench.prediction.algorithms import forms_of
+from commbench.prediction.closed_forms import SHARE_BY_SHARE, Hop
 from commbench.prediction.curves import Curve
 from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
-from commbench.prediction.links import WITHIN_HOST, Link
+from commbench.prediction.links import Link
 from commbench.units import format_size
-
-#: What torch's Gloo does, whatever the size and the number of ranks. Sources: ``allreduce.cc``, ``allgather.cc``,
-#: ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and
-#: ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
-GLOO = MappingProxyType(
-    {
-        "all_reduce": "ring",
-        "all_gather": "ring",
-        "reduce_scatter": "ring all_reduce",
-        "broadcast": "binomial",
-        "reduce": "ring",
-        "gather": "linear",
-        "scatter": "linear",
-        "all_to_all": "pairwise",
-        "barrier": "dissemination",
-    }
-)
-#: By backend; others switch between algorithms as their library sees fit.
-KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO})
-#: Patterns that more hosts make larger.
-GROWING_PATTERNS = ("flat", "cross", "hierarchical")
 
 #: An algorithm is plausible at a size if its fit there is at most so many times as far off as the best one's, or
 #: no further than this.
@@ -100,33 +72,11 @@ class GrowingCurve:
     """By algorithm, those that may be at work."""
 
     def __post_init__(self) -> None:
-        known = KNOWN.get(self.backend, {}).get(self.operation)
-        forms = ALGORITHMS.get(self.operation, {})
-        chosen = {known: forms[known]} if known else forms
-        if not chosen:
-            raise InputError(
-                f"How {self.operation} grows with the ranks is not known; choose from {', '.join(ALGORITHMS)}."
-            )
-        fitted = {name: fit_hop(self._arranged(form), self.measured) for name, form in chosen.items()}
+        forms = forms_of(
+            self.operation, self.backend, self.pattern, ranks_per_node=self.ranks_per_node, inner=self.inner
+        )
         object.__setattr__(self, "measured", sorted(self.measured, key=lambda one: one.world_size))
-        object.__setattr__(self, "hops", fitted)
-
-    def _arranged(self, form: Form) -> Form:
-        """The time of a pattern, from that of one group of ranks of which each has a link of its own."""
-        k = self.ranks_per_node
-        if self.pattern == "flat":
-            return form
-        if self.pattern == "cross":  # k groups of one rank a host share the hosts' links
-            return lambda p, n, hop: form(
-                np.asarray(p, float) / k, n, dataclasses.replace(hop, beta_us_per_byte=k * hop.beta_us_per_byte)
-            )
-        if self.pattern == "hierarchical" and self.operation == "all_reduce":
-            inner = Hop(alpha_us=0.0, beta_us_per_byte=0.0)
-            if self.inner:
-                one = MeasuredCurve(curve=self.inner, world_size=k, link=WITHIN_HOST)
-                inner = fit_hop(ring_all_reduce, [one]).at(WITHIN_HOST, k)
-            return lambda p, n, hop: hierarchical_all_reduce(p, n, inner, hop, k)
-        raise InputError(f"How pattern {self.pattern} of {self.operation} grows is not known; choose flat or cross.")
+        object.__setattr__(self, "hops", {name: fit_hop(form, self.measured) for name, form in forms.items()})
 
     def check_hosts(self, world_size: int, ranks_per_node: int, rate_bps: float | None = None) -> None:
         """Check that so many ranks on hosts of so many, over links of a rate, can be predicted from what was measured.

@@ -30,14 +30,16 @@ class MeasuredCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedHop:
-    """The hop of one algorithm: latency and local work, which a faster link does not shorten, and the link's share."""
+    """The hop of one algorithm: what a faster link shortens, and what it does not."""
 
     form: Form
     alpha_us: float
-    """Start of one message where every rank has a core of its own; likewise the next."""
-    local_us_per_byte: float
-    """A rank's own work for a byte that it sends: copying, protocol, reducing."""
-    link_us_per_byte: float | None
+    """Start of one message where every rank has a core of its own; likewise the next two."""
+    local_us_per_byte: float = 0.0
+    """A rank's own work for a byte that it sends, whatever the link: copying, protocol, reducing."""
+    link_excess: float = 0.0
+    """Share by which the link takes longer than its rate says."""
+    link_us_per_byte: float | None = None
     """The link's, where its rate is not known and has been fitted; None: it follows from the rate."""
     call_us: float = 0.0
     """What an operation takes whatever its ranks and bytes: threads that wake up, for instance."""
@@ -46,7 +48,8 @@ class FittedHop:
         """The hop over a link, for so many ranks."""
         crowding = link.crowding(world_size)
         of_link = link.us_per_byte if link.rate_bps is not None else self.link_us_per_byte or 0.0
-        return Hop(alpha_us=crowding * self.alpha_us, beta_us_per_byte=of_link + crowding * self.local_us_per_byte)
+        beta = of_link * (1 + crowding * self.link_excess) + crowding * self.local_us_per_byte
+        return Hop(alpha_us=crowding * self.alpha_us, beta_us_per_byte=beta)
 
     def time_us(self, message_bytes: float | Floats, world_size: int, link: Link) -> Floats:
         """The algorithm's time in microseconds, of the shape of ``message_bytes``."""
@@ -61,39 +64,53 @@ class FittedHop:
 def fit_hop(form: Form, measured: Sequence[MeasuredCurve]) -> FittedHop:
     """Fit what a hop costs to curves on one or more numbers of ranks, by the mean absolute log error.
 
-    Where all rates are known, the link takes what follows from its rate, and the cost of a byte that is fitted is local
-    work; elsewhere all of it counts as the link's. What does not grow with the ranks shows on several numbers of them
-    only.
+    Where a rate is not known the whole cost of a byte counts as the link's. Where all are, what a byte takes beyond its
+    link is either the link's own inefficiency or local work: over several rates whichever fits better; over one rate
+    the link's while it is less than what the link takes, since local work hides behind the transfer of the next segment
+    as long as that takes longer. What does not grow with the ranks shows on several numbers of them only.
     """
+    if any(one.link.rate_bps is None for one in measured):
+        found, _ = _fit(form, measured, "link_us_per_byte")
+        return found
+    local, loss = _fit(form, measured, "local_us_per_byte")
+    rates = {one.link.rate_bps for one in measured}
+    if math.inf in rates:
+        return local
+    excess, loss_of_link = _fit(form, measured, "link_excess")
+    if len(rates) > 1:
+        return excess if loss_of_link < loss else local
+    widest = max(one.link.crowding(one.world_size) for one in measured)
+    return excess if widest * excess.link_excess < 1 else local
+
+
+def _fit(form: Form, measured: Sequence[MeasuredCurve], name: str) -> tuple[FittedHop, float]:
+    """The best fit whose cost of a byte beyond the link's own is the field of that name, and its loss."""
     points = [
         (one.world_size, size, time, one.link.crowding(one.world_size), one.link.us_per_byte)
         for one in measured
         for size, time in zip(one.curve.sizes, one.curve.times_us, strict=True)
     ]
     ranks, sizes, times, crowding, of_link = np.asarray(points, float).T
-    rates_are_known = not np.isnan(of_link).any()
-    crowding_of_bytes, given = (crowding, of_link) if rates_are_known else (np.ones_like(crowding), 0.0)
+    given, unit, most = {
+        "link_us_per_byte": (np.zeros_like(times), np.ones_like(times), float((times / sizes).max())),
+        "local_us_per_byte": (of_link, crowding, float((times / sizes).max())),
+        "link_excess": (of_link, of_link * crowding, 10.0),
+    }[name]
 
-    def loss(alpha_us: Floats, us_per_byte: Floats, call_us: Floats | float = 0.0) -> Floats:
-        hop = Hop(alpha_us=alpha_us * crowding, beta_us_per_byte=given + us_per_byte * crowding_of_bytes)
+    def loss(alpha_us: Floats, each: Floats, call_us: Floats | float = 0.0) -> Floats:
+        hop = Hop(alpha_us=alpha_us * crowding, beta_us_per_byte=given + each * unit)
         fitted = np.maximum(call_us + form(ranks, sizes, hop), np.finfo(float).tiny)
         return np.asarray(np.abs(np.log(fitted / times)).mean(axis=-1))
 
-    most = [float(times.max()), float((times / sizes).max())]
+    longest = float(times.max())
     several = len(set(ranks.tolist())) > 1
-    alpha_us, us_per_byte, *call_us = _minimise(loss, [*most, float(times.max())] if several else most)
-    local, link_us = (us_per_byte, None) if rates_are_known else (0.0, us_per_byte)
-    return FittedHop(
-        form=form,
-        alpha_us=alpha_us,
-        local_us_per_byte=local,
-        link_us_per_byte=link_us,
-        call_us=call_us[0] if call_us else 0.0,
-    )
+    (alpha_us, cost, *call_us), least = _minimise(loss, [longest, most, longest] if several else [longest, most])
+    fields = {name: cost, "call_us": call_us[0] if call_us else 0.0}
+    return FittedHop(form=form, alpha_us=alpha_us, **fields), least
 
 
-def _minimise(loss: Callable[..., Floats], most: Sequence[float]) -> list[float]:
-    """The arguments, each 0 or at most the given, at which ``loss`` is least: a logarithmic grid, refined again.
+def _minimise(loss: Callable[..., Floats], most: Sequence[float]) -> tuple[list[float], float]:
+    """The arguments, each 0 or at most the given, at which ``loss`` is least, and that: a logarithmic grid, refined.
 
     ``loss`` takes an array an argument, of shapes that broadcast and end in an axis of length 1, and returns one
     without that axis.
@@ -109,4 +126,4 @@ def _minimise(loss: Callable[..., Floats], most: Sequence[float]) -> list[float]
         best = min(best, (float(losses[at]), found))
         reach *= 4 / tried
         middles = [math.log(value) if value else middle for value, middle in zip(best[1], middles, strict=True)]
-    return best[1]
+    return best[1], best[0]

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
+from commbench.prediction.algorithms import GROWING_PATTERNS
 from commbench.prediction.closed_forms import ALGORITHMS
 from commbench.prediction.curves import Curve
-from commbench.prediction.growing import GROWING_PATTERNS, GrowingCurve
+from commbench.prediction.growing import GrowingCurve
 from commbench.prediction.hops import MeasuredCurve
 from commbench.prediction.links import link_of
 from commbench.prediction.network import SERVERS, CurveKey, NetworkModel

@@ -4,19 +4,86 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from commbench.errors import InputError
+from commbench.prediction.calibration import settings_of
 from commbench.prediction.exchange import HookCost
+from commbench.prediction.growing import HeldOut
+from commbench.prediction.larger import GrowingNetwork
 from commbench.prediction.network import Network
 from commbench.prediction.steps import StepModel, StepPrediction
-from commbench.training.cases import TrainingCase, parse_hook
+from commbench.training.cases import SWEEP, TrainingCase, baseline_of, parse_hook
+from commbench.training.records import TrainingRecord
+from commbench.training.workload import WorkloadFacts
 
 #: Adding one received value takes about so many times as long as zeroing one element of the bucket it is added to:
 #: 16 to 30 on one core for densities of 0.001 to 0.1 of 25 MiB, since values lie scattered.
 ADDING_OVER_ZEROING = 20.0
 _TOP_K = "topk"
+#: Settings at most that are left out in turn to see how far off predictions are.
+_MOST_LEFT_OUT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWorkload:
+    """One workload as it was trained: what the model of its step is made of."""
+
+    facts: WorkloadFacts
+    records: Sequence[TrainingRecord]
+    """Of one workload, backend, number of ranks and batch."""
+    rate_bps: float | None = None
+    """Of the links that it was trained over, in bits per second; None: those of the network's measurement."""
+
+    @property
+    def backend(self) -> str:
+        """What exchanged its gradients."""
+        return self.records[0].case.backend
+
+    @property
+    def world_size(self) -> int:
+        """The ranks on which it was trained."""
+        return self.records[0].case.world_size
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The columns that name it."""
+        case = self.records[0].case
+        return {"workload": case.workload, "backend": case.backend, "batch_per_rank": case.batch_per_rank}
+
+    @property
+    def hooks(self) -> list[str]:
+        """The hooks that were trained, by name."""
+        return list(dict.fromkeys(r.case.hook_name for r in self.records if r.case.uses_ddp and r.status == "ok"))
+
+    def model(self, network: GrowingNetwork) -> StepModel:
+        """Its step as it was measured, on the network where it was.
+
+        Raises:
+            InputError: the network was not measured, or something that the model needs was not trained.
+        """
+        there = network.at(self.backend, self.world_size, rate_bps=self.rate_bps, crowded=True)
+        return StepModel.calibrate(self.facts, there, self.records)
+
+    def held_out(self, network: GrowingNetwork) -> HeldOut:
+        """How far off its steps are where one setting at a time is left out of what the model is made from.
+
+        Raises:
+            InputError: as `model`.
+        """
+        settings = [setting for setting in settings_of(self.records) if setting.case.uses_ddp]
+        baseline = baseline_of([setting.case for setting in settings]) if settings else None
+        errors = []
+        for left_out in [setting for setting in settings if setting.case != baseline][:_MOST_LEFT_OUT]:
+            kept = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
+            model = dataclasses.replace(self, records=kept).model(network)
+            if left_out.case.hook_name in model.hooks:
+                errors.append(abs(model.predict(left_out.case).step_ms / left_out.step_ms - 1))
+        over = f"settings on {self.world_size} ranks, each predicted from the others; more ranks were not trained"
+        return HeldOut(error=statistics.median(errors) if errors else None, over=over)
 
 
 def on_network(model: StepModel, network: Network) -> StepModel:
@@ -41,8 +108,8 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     known = [(name, hook) for name in model.hooks if (hook := parse_hook(name))["hook"] == _TOP_K]
     if not known:
         raise InputError(
-            "Whether top-k pays is not predicted, since no top-k was trained: train some, e.g. with --hook "
-            "none,topk:0.01."
+            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather measured, which it uses: "
+            "train with --hook none,topk:0.01, and measure with commbench run -c all_gather."
         )
     nearest, hook = min(known, key=lambda each: (bool(each[1]["hook_options"]), _distance(each[1], density)))
     name = hook_case(model, nearest, "default", density=density).hook_name
