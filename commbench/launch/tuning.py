@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,10 @@ class TuningPlan:
     """Of the whole run, in seconds since it began."""
     candidates: Sequence[TrainingCase] = field(init=False)
     """Every setting that a full sweep would measure, the default first."""
+    _answers: dict[int, tuple[list[AnyRecord], Standing]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """After how many rounds which records led to which standing."""
 
     def __post_init__(self) -> None:
         given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
@@ -166,8 +171,7 @@ class TuningPlan:
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Blocks left after the rounds."""
-        rounds = (len(self.contenders(number, records)) for number in range(1, len(self.round_sizes) + 1))
-        return self._left - self._blocks_of(size for size in rounds if size > 1)
+        return self._left - self._blocks_of(len(cases) for cases in self._rounds(records) if len(cases) > 1)
 
     # ------------------------------------------------------------------------------------------------- the stages
 
@@ -288,28 +292,32 @@ class TuningPlan:
 
     def contenders(self, number: int, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The settings beside the default of round ``number``, from 1: decided from the launches before it."""
-        if number > len(self.round_sizes):
-            return []
-        known = self._before(number, records)
-        if number == 1:
-            predicted = self._chooser.predict(collective_records(known), training_records(known))
-            can = self.baseline in predicted and can_gain(predicted, self.baseline)
-            return self.standing(known).promising(self.round_sizes[0]) if can else []
-        before = [self.contenders(earlier, records) for earlier in range(1, number)]
-        if len(before[-1]) < 2:  # noqa: PLR2004 - one that is left has won
-            return []
-        planned = self._blocks_of(self.round_sizes[number:])
-        spent = self._blocks_of(map(len, before))
-        blocks = self._left - 2 * self.first_look - spent - planned
-        return self.standing(known).survivors(before[-1], blocks // self.budget.round_launches - 1)
+        return self._rounds(records, number)[-1]
+
+    def _rounds(self, records: Sequence[AnyRecord], most: int | None = None) -> list[list[TrainingCase]]:
+        """The settings of each round, of the first ``most`` if given; none in those for which not two are left."""
+        launches = self.budget.round_launches
+        rounds: list[list[TrainingCase]] = []
+        left = self._left - 2 * self.first_look
+        for number, _ in enumerate(self.round_sizes[:most]):
+            standing = self._standing(number, records)
+            if not rounds:
+                can = standing.predicted and can_gain(standing.predicted, self.baseline)
+                rounds.append(standing.promising(self.round_sizes[0]) if can else [])
+            elif len(rounds[-1]) < 2:  # noqa: PLR2004 - one that is left has won
+                rounds.append([])
+            else:
+                left -= self._blocks_of([len(rounds[-1])])
+                room = (left - self._blocks_of(self.round_sizes[number + 1 :])) // launches - 1
+                rounds.append(standing.survivors(rounds[-1], room))
+        return rounds
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The setting that the fresh launches compare with the default, and the best without compression if it is none.
 
         It is the best of the last round; without rounds the best by prediction.
         """
-        known = self._before(len(self.round_sizes) + 1, records)
-        standing = self.standing(known)
+        standing = self._standing(len(self.round_sizes), records)
         measured = [one.case for one in standing.estimates if one.by_launch]
         last = max((max(one.by_launch) for one in standing.estimates if one.by_launch), default=0)
         latest = [one.case for one in standing.estimates if last in one.by_launch]
@@ -321,15 +329,20 @@ class TuningPlan:
         is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and room
         return [best.case, *([plain.case] if plain and is_wanted else [])]
 
-    def standing(self, records: Sequence[AnyRecord]) -> Standing:
-        """How the settings that may be recommended stand, by prediction and by what was measured."""
-        return self._chooser.standing(collective_records(records), training_records(records))
+    def _standing(self, rounds: int, records: Sequence[AnyRecord]) -> Standing:
+        """How all settings stand after so many rounds, by prediction and measurement.
 
-    def _before(self, number: int, records: Sequence[AnyRecord]) -> list[AnyRecord]:
-        """The records that round ``number`` is decided from: of collectives, the calibration, and earlier rounds."""
-        launches = (number - 1) * self.budget.round_launches
-        training = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
-        return [*collective_records(records), *training]
+        That takes a second and is asked for again and again, so the last answer is kept.
+        """
+        launches = rounds * self.budget.round_launches
+        collectives = collective_records(records)
+        known = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
+        asked: list[AnyRecord] = [*collectives, *known]
+        answered, answer = self._answers.get(rounds, ([], None))
+        if answer is None or len(asked) != len(answered) or any(map(operator.is_not, asked, answered)):
+            answer = self._chooser.standing(self._chooser.predict(collectives, known), known)
+            self._answers[rounds] = asked, answer
+        return answer
 
     # -------------------------------------------------------------------------------------------------- for people
 

@@ -72,9 +72,10 @@ class Chooser:
         predicted = predict_all(model, known)
         return predicted | predict_all(model, self._lists(model, predicted))
 
-    def standing(self, collectives: Iterable[Record], trainings: Sequence[TrainingRecord]) -> Standing:
+    def standing(
+        self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
+    ) -> Standing:
         """How the settings that may be recommended stand, by prediction and by what was measured of the sweep."""
-        predicted = self.predict(collectives, trainings)
         if self.baseline not in predicted:
             return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
         fit = {one.case for one in comparable(trainings, self.info)[1]}
