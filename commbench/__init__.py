@@ -1,10 +1,24 @@
 """commbench: times collectives and DDP training across ranks, sizes and launches, and says how sure it is."""
 
+from typing import TYPE_CHECKING, Any
+
 from commbench.cases import Case, Sweep
 from commbench.records import Record
 from commbench.report.comparison import compare
 from commbench.store import load_run
 from commbench.training.workload import Workload
 
+if TYPE_CHECKING:
+    from commbench.ddp.recording import record_gradients
+
 __version__ = "0.1.0"
-__all__ = ["Case", "Record", "Sweep", "Workload", "compare", "load_run"]
+__all__ = ["Case", "Record", "Sweep", "Workload", "compare", "load_run", "record_gradients"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever bears that name
+    """Import what needs torch once it is used."""
+    if name != "record_gradients":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from commbench.ddp.recording import record_gradients
+
+    return record_gradients

@@ -11,9 +11,14 @@ from commbench.errors import InputError
 from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce
 from commbench.prediction.growing import GrowingCurve
 from commbench.prediction.hops import MeasuredCurve
-from commbench.prediction.links import Link
+from commbench.prediction.links import WITHIN_HOST, Link
 
 UNKNOWN = Link()
+#: A quarter of the usual rate.
+SLOWER = (
+    Hop(alpha_us=HOP.alpha_us, beta_us_per_byte=4 * HOP.beta_us_per_byte),
+    Link(rate_bps=0.25e9, told_by="emulated"),
+)
 
 
 def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
@@ -58,6 +63,17 @@ def test_other_links_change_what_the_link_takes(gbit: float) -> None:
     for size in SIZES:
         found = curve.estimate(size, 8, 1e9 * gbit).time_us
         assert found == pytest.approx(float(RING(8, size, expected)), rel=0.1)
+
+
+def test_a_faster_link_than_any_may_gain_nothing() -> None:
+    """Local work hidden behind the slow link does not show, so that the interval reaches up to no gain at all."""
+    slow, fast = (measure(RING, 4, hop=hop, link=link) for hop, link in (SLOWER, (HOP, LINK)))
+    once = grow(slow).estimate(16 * MIB, 8, 1e9)
+    same = grow(slow).estimate(16 * MIB, 8)
+    assert once.time_us < once.high_us
+    assert once.high_us == pytest.approx(same.high_us)
+    both = grow(slow, fast).estimate(16 * MIB, 8, 1e9)
+    assert both.high_us < 1.5 * both.time_us
 
 
 def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:
@@ -168,6 +184,23 @@ def test_hosts_of_other_sizes() -> None:
         InputError, match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8"
     ):
         tree.check_hosts(64, 8)
+
+
+def test_one_host_tells_nothing_of_links() -> None:
+    """Across hosts a rate is needed; on more ranks of the same host it is not."""
+    inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
+    inside.check_hosts(4, 4)
+    inside.check_hosts(8, 2, 1e9)
+    with pytest.raises(InputError, match="was measured within one host and is not predicted for 8 ranks on hosts of 2"):
+        inside.check_hosts(8, 2)
+
+
+def test_a_link_too_slow_rules_an_algorithm_out() -> None:
+    """On 8 ranks a doubling sends 3 n, which the measured ring shows to be impossible over the known link."""
+    names = mpi(RING, 8, link=LINK).estimate(16 * MIB, 8).algorithm.split(" or ")
+    assert "ring" in names
+    assert "recursive doubling" not in names
+    assert "recursive doubling" in mpi(RING, 8).estimate(16 * MIB, 8).algorithm.split(" or ")
 
 
 def test_what_cannot_grow_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tests of larger networks put together from runs: which curves belong together, and what a training step asks of them."""
+"""Tests of larger networks put together from runs: which curves belong together, and what training asks of them."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ def test_unlike_runs_do_not_mix() -> None:
 def test_what_was_not_measured_is_said() -> None:
     """Another backend: one sentence, with the command that measures it; no curve of a point-to-point operation."""
     network = growing((2, 4))
-    with pytest.raises(InputError, match="No curve of mpi was measured.*commbench run --backend mpi"):
+    with pytest.raises(InputError, match=r"No curve of mpi was measured.*commbench run --backend mpi"):
         network.at("mpi", 8)
     run = measured_run([2], algorithms={"all_reduce": "ring"})
     records = [dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="ring")) for r in run.records]

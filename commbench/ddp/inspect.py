@@ -138,11 +138,16 @@ def check_workload(workload: Workload) -> None:
         number = getattr(workload, name)
         if (not isinstance(number, int) or number < 1) and (name == "batch_size" or number is not None):
             raise InputError(f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more.")
-    _check_parameters(workload.model)
+    check_parameters(workload.model)
     first_batch(workload.batches)
 
 
-def _check_parameters(model: nn.Module) -> None:
+def check_parameters(model: nn.Module) -> None:
+    """Check that DDP can reduce a model's parameters together.
+
+    Raises:
+        InputError: there are none to train, or some are lazy, not floating point or on several devices.
+    """
     from torch.nn.parameter import is_lazy
 
     from commbench.ddp.local_step import trainable
@@ -150,17 +155,13 @@ def _check_parameters(model: nn.Module) -> None:
     parameters = trainable(model)
     if not parameters:
         raise InputError(
-            "The workload's model has no trainable parameters, so there is nothing to communicate: leave requires_grad"
+            "The model has no trainable parameters, so there is nothing to communicate: leave requires_grad"
             " on for some."
         )
     if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
-        raise InputError(
-            f"{_named(lazy)} came without initial values: call the model once on a batch before you return it."
-        )
+        raise InputError(f"{named(lazy)} came without initial values: call the model once on a batch first.")
     if odd := [name for name, parameter in parameters.items() if not parameter.is_floating_point()]:
-        raise InputError(
-            f"{_named(odd)} came as {parameters[odd[0]].dtype}, not floating point: use a real float type."
-        )
+        raise InputError(f"{named(odd)} came as {parameters[odd[0]].dtype}, not floating point: use a real float type.")
     devices = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -239,11 +240,11 @@ def checked_step(
     parameters = trainable(model)
     if unused := [name for name, parameter in parameters.items() if parameter.grad is None]:
         raise InputError(
-            f"{_named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
+            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
             " loss, or set requires_grad to False."
         )
     if sparse := [name for name, parameter in parameters.items() if parameter.grad.is_sparse]:
-        raise InputError(f"{_named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
+        raise InputError(f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
     with _blamed("The first step of the optimizer"):
         optimizer.step()
 
@@ -274,7 +275,7 @@ def _check_loss(value: Any) -> None:  # noqa: ANN401 - whatever a person's loss 
         )
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     """Return 'The parameter a' or 'The parameters a, b, c and 4 more'."""
     listed = ", ".join(names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

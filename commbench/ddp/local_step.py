@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,8 +53,9 @@ def local_step(
         Exception: whatever the model, the loss or the optimiser raises.
     """
     optimizer.zero_grad(set_to_none=True)
-    clock = _clock(model)
-    with _ready_marks(model, clock) as ready:
+    clock = clock_of(model)
+    ready: dict[str, Any] = {}
+    with ready_hooks(trainable(model), lambda name, _: ready.__setitem__(name, clock())):
         begun = clock()
         value = loss(model, batch)
         forward = clock()
@@ -62,19 +64,30 @@ def local_step(
     optimizer.step()
     stepped = clock()
     return LocalStep(
-        forward_ms=_elapsed_ms(begun, forward),
-        backward_ms=_elapsed_ms(forward, backward),
-        optimizer_ms=_elapsed_ms(backward, stepped),
-        ready_ms={name: _elapsed_ms(forward, mark) for name, mark in ready.items()},
+        forward_ms=elapsed_ms(begun, forward),
+        backward_ms=elapsed_ms(forward, backward),
+        optimizer_ms=elapsed_ms(backward, stepped),
+        ready_ms={name: elapsed_ms(forward, mark) for name, mark in ready.items()},
     )
 
 
 def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch is whatever the loss understands
     """Return the first dimension of the first tensor in a batch, looking into tuples, lists and dicts; else 1."""
-    if isinstance(batch, Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next((batch_length(part) for part in parts), 1)
+    first = next(tensors_in(batch), None)
+    return int(first.shape[0]) if first is not None and first.dim() else 1
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - what a model takes or returns
+    """Yield the tensors in tuples, lists, dicts and dataclasses, as deep as these are."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(list(vars(value).values()))
 
 
 def median_step(steps: Sequence[LocalStep]) -> LocalStep:
@@ -92,14 +105,15 @@ def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
 
 
-def _clock(model: nn.Module) -> Callable[[], Any]:
+def clock_of(model: nn.Module) -> Callable[[], Any]:
     """Return what reads the time where the model computes: a CUDA event in its stream, else this process's clock."""
     if any(parameter.is_cuda for parameter in model.parameters()):
         return lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
     return time.perf_counter_ns
 
 
-def _elapsed_ms(start: Any, end: Any) -> float:  # noqa: ANN401 - two readings of the same clock
+def elapsed_ms(start: Any, end: Any) -> float:  # noqa: ANN401 - two readings of the same clock
+    """Return the milliseconds from one reading of a clock of `clock_of` to another; waits for a device."""
     if isinstance(start, int):
         return float(end - start) / 1e6
     end.synchronize()
@@ -107,16 +121,15 @@ def _elapsed_ms(start: Any, end: Any) -> float:  # noqa: ANN401 - two readings o
 
 
 @contextmanager
-def _ready_marks(model: nn.Module, clock: Callable[[], Any]) -> Iterator[dict[str, Any]]:
-    """Note in the mapping given when each gradient of the next backward pass is there."""
-    marks: dict[str, Any] = {}
+def ready_hooks(parameters: Mapping[str, nn.Parameter], note: Callable[[str, nn.Parameter], None]) -> Iterator[None]:
+    """Call ``note`` with name and parameter whenever a gradient has been accumulated, until the block ends."""
 
-    def marker(name: str) -> Callable[[nn.Parameter], None]:
-        return lambda _: marks.__setitem__(name, clock())
+    def noting(name: str) -> Callable[[nn.Parameter], None]:
+        return lambda parameter: note(name, parameter)
 
-    hooks = [parameter.register_post_accumulate_grad_hook(marker(name)) for name, parameter in trainable(model).items()]
+    hooks = [parameter.register_post_accumulate_grad_hook(noting(name)) for name, parameter in parameters.items()]
     try:
-        yield marks
+        yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,1 +1,197 @@
 """Recording gradients inside a person's own training script: `record_gradients`, whose trace replays anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.inspect import check_parameters, named
+from commbench.ddp.local_step import LocalStep, median_step, trainable
+from commbench.ddp.traces import DTYPES, Trace, conditions, trace_of
+from commbench.ddp.watching import Iteration, Watch
+from commbench.errors import InputError
+
+#: In the first steps memory is allocated and DDP builds its buckets.
+SKIPPED = 2
+#: A median of fewer steps than that is worth little.
+FEWEST = 3
+
+
+def record_gradients(
+    model: nn.Module, path: str | Path | None = None, *, batch: int | None = None, name: str = ""
+) -> Recording:
+    """Record when the gradients of a model are ready while a person's own loop trains it.
+
+    ::
+
+        with commbench.record_gradients(ddp_model, "my_model.json"):
+            for inputs, labels in itertools.islice(loader, 12):
+                train_step(ddp_model, inputs, labels)
+
+    ``commbench train --workload trace:my_model.json`` then trains the like of it anywhere, without model and data. The
+    loop may be any that calls the model and then ``backward()``: with DDP or without, with accumulation, a GradScaler,
+    a closure, several forward passes. The first two steps are not counted, 3 more are needed, and after 100 backward
+    passes nothing is recorded any more. Hooks note the time and nothing else: the training computes what it would
+    compute without them, nothing is sent or waited for, and when the block ends they are gone.
+
+    ``forward_ms`` reaches from the model's forward pass to the gradient of its output, so that the loss is in it, both
+    ways. ``backward_ms`` ends with the last gradient, not with DDP's exchange. What DDP and its hooks compute between
+    gradients on the way delays them and is in it; ``optimizer_ms`` is that of ``optimizer.step()``. All are of this
+    process alone. On CUDA times are those of events in the model's stream (tried on CPUs only).
+
+    Args:
+        model: a module, inside DDP or not, compiled or not.
+        path: the file to write when the block ends, on rank 0 alone where torch.distributed is in use; None: none.
+        batch: samples in one backward pass; None: the first dimension of the model's first tensor.
+        name: of the trace; by default that of the file or of the model's class.
+
+    Raises:
+        InputError: at once, if the model or the arguments are unsuitable; when the block ends, if too few steps were
+            seen, or in one of them a gradient was absent or sparse. An exception in the block is left alone.
+    """
+    return Recording(model, path, batch=batch, name=name)
+
+
+class Recording:
+    """What `record_gradients` is recording, or has recorded."""
+
+    def __init__(self, model: nn.Module, path: str | Path | None, *, batch: int | None, name: str) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"record_gradients was given a {type(model).__name__}: give the torch.nn.Module you train."
+            )
+        if batch is not None and batch < 1:
+            raise InputError(f"A batch of {batch} samples was given: give 1 or more.")
+        self._outer = model.module if isinstance(model, DistributedDataParallel) else model
+        self._model = _bare(model)
+        self._parameters = trainable(self._model)
+        check_parameters(self._model)
+        _check_kinds(self._parameters)
+        self._path = None if path is None else Path(path)
+        if self._path is not None and not self._path.absolute().parent.is_dir():
+            raise InputError(f"The trace cannot be written to {path}: make the directory first, or give another.")
+        self._batch, self._name = batch, name or (self._path.stem if self._path else "")
+        self._watch: Watch | None = None
+        self._trace: Trace | None = None
+        #: Training steps that are in the trace; those at the beginning are not.
+        self.steps = 0
+
+    def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self needs Python 3.11
+        if self._watch is not None:
+            raise InputError("A recording can be made only once: call record_gradients again for another.")
+        self._watch = Watch(self._outer, self._parameters)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        assert self._watch is not None  # noqa: S101 - entered before
+        self._watch.close()
+        if kind is not None:
+            return
+        self._conclude(self._watch)
+        if self._path is not None:
+            self.save(self._path)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded.
+
+        Raises:
+            InputError: the block has not ended, or not well.
+        """
+        if self._trace is None:
+            raise InputError("Nothing is recorded until the block of record_gradients has ended well: ask after it.")
+        return self._trace
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as a file; on other ranks than 0 do nothing.
+
+        Raises:
+            InputError: there is none, or the file cannot be written.
+        """
+        trace = self.trace
+        if dist.is_available() and dist.is_initialized() and dist.get_rank():
+            return
+        try:
+            trace.save(Path(path))
+        except OSError as error:
+            raise InputError(f"The trace cannot be written to {path} ({error}): give another path.") from error
+
+    def _conclude(self, watch: Watch) -> None:
+        iterations = watch.iterations()[SKIPPED:]
+        self._check(watch, iterations)
+        passes = [one for iteration in iterations for one in iteration.passes]
+        step = dataclasses.replace(
+            median_step([one.step() for one in passes]),
+            optimizer_ms=float(np.median([iteration.optimizer_ms for iteration in iterations])),
+        )
+        self.steps = len(iterations)
+        batches = [sum(forward.batch for forward in one.forwards) for one in passes if one.forwards]
+        self._trace = trace_of(
+            self._model,
+            step,
+            name=self._name,
+            batch=self._batch or int(np.median(batches)),
+            recorded=self._conditions(iterations, step),
+        )
+
+    def _conditions(self, iterations: Sequence[Iteration], step: LocalStep) -> dict[str, Any]:
+        passes = int(np.median([len(iteration.passes) for iteration in iterations]))
+        how = (
+            f"median of {len(iterations)} steps of a training script, {passes} backward pass"
+            f"{'es' if passes > 1 else ''} each, every gradient timed when it was accumulated"
+        )
+        how += "" if step.optimizer_ms else "; no step of an optimizer was seen"
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        return {**conditions(self._model, how), "ranks": ranks}
+
+    def _check(self, watch: Watch, iterations: Sequence[Iteration]) -> None:
+        """Refuse what could not be replayed."""
+        if watch.sparse:
+            raise InputError(
+                f"{named(list(watch.sparse))} got a sparse gradient, which commbench does not exchange: make it dense."
+            )
+        if not watch.passes and watch.stray:
+            raise InputError(
+                "Gradients came, but no forward pass of the model was seen before them: give record_gradients the"
+                " module that the loop calls, and let it return tensors or tuples, lists, dicts, dataclasses of them."
+            )
+        if len(iterations) < FEWEST:
+            seen = len(watch.iterations())
+            raise InputError(
+                f"{seen} training steps with a backward pass were seen and {SKIPPED + FEWEST} are needed, of which the"
+                f" first {SKIPPED} are not counted: make more steps of the loop inside the block."
+            )
+        passes = [one for iteration in iterations for one in iteration.passes]
+        if unused := [name for name in self._parameters if any(name not in one.ready for one in passes)]:
+            absent = max(sum(name not in one.ready for one in passes) for name in unused)
+            raise InputError(
+                f"{named(unused)} got no gradient in {absent} of {len(passes)} backward passes, and DDP would wait for"
+                " it: use all in the loss, or set requires_grad to False."
+            )
+
+
+def _check_kinds(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse what no trace can hold."""
+    for name, parameter in parameters.items():
+        if str(parameter.dtype).removeprefix("torch.") not in DTYPES or not parameter.numel():
+            raise InputError(
+                f"The parameter {name} is of type {parameter.dtype} and shape {tuple(parameter.shape)}, which a trace"
+                f" cannot hold: record a model whose parameters have elements of {', '.join(DTYPES)}."
+            )
+
+
+def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - what wraps it has no types here
+    """The module that holds the parameters by their own names, without DDP and torch.compile around it."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - theirs
+    return model

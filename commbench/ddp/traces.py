@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -24,6 +25,8 @@ from commbench.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from commbench.ddp.local_step import LocalStep
 
 FORMAT, VERSION = "commbench-trace", 1
 #: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
@@ -75,7 +78,7 @@ class Trace:
         return tuple(-negative for _, negative in sorted(ready))
 
     def save(self, path: Path) -> None:
-        """Write the file, one parameter a line."""
+        """Write the file, one parameter a line; what was there before is replaced by the whole of it or stays."""
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -97,7 +100,9 @@ class Trace:
             for parameter in self.parameters
         ]
         body = ",\n".join(lines)
-        path.write_text(f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.write_text(f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8")
+        part.replace(path)
 
 
 def load_trace(name_or_path: str) -> Trace:
@@ -227,6 +232,14 @@ def record(
     checked_step(model, loss, next(source), used)
     times = [local_step(model, loss, next(source), used) for _ in range(1 + steps)][1:]
     step = median_step(times)
+    how = f"median of {steps} training steps, each gradient timed when it was accumulated"
+    return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))
+
+
+def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Mapping[str, Any]) -> Trace:
+    """Return the trace of a model's trainable parameters and a step of it in which all were ready."""
+    from commbench.ddp.local_step import trainable
+
     return Trace(
         name=name or type(model).__name__.lower(),
         device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",
@@ -243,11 +256,11 @@ def record(
             )
             for parameter_name, parameter in trainable(model).items()
         ),
-        recorded=_conditions(model, steps),
+        recorded=recorded,
     )
 
 
-def _conditions(model: nn.Module, steps: int) -> dict[str, Any]:
+def conditions(model: nn.Module, how: str) -> dict[str, Any]:
     """Return how and on what a trace is recorded."""
     import torch
 
@@ -255,9 +268,4 @@ def _conditions(model: nn.Module, steps: int) -> dict[str, Any]:
 
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
-    return {
-        "how": f"median of {steps} training steps, each gradient timed when it was accumulated",
-        **processor,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    return {"how": how, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -22,7 +22,7 @@ from commbench.prediction.closed_forms import (
 )
 from commbench.prediction.curves import Curve
 from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
-from commbench.prediction.links import Link
+from commbench.prediction.links import WITHIN_HOST, Link
 from commbench.units import format_size
 
 #: What torch's Gloo does, whatever the size and the number of ranks. Sources: ``allreduce.cc``, ``allgather.cc``,
@@ -121,16 +121,15 @@ class GrowingCurve:
                 np.asarray(p, float) / k, n, dataclasses.replace(hop, beta_us_per_byte=k * hop.beta_us_per_byte)
             )
         if self.pattern == "hierarchical" and self.operation == "all_reduce":
-            within = Link(rate_bps=math.inf, told_by="within a host")
             inner = Hop(alpha_us=0.0, beta_us_per_byte=0.0)
             if self.inner:
-                one = MeasuredCurve(curve=self.inner, world_size=k, link=within)
-                inner = fit_hop(ring_all_reduce, [one]).at(within, k)
+                one = MeasuredCurve(curve=self.inner, world_size=k, link=WITHIN_HOST)
+                inner = fit_hop(ring_all_reduce, [one]).at(WITHIN_HOST, k)
             return lambda p, n, hop: hierarchical_all_reduce(p, n, inner, hop, k)
         raise InputError(f"How pattern {self.pattern} of {self.operation} grows is not known; choose flat or cross.")
 
-    def check_hosts(self, world_size: int, ranks_per_node: int) -> None:
-        """Check that so many ranks on hosts of so many can be predicted from what was measured.
+    def check_hosts(self, world_size: int, ranks_per_node: int, rate_bps: float | None = None) -> None:
+        """Check that so many ranks on hosts of so many, over links of a rate, can be predicted from what was measured.
 
         A ring crosses each host's link once, however many ranks the host has; other algorithms cross it more often.
 
@@ -143,6 +142,11 @@ class GrowingCurve:
             raise InputError(
                 f"{what} was measured with {self.ranks_per_node} ranks on a host and is not predicted for "
                 f"{ranks_per_node}: how often its messages share a link is not known; measure it so."
+            )
+        if self.link.is_within_host and rate_bps is None and world_size > ranks_per_node:
+            raise InputError(
+                f"{what} was measured within one host and is not predicted for {world_size} ranks on hosts of "
+                f"{ranks_per_node}: nothing is known of links between hosts; give --rate, or measure across hosts."
             )
         if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
             raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
@@ -175,8 +179,19 @@ class GrowingCurve:
         low, high = min(times.values()), max(times.values())
         below, above = self._spread(message_bytes, world_size)
         return Estimate(
-            time_us=math.sqrt(low * high), low_us=low / below, high_us=high * above, algorithm=" or ".join(times)
+            time_us=math.sqrt(low * high),
+            low_us=low / below,
+            high_us=above * max(high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
+            algorithm=" or ".join(times),
         )
+
+    def _without_gain(self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool) -> float:
+        """What it takes if local work that a slower link hid eats up all that a faster one than any measured gains."""
+        known = [one.link.rate_bps for one in self.measured if one.link.rate_bps is not None]
+        fastest = max(known) if len(known) == len(self.measured) else None
+        if rate_bps is None or (fastest is not None and rate_bps <= fastest):
+            return 0.0
+        return max(self.times_us(message_bytes, world_size, fastest, crowded=crowded).values())
 
     def time_us(
         self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
@@ -246,12 +261,27 @@ class GrowingCurve:
         return errors
 
     def _plausible(self, message_bytes: float) -> list[str]:
-        """The algorithms that agree with what was measured at about this size, best first."""
+        """The algorithms that agree with what was measured at about this size, best first.
+
+        On one number of ranks all can be fitted, so that only those are ruled out for which the link is too slow.
+        """
         if len(self.hops) == 1:
             return list(self.hops)
         off = {name: self._misfit(hop, message_bytes) for name, hop in self.hops.items()}
-        allowed = max(_AS_GOOD * min(off.values()), _GOOD_ENOUGH)
-        return sorted((name for name in off if off[name] <= allowed), key=off.__getitem__)
+        if len(self.world_sizes) == 1:
+            chosen = [name for name, hop in self.hops.items() if self._is_possible(hop, message_bytes)] or list(off)
+        else:
+            allowed = max(_AS_GOOD * min(off.values()), _GOOD_ENOUGH)
+            chosen = [name for name in off if off[name] <= allowed]
+        return sorted(chosen, key=off.__getitem__)
+
+    def _is_possible(self, hop: FittedHop, message_bytes: float) -> bool:
+        """Whether the link alone would not have taken longer than was measured."""
+        one = self.measured[0]
+        if one.link.rate_bps is None:
+            return True
+        least = hop.form(one.world_size, message_bytes, Hop(alpha_us=0.0, beta_us_per_byte=one.link.us_per_byte))
+        return float(least) <= (1 + _GOOD_ENOUGH) * one.curve.time_us(message_bytes)
 
     def _misfit(self, hop: FittedHop, message_bytes: float) -> float:
         """How far off a hop is at the measured size next to this one: the mean over curves."""

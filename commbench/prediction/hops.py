@@ -95,8 +95,8 @@ def fit_hop(form: Form, measured: Sequence[MeasuredCurve]) -> FittedHop:
 def _minimise(loss: Callable[..., Floats], most: Sequence[float]) -> list[float]:
     """The arguments, each 0 or at most the given, at which ``loss`` is least: a logarithmic grid, refined again.
 
-    ``loss`` takes an array an argument, of shapes that broadcast and end in an axis of length 1, and returns one without
-    that axis.
+    ``loss`` takes an array an argument, of shapes that broadcast and end in an axis of length 1, and returns one
+    without that axis.
     """
     tried, reach = _TRIED[len(most)], math.log(_LARGEST_OVER_SMALLEST) / 2
     middles = [math.log(value) - reach for value in most]

@@ -110,9 +110,12 @@ class GrowingNetwork:
         *,
         pattern: str = "flat",
         rate_bps: float | None = None,
+        ranks_per_node: int | None = None,
         crowded: bool = False,
     ) -> LargerNetwork:
         """The network of one backend on so many ranks; arguments as for `GrowingCurve.estimate`.
+
+        With ``ranks_per_node`` it refuses what cannot be predicted for hosts of so many (`GrowingCurve.check_hosts`).
 
         Raises:
             InputError: nothing of that backend was measured.
@@ -133,6 +136,7 @@ class GrowingNetwork:
             world_size=world_size,
             servers=SERVERS.get(backend, 1),
             rate_bps=rate_bps,
+            ranks_per_node=ranks_per_node,
             crowded=crowded,
         )
 
@@ -148,6 +152,8 @@ class LargerNetwork:
     servers: int
     rate_bps: float | None = None
     """None: as measured."""
+    ranks_per_node: int | None = None
+    """None: unchecked."""
     crowded: bool = False
     """As for `GrowingCurve.estimate`."""
     _known: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
@@ -161,6 +167,8 @@ class LargerNetwork:
         key = operation, dtype, message_bytes
         if key not in self._known:
             curve = self.curve(operation, dtype)
+            if self.ranks_per_node is not None:
+                curve.check_hosts(self.world_size, self.ranks_per_node, self.rate_bps)
             self._known[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, crowded=self.crowded)
         return self._known[key]
 

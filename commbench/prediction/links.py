@@ -32,6 +32,11 @@ class Link:
         """What the link itself takes for a byte of a message, in microseconds; NaN where the rate is not known."""
         return math.nan if self.rate_bps is None else 8e6 / (self.rate_bps * self.payload)
 
+    @property
+    def is_within_host(self) -> bool:
+        """Whether messages never left a host."""
+        return self == WITHIN_HOST
+
     def at_rate(self, rate_bps: float) -> Link:
         """The same link, were it so fast."""
         if self.rate_bps is not None and rate_bps == self.rate_bps:
@@ -52,6 +57,10 @@ class Link:
         return f"{format_link_rate(self.rate_bps)} ({self.told_by})"
 
 
+#: What ranks of the same host have between them.
+WITHIN_HOST = Link(rate_bps=math.inf, told_by="within one host")
+
+
 def link_of(info: Mapping[str, Any], transport: str) -> Link:
     """The link of a run's hosts, as its emulation or the network interface named by a record's ``transport`` has it.
 
@@ -66,7 +75,7 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
         cores = hosts[0].get("cpus_allowed") or hosts[0].get("logical_cpus")
         return _emulated(emulated, cores, _mtu(hosts, transport))
     if info.get("nodes") == 1:
-        return Link(rate_bps=math.inf, told_by="within one host")
+        return WITHIN_HOST
     crossed = _interfaces(hosts, transport)
     speeds = [speed for interface in crossed if (speed := interface.get("speed_Mbps"))]
     if not speeds or len(speeds) < len(crossed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,11 @@ from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
 from commbench.prediction.breakeven import break_even
 from commbench.prediction.bucketing import candidate_caps
-from commbench.prediction.growing import GrowingCurve
-from commbench.prediction.larger import Family, GrowingNetwork
+from commbench.prediction.growing import GrowingCurve, HeldOut
+from commbench.prediction.larger import Family, GrowingNetwork, LargerNetwork
 from commbench.prediction.larger_steps import best_buckets, hook_case, local_step_ms, on_network
 from commbench.prediction.steps import StepModel
-from commbench.training.cases import DEFAULT_CAP
+from commbench.training.cases import DEFAULT_CAP, SWEEP, baseline_of
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import WorkloadFacts
 from commbench.units import algbw_GBps, format_link_rate
@@ -24,6 +25,8 @@ from commbench.units import algbw_GBps, format_link_rate
 PREDICTED = "predicted"
 #: Bucket sizes that are compared on each network; more differ by less than a prediction is off.
 _CAPS = 6
+#: Settings at most that are left out in turn to see how far off predictions are.
+_MOST_LEFT_OUT = 8
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
@@ -74,6 +77,8 @@ class StepOutlook:
     default_step_ms: float | None = _column("with DDP's default buckets")
     local_step_ms: float | None = _column("the step without DDP, as measured")
     scaling_efficiency: float | None = _column("local_step_ms over step_ms")
+    held_out_error: float | None = _column("median absolute relative error of such predictions")
+    held_out_over: str = ""
     status: str = "ok"
     reason: str = ""
 
@@ -138,7 +143,7 @@ def _collective(
 ) -> CollectiveOutlook:
     size, ranks = named["message_bytes"], named["world_size"]
     try:
-        curve.check_hosts(ranks, ranks_per_node)
+        curve.check_hosts(ranks, ranks_per_node, rate)
         estimate = curve.estimate(size, ranks, rate)
     except InputError as error:
         return CollectiveOutlook(**named, status="unsupported", reason=str(error))
@@ -177,6 +182,33 @@ class Trained:
         case = self.records[0].case
         return {"workload": case.workload, "backend": case.backend, "batch_per_rank": case.batch_per_rank}
 
+    def network(
+        self, network: GrowingNetwork, asked: Networks, world_size: int, rate_bps: float | None
+    ) -> LargerNetwork:
+        """One of the networks that are asked about, as its training sees it."""
+        backend = self.records[0].case.backend
+        return network.at(backend, world_size, rate_bps=rate_bps, ranks_per_node=asked.ranks_per_node)
+
+    def held_out(self, network: GrowingNetwork) -> HeldOut:
+        """How far off its steps are where one setting at a time is left out of what the model is made from.
+
+        Raises:
+            InputError: as `model`.
+        """
+        cases = dict.fromkeys(dataclasses.replace(r.case, phase=SWEEP) for r in self.records if r.status == "ok")
+        baseline = baseline_of([case for case in cases if case.uses_ddp])
+        errors = []
+        for case in [case for case in cases if case.uses_ddp and case != baseline][:_MOST_LEFT_OUT]:
+            left = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) == case and r.step_ms]
+            others = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != case]
+            if left and any(r.case.hook_name == case.hook_name for r in others):
+                predicted = dataclasses.replace(self, records=others).model(network).predict(case).step_ms
+                measured = statistics.median(statistics.median(r.step_ms) for r in left)
+                errors.append(abs(predicted / measured - 1))
+        ranks = self.records[0].case.world_size
+        over = f"settings on {ranks} ranks, each predicted from the others; more ranks were not trained"
+        return HeldOut(error=statistics.median(errors) if errors else None, over=over)
+
     def model(self, network: GrowingNetwork) -> StepModel:
         """Its step as it was measured, on the network where it was.
 
@@ -197,10 +229,12 @@ def step_outlooks(
     """
     model = trained.model(network)
     caps = candidate_caps(trained.facts, most=_CAPS)
+    held_out = trained.held_out(network)
+    known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
     rows = []
     for rate, ranks in asked:
-        there = on_network(model, network.at(trained.named["backend"], ranks, rate_bps=rate))
-        named = {**trained.named, **asked.named(ranks, rate)}
+        there = on_network(model, trained.network(network, asked, ranks, rate))
+        named = {**known, **asked.named(ranks, rate)}
         rows += [_step(there, hook, caps, {**named, "hook": hook}) for hook in hooks or model.hooks]
     return rows
 
@@ -235,7 +269,7 @@ def break_even_outlooks(trained: Trained, network: GrowingNetwork, asked: Networ
     caps = candidate_caps(trained.facts, most=_CAPS)
     rows = []
     for rate, ranks in asked:
-        there = on_network(model, network.at(trained.named["backend"], ranks, rate_bps=rate))
+        there = on_network(model, trained.network(network, asked, ranks, rate))
         rows.append(_break_even(there, caps, {**trained.named, **asked.named(ranks, rate)}))
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ from commbench.prediction.breakeven import DENSEST
 from commbench.prediction.growing import HeldOut
 from commbench.prediction.hops import FittedHop
 from commbench.prediction.larger import GrowingNetwork
+from commbench.prediction.links import Link
 from commbench.prediction.outlook import BreakEvenOutlook, CollectiveOutlook, StepOutlook
 from commbench.report.table import UNBOUNDED
 from commbench.units import format_size, format_time, three_digits
 
 _AS_MEASURED = "as measured"
+_WITHIN_HOST = (
+    "What was measured within one host tells nothing of a network's start-up time: across hosts everything takes at "
+    "least what is predicted."
+)
 
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
@@ -27,12 +33,18 @@ def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[Renderabl
     parts = [Text(f"PREDICTED, not measured, from {' and '.join(runs)}", style="bold")]
     for family, curve in network.curves.items():
         ranks = ", ".join(map(str, curve.world_sizes))
-        measured = f"measured on {ranks} ranks over {curve.link}"
+        measured = f"measured on {ranks} ranks{_over(curve.link)}"
         method = f"{' or '.join(curve.hops)}, {_hop(curve.hops)} a message"
         parts.append(Text(f"- {family}: {measured}; {method}; {_error(curve.held_out)}"))
     parts += [Text(f"- {family}: {reason}") for family, reason in network.unknown.items()]
+    if any(curve.link.is_within_host for curve in network.curves.values()):
+        parts.append(Text(_WITHIN_HOST))
     cores = {curve.link.shared_cores for curve in network.curves.values()} - {None}
     return [*parts, *(Text(_crowded(each)) for each in sorted(filter(None, cores)))]
+
+
+def _over(link: Link) -> str:
+    return f" {link}" if link.rate_bps == math.inf else f" over {link}"
 
 
 def _hop(hops: Mapping[str, FittedHop]) -> str:
@@ -63,7 +75,7 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
         for row in sorted(group, key=lambda row: (row.message_bytes, row.world_size)):
             time = Text(_time(row) if row.time_us is not None else "-")
             busbw = "" if row.busbw_GBps is None else f"{row.busbw_GBps:.3g}"
-            table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, row.algorithm)
+            table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
         parts += [_title(words, rate, group[0].ranks_per_node), table, *_reasons(group)]
     return parts
 
@@ -73,14 +85,13 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for (workload, backend, batch, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        table = _table(
-            "hook", "ranks", "predicted step ms", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
-        )
+        table = _table("hook", "ranks", "predicted ms", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB")
         for row in sorted(group, key=lambda row: row.world_size):
             table.add_row(row.hook, str(row.world_size), *_step_cells(row))
         words = [f"{workload} ({backend}, batch {batch} a rank)"]
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
-        known = [Text(f"Without DDP a step takes {three_digits(local)} ms, as measured.")] if local else []
+        error = _error(HeldOut(error=group[0].held_out_error, over=group[0].held_out_over))
+        known = [Text(f"Without DDP a step takes {three_digits(local)} ms, as measured; {error}.")] if local else []
         parts += [_title(words, rate, group[0].ranks_per_node), table, *known, *_reasons(group)]
     return parts
 
@@ -117,6 +128,12 @@ def _density(row: BreakEvenOutlook) -> str:
     return "always" if row.density >= DENSEST else f"{row.density:.2g}"
 
 
+def _algorithm(names: str) -> str:
+    """At most two by name."""
+    known = names.split(" or ")
+    return names if len(known) < 3 else f"one of {len(known)}"  # noqa: PLR2004 - as above
+
+
 def _time(row: CollectiveOutlook) -> str:
     """``1.23 ms [1.10, 1.40]``, in one unit."""
     time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
@@ -142,7 +159,7 @@ def _title(words: Sequence[str], rate: str, ranks_per_node: int) -> Text:
 def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(heading), justify="right" if number else "left", no_wrap=True)
     return table
 
 

@@ -1,0 +1,80 @@
+"""Run on Gloo ranks: train with and without recording under DDP, and tell what differs and what was recorded."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gloo import agree, batch, everywhere, flat, join, leave, loss_of, make_ddp, train_step
+from torch.nn.parallel import DistributedDataParallel
+
+import commbench
+from commbench.hooks import TopK
+
+STEPS = 7
+
+
+def plain(model: DistributedDataParallel, rank: int) -> None:
+    """Train with Adam, which would carry the least difference along."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        train_step(model, optimizer, batch(rank, step))
+
+
+def accumulate(model: DistributedDataParallel, rank: int) -> None:
+    """Exchange every second gradient only."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for step in range(STEPS):
+        with model.no_sync():
+            loss_of(model, batch(rank, 2 * step)).backward()
+        loss_of(model, batch(rank, 2 * step + 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def compress(model: DistributedDataParallel, rank: int) -> None:
+    """Let a hook remember what it does not send."""
+    hook = TopK(density=0.05).register(model)
+    plain(model, rank)
+    hook.close()
+
+
+LOOPS: dict[str, tuple[Callable[[DistributedDataParallel, int], None], dict[str, Any]]] = {
+    "plain": (plain, {}),
+    "views": (plain, {"gradient_as_bucket_view": True}),
+    "static": (plain, {"static_graph": True}),
+    "unused": (plain, {"find_unused_parameters": True}),
+    "accumulate": (accumulate, {}),
+    "compress": (compress, {}),
+}
+
+
+def found(name: str, rank: int, folder: Path) -> dict[str, Any]:
+    """Train twice and compare."""
+    loop, options = LOOPS[name]
+    ends, file = [], folder / f"{name}-{rank}.json"
+    for recording in (False, True):
+        model = make_ddp(**options)
+        context = commbench.record_gradients(model, file) if recording else contextlib.nullcontext()
+        with context as seen:
+            loop(model, rank)
+        ends.append(flat(model.parameters()))
+    return {
+        "same": all(everywhere(torch.equal(*ends))),
+        "agree": agree(ends[1]),
+        "steps": seen.steps,
+        "names": [parameter.name for parameter in seen.trace.parameters],
+        "order": list(seen.trace.ready_order),
+        "logged": model._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", ""),
+        "batch": seen.trace.batch,
+        "ranks": seen.trace.recorded["ranks"],
+        "written": file.exists(),
+        "written elsewhere": any(everywhere(rank > 0 and file.exists())),
+    }
+
+
+if __name__ == "__main__":
+    rank, _ = join()
+    leave({name: found(name, rank, Path(sys.argv[1])) for name in LOOPS})

@@ -1,0 +1,233 @@
+"""Tests of the command predict: from a run's directory alone, in seconds, labelled; one sentence on what is missing."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import KIB, MIB, make_info
+from networks import (
+    HOP,
+    RING,
+    measured_run,
+    network_info,
+    network_records,
+    training_of,
+    workload_facts,
+    write_run,
+)
+
+from commbench import cli
+from commbench.cli.predicting import parse_rates, parse_world_sizes
+from commbench.errors import InputError
+
+KEPT = Path(__file__).parent.parent / "results" / "bench_xeon2core_20261121"
+STEPS = {"none": 420.0, "topk:0.01": 140.0}
+
+
+class Predict:
+    """The command, run in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        self._monkeypatch.setattr(sys, "argv", ["commbench", "predict", *map(str, words)])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        said = self._capsys.readouterr()
+        return int(ending.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def predict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Predict:
+    """The command."""
+    return Predict(monkeypatch, capsys)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A run of collectives on 2 and 4 hosts."""
+    return write_run(tmp_path / "network", network_records((2, 4)), **network_info(4))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A run of collectives and training on 2 hosts."""
+    info = network_info(2, facts=workload_facts().to_json())
+    return write_run(tmp_path / "both", network_records((2,)), training_of(STEPS), **info)
+
+
+def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
+    """The header says from what, how and how far off; every time is called predicted and has an interval."""
+    code, out, _ = predict(network, "--world-size", "8:32", "--sizes", "1M")
+    assert code == 0
+    assert out.startswith("PREDICTED, not measured, from network\n")
+    words = " ".join(out.split())
+    assert "gloo all_reduce of float32: measured on 2, 4 ranks over 1gbit (emulated); ring," in words
+    assert "held-out error" in words
+    assert "larger numbers of ranks, predicted from the smaller" in words
+    assert "gloo all_reduce, float32, links as measured" in out
+    assert "predicted time [95 % interval]" in out
+    lines = [line.split() for line in out.split("gloo all_reduce, float32")[1].splitlines()]
+    (cells,) = (line for line in lines if line[:3] == ["1", "MiB", "16"])
+    assert float(cells[3]) == pytest.approx(float(RING(16, MIB, HOP)) / 1e3, rel=0.1)
+    assert cells[4] == "ms"
+
+
+def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
+    """The same rows for programs: labelled, with the rate asked for and the held-out error."""
+    line = (network, "--world-size", "8,16", "--rate", "measured,10gbit", "--sizes", "64K,16M")
+    rows = list(csv.DictReader(io.StringIO(predict(*line, "--format", "csv")[1])))
+    assert len(rows) == 2 * 2 * 2 * 2
+    assert {"predicted"} == {row["kind"] for row in rows}
+    assert {"", "10gbit"} == {row["rate"] for row in rows}
+    assert all(float(row["held_out_error"]) < 0.1 for row in rows)
+    plain = json.loads(predict(*line, "--format", "json")[1])
+    assert [float(row["time_us"]) for row in rows] == pytest.approx(
+        [row["time_us"] for row in plain["collectives"]], 1e-4
+    )
+    assert (plain["steps"], plain["break_evens"]) == ([], [])
+    reduced = [row for row in plain["collectives"] if row["operation"] == "all_reduce" and row["rate"] == ""]
+    for row in reduced:
+        expected = float(RING(row["world_size"], row["message_bytes"], HOP))
+        assert row["time_us"] == pytest.approx(expected, rel=0.1)
+        assert row["time_us_low"] < row["time_us"] < row["time_us_high"]
+
+
+def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
+    """Step, efficiency and best bucket size of every hook, and the map of densities, beside the byte crossover."""
+    code, out, _ = predict(both, "--world-size", "2,8", "--rate", "1gbit,25gbit")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
+    assert "predicted ms [overlapped, serial] efficiency exposed ms best MiB" in words
+    assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
+    assert "the density below which top-k is predicted to pay" in words
+    assert "one world size only: the algorithm is assumed" in words
+    plain = json.loads(predict(both, "--world-size", "2,8,64", "--hook", "none", "--format", "json")[1])
+    assert {"none"} == {row["hook"] for row in plain["steps"]}
+    efficiencies = [row["scaling_efficiency"] for row in plain["steps"]]
+    assert sorted(efficiencies, reverse=True) == efficiencies
+    assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.05)
+    densities = [row["density"] for row in plain["break_evens"]]
+    assert sorted(densities, reverse=True) == densities
+    assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
+
+
+def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """What one run lacks another has."""
+    trained = write_run(
+        tmp_path / "trained", training=training_of(STEPS), **network_info(2, facts=workload_facts().to_json())
+    )
+    code, out, _ = predict(network, trained, "--world-size", "8", "--workload", "mlp")
+    assert code == 0
+    assert "from network and trained" in out
+    assert "mlp (gloo, batch 32 a rank)" in out
+
+
+def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
+    """From a laptop to 10000 ranks over three rates, training included."""
+    begun = time.perf_counter()
+    code, out, _ = predict(both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv")
+    assert code == 0
+    assert "10000" in out
+    assert time.perf_counter() - begun < 10
+
+
+def test_kept_run_of_one_host(predict: Predict) -> None:
+    """What Gloo does is known; what MPI does is not: from 2 ranks it is declined far away, with reasons."""
+    code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "over within one host" not in words
+    assert "measured on 2 ranks within one host" in words
+    assert "which algorithm the library takes there is not known" in words
+    assert "tells nothing of a network's start-up time" in words
+    assert "keeps no facts of mlp (an earlier version trained it)" in words
+    assert "commbench train --workload mlp" in words
+    unknown = " ".join(predict(KEPT, "--world-size", "8")[1].split())
+    assert "gloo all_reduce was measured within one host and is not predicted for 8 ranks on hosts of 2" in unknown
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["absent", "--world-size", "8"], "There is no absent"),
+        (["RUN", "--world-size", "many"], "World sizes 'many' are not understood"),
+        (["RUN", "--world-size", "1,8"], "World sizes '1,8' are not all from 2 to 10000"),
+        (["RUN", "--world-size", "8:20000"], "are not all from 2 to 10000"),
+        (["RUN", "--world-size", "64:8"], "range '64:8' ends below its start"),
+        (["RUN", "--world-size", "8", "--rate", "fast"], "The rate 'fast' is not understood; write rates such as"),
+        (["RUN", "--world-size", "8", "--format", "osu"], "Unknown format 'osu'; choose from table, csv, json"),
+        (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
+        (["RUN", "--world-size", "8", "--ranks-per-node", "0"], "0 ranks per node were asked for"),
+        (["RUN", "--world-size", "8", "--workload", "bert"], "No training of 'bert' is in these runs"),
+    ],
+)
+def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[str], sentence: str) -> None:
+    """Exit code 2, what was asked and what to do, nothing on stdout."""
+    code, out, err = predict(*(str(network) if word == "RUN" else word for word in words))
+    assert (code, out) == (2, "")
+    assert sentence in " ".join(err.split())
+
+
+def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
+    """Too few sizes: the command that measures more."""
+    few = write_run(tmp_path / "few", network_records((2,), sizes=[64 * KIB]), **network_info(2))
+    code, _, err = predict(few, "--world-size", "8")
+    assert code == 2
+    assert "has no curve of a collective over at least 3 message sizes" in " ".join(err.split())
+    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4" in " ".join(err.split())
+
+
+def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) -> None:
+    """No step without DDP, no all_gather, no top-k: the rest is predicted, and a sentence says what is missing."""
+    info = network_info(2, facts=workload_facts().to_json())
+    reduced = {"all_reduce": "ring"}
+    lacking = write_run(tmp_path / "lacking", network_records((2,), algorithms=reduced), training_of(STEPS), **info)
+    words = " ".join(predict(lacking, "--world-size", "8")[1].split())
+    assert "Nothing is known of gloo all_gather of float32; measure it" in words
+    dense = write_run(tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info)
+    out = predict(dense, "--world-size", "8")[1]
+    assert "no top-k was trained: train some" in " ".join(out.split())
+    assert "predicted ms" in out
+
+
+def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
+    """The command leaves them alone."""
+    code = (
+        "import sys; sys.argv = ['commbench', 'predict', sys.argv[1], '--world-size', '8']\n"
+        "from commbench import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "sys.stderr.write(' '.join({'torch', 'mpi4py', 'numba'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(network)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.startswith("PREDICTED")
+    assert done.stderr == ""
+
+
+def test_lists_of_ranks_and_rates() -> None:
+    """Lists and ranges, each once; measured is a rate, too."""
+    assert parse_world_sizes("64, 2,8:32") == [2, 8, 16, 32, 64]
+    assert parse_world_sizes("8:128:4") == [8, 32, 128]
+    assert parse_rates(None) == [None]
+    assert parse_rates("measured,1gbit,2.5gbit,1gbit") == [None, 1e9, 2.5e9]
+    with pytest.raises(InputError, match="The rate '0gbit'"):
+        parse_rates("0gbit")
+
+
+def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
+    """A ring is predicted for hosts of any number of ranks, what is no ring for those measured only."""
+    run = measured_run((2,), algorithms={"all_reduce": "ring", "broadcast": "binomial"})
+    path = write_run(tmp_path / "run", run.records, **make_info(**network_info(2)))
+    words = " ".join(predict(path, "--world-size", "64", "--ranks-per-node", "8")[1].split())
+    assert "8 ranks a host" in words
+    assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words

@@ -1,0 +1,591 @@
+"""Recording in a person's own loop: what is seen of it, that it does not change, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import found_by, run_gloo_ranks
+
+import commbench
+from commbench.ddp.traces import load_trace
+from commbench.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from torch import nn  # noqa: E402 - after the skips
+from torch.optim import optimizer as optimizers  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from commbench.ddp.inspect import inspect  # noqa: E402
+from commbench.ddp.local_step import batch_length  # noqa: E402
+from commbench.ddp.recording import FEWEST, SKIPPED  # noqa: E402
+from commbench.ddp.watching import MOST_PASSES, Watch  # noqa: E402
+from commbench.ddp.workloads import load_workload  # noqa: E402
+
+STEPS = SKIPPED + FEWEST + 1
+LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"]
+#: Nothing in a loop rests for longer by itself, so that it stands out wherever it is put.
+PAUSE_S = 0.1
+
+Loop = Callable[[Any, torch.optim.Optimizer], None]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: these models are too small to share."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_model() -> nn.Sequential:
+    """Return a model of three layers, the same each time."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def data(step: int) -> torch.Tensor:
+    """Return the inputs of a step, shape (4, 6)."""
+    return torch.randn((4, 6), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(output: torch.Tensor) -> torch.Tensor:
+    """Return a scalar that depends on all of an output."""
+    return (output - 0.2).square().sum()
+
+
+# Loops of all kinds
+
+
+def plain(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Train as in any tutorial."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model(data(step))).backward()
+        optimizer.step()
+
+
+def zero_late(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Clear gradients between the loss and the backward pass, and keep their memory."""
+    for step in range(STEPS):
+        loss = loss_of(model(data(step)))
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+
+
+def accumulate(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Make three backward passes in a step."""
+    for step in range(STEPS):
+        for micro in range(3):
+            (loss_of(model(data(3 * step + micro))) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def mixed(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Use autocast and a gradient scaler."""
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(model(data(step)).float())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def twice(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Make one backward pass through two forward passes."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        first, second = model(data(step)), model(data(step + 100))
+        (loss_of(first) + (first * second).sum()).backward()
+        optimizer.step()
+
+
+def separately(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Make two forward passes, then the backward pass of each."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        first, second = loss_of(model(data(step))), loss_of(model(data(step + 100)))
+        first.backward()
+        second.backward()
+        optimizer.step()
+
+
+def closure(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimiser call for gradients as often as it likes."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+    def evaluate(step: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(data(step)))
+        loss.backward()
+        return loss
+
+    for step in range(STEPS):
+        optimizer.step(lambda step=step: evaluate(step))
+
+
+def by_hand(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+    """Update without an optimiser."""
+    for step in range(STEPS):
+        loss_of(model(data(step))).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.01 * parameter.grad)
+                parameter.grad = None
+
+
+def evaluating(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Evaluate between steps, with and without gradients, and train something else beside."""
+    other = nn.Linear(6, 1)
+    others = torch.optim.SGD(other.parameters(), lr=0.1)
+    for step in range(STEPS):
+        plain_step(model, optimizer, data(step))
+        with torch.no_grad():
+            model(data(7))
+        model(data(8))
+        plain_step(other, others, data(9))
+
+
+def fused(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+    """Update each parameter as soon as its gradient is there."""
+    own = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+
+    def update(parameter: nn.Parameter) -> None:
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    handles = [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
+    for step in range(STEPS):
+        loss_of(model(data(step))).backward()
+    for handle in handles:
+        handle.remove()
+
+
+def several_optimizers(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+    """Use one optimiser for weights and one for biases."""
+    groups = [[p for name, p in model.named_parameters() if kind in name] for kind in ("weight", "bias")]
+    both = [torch.optim.Adam(groups[0], lr=0.01), torch.optim.SGD(groups[1], lr=0.01)]
+    for step in range(STEPS):
+        loss_of(model(data(step))).backward()
+        for one in both:
+            one.step()
+            one.zero_grad()
+
+
+def penalised(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Take the gradient of the output first, and penalise it."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        inputs = data(step).requires_grad_()
+        output = model(inputs)
+        (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        (loss_of(output) + slope.square().sum()).backward()
+        optimizer.step()
+
+
+def plain_step(model: Any, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    """Make one step."""
+    optimizer.zero_grad()
+    loss_of(model(inputs)).backward()
+    optimizer.step()
+
+
+#: Each with the backward passes in a step and the samples in a pass.
+LOOPS: list[tuple[Loop, int, int]] = [
+    (plain, 1, 4),
+    (zero_late, 1, 4),
+    (accumulate, 3, 4),
+    (mixed, 1, 4),
+    (twice, 1, 8),
+    (separately, 2, 4),
+    (closure, 2, 4),
+    (by_hand, 1, 4),
+    (evaluating, 1, 4),
+    (fused, 1, 4),
+    (several_optimizers, 1, 4),
+    (penalised, 1, 4),
+]
+
+
+def ended(loop: Loop, wrap: Callable[[nn.Module], Any] = lambda model: model, *, recording: bool) -> tuple[Any, ...]:
+    """Train from the same start; return the parameters as bytes, the model and the recording, if there is one."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trained = wrap(model)
+    with commbench.record_gradients(trained) if recording else contextlib.nullcontext() as seen:
+        loop(trained, optimizer)
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()], model, seen
+
+
+def hooks_of(model: nn.Module) -> int:
+    """Return how many hooks are on a model, its parameters and all optimisers."""
+    parameters = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
+    everywhere = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    return parameters + len(model._forward_pre_hooks) + len(model._forward_hooks) + sum(map(len, everywhere))
+
+
+@pytest.mark.parametrize(("loop", "passes", "batch"), LOOPS, ids=[loop.__name__ for loop, *_ in LOOPS])
+def test_any_loop_is_recorded_and_not_changed(loop: Loop, passes: int, batch: int) -> None:
+    """Train to the same bits as without recording, see the last layer's gradients first, and take all hooks away."""
+    without, _, _ = ended(loop, recording=False)
+    parameters, model, seen = ended(loop, recording=True)
+    assert without == parameters
+    assert 0 == hooks_of(model)
+    assert LAYERS == [parameter.name for parameter in seen.trace.parameters]
+    assert {4, 5} == set(seen.trace.ready_order[:2])
+    assert {0, 1} == set(seen.trace.ready_order[-2:])
+    assert batch == seen.trace.batch
+    whole_steps = STEPS * passes if loop in (by_hand, fused) else STEPS
+    assert whole_steps - SKIPPED == seen.steps
+    assert f"{passes} backward pass" in seen.trace.recorded["how"]
+    assert 0 < max(parameter.ready_ms for parameter in seen.trace.parameters) <= seen.trace.backward_ms
+    assert (loop not in (by_hand, fused)) == (seen.trace.optimizer_ms > 0)
+
+
+class Wrapped(nn.Module):
+    """Calls a model in some way."""
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        """Hand the call's result on."""
+        return self.call(self.model, inputs)
+
+
+@dataclasses.dataclass
+class Output:
+    """What some models return."""
+
+    logits: torch.Tensor
+
+
+CALLS: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "dict": (lambda model, inputs: {"kind": "x", "logits": model(inputs)}, lambda out: out["logits"]),
+    "nested": (lambda model, inputs: (3, [model(inputs)]), lambda out: out[1][0]),
+    "dataclass": (lambda model, inputs: Output(model(inputs)), lambda out: out.logits),
+    "several": (lambda model, inputs: (model(inputs), model(2 * inputs)), lambda out: out[0] + out[1]),
+    "loss": (lambda model, inputs: loss_of(model(inputs)), lambda out: out[None]),
+    "kept": (lambda model, inputs: checkpoint(model, inputs, use_reentrant=False), lambda out: out),
+    "anew": (
+        lambda model, inputs: checkpoint(model, inputs.requires_grad_(), use_reentrant=True),
+        lambda out: out,
+    ),
+    "in place": (lambda model, inputs: model(inputs), lambda out: out.mul_(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_any_model_is_seen(name: str) -> None:
+    """Find the output in whatever a model returns, and gradients also where activations are computed anew."""
+    call, logits = CALLS[name]
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        plain(lambda inputs: logits(model(inputs)), optimizer)
+
+    without, _, _ = ended(loop, lambda model: Wrapped(model, call), recording=False)
+    parameters, _, seen = ended(loop, lambda model: Wrapped(model, call), recording=True)
+    assert without == parameters
+    assert [f"model.{layer}" for layer in LAYERS] == [parameter.name for parameter in seen.trace.parameters]
+    assert {4, 5} == set(seen.trace.ready_order[:2])
+    assert STEPS - SKIPPED == seen.steps
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of much that is its own
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_model_is_recorded(backend: str) -> None:
+    """Name a compiled model's parameters as the model itself does, and leave its training alone."""
+    without, _, _ = ended(plain, lambda model: torch.compile(model, backend=backend), recording=False)
+    parameters, _, seen = ended(plain, lambda model: torch.compile(model, backend=backend), recording=True)
+    assert without == parameters
+    assert LAYERS == [parameter.name for parameter in seen.trace.parameters]
+
+
+# What the times are
+
+
+def slowed(where: str) -> Any:
+    """Return the trace of a training that pauses somewhere."""
+
+    def pause(at: str) -> None:
+        time.sleep(PAUSE_S if at == where else 0.0)
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            pause("optimizer")
+            return super().step(closure)
+
+    model = make_model()
+    model[2].register_forward_hook(lambda *_: pause("forward"))
+    model[2].register_full_backward_hook(lambda *_: pause("backward"))
+    optimizer = Slow(model.parameters(), lr=0.1)
+    with commbench.record_gradients(model) as seen:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            pause("data")
+            output = model(data(step))
+            pause("loss")
+            loss_of(output).backward()
+            pause("clipping")
+            optimizer.step()
+    return seen.trace
+
+
+@pytest.mark.parametrize(
+    ("where", "field"),
+    [
+        ("forward", "forward_ms"),
+        ("loss", "forward_ms"),
+        ("backward", "backward_ms"),
+        ("optimizer", "optimizer_ms"),
+        ("data", None),
+        ("clipping", None),
+    ],
+)
+def test_time_is_noted_where_it_is_spent(where: str, field: str | None) -> None:
+    """Find a pause in the part in which it was made, and one outside of all in none."""
+    trace = slowed(where)
+    times = {name: getattr(trace, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
+    if field is None:
+        assert sum(times.values()) < 1e3 * PAUSE_S
+    else:
+        assert field == max(times, key=lambda name: times[name])
+        assert times[field] >= 1e3 * PAUSE_S
+    if where == "backward":
+        ready = {parameter.name: parameter.ready_ms for parameter in trace.parameters}
+        assert min(ready["0.weight"], ready["0.bias"]) - max(ready["4.weight"], ready["4.bias"]) > 0.9e3 * PAUSE_S
+
+
+def test_first_steps_do_not_count() -> None:
+    """Leave the first two steps out, however long they take."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with commbench.record_gradients(model) as seen:
+        for step in range(SKIPPED + FEWEST):
+            output = model(data(step))
+            time.sleep(PAUSE_S if step < SKIPPED else 0.0)
+            loss_of(output).backward()
+            optimizer.step()
+    assert FEWEST == seen.steps
+    assert seen.trace.forward_ms < 1e3 * PAUSE_S
+
+
+def test_long_training_is_recorded_at_its_beginning() -> None:
+    """Take the hooks away after enough passes, with the training still under way."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with commbench.record_gradients(model) as seen:
+        for step in range(MOST_PASSES + 5):
+            plain_step(model, optimizer, data(step))
+        assert 0 == hooks_of(model)
+    assert MOST_PASSES - SKIPPED == seen.steps
+
+
+def test_two_recordings_at_once_see_the_same() -> None:
+    """Let one block lie within another."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with commbench.record_gradients(model) as outer, commbench.record_gradients(model, batch=7, name="mine") as inner:
+        plain(model, optimizer)
+    assert outer.trace.ready_order == inner.trace.ready_order
+    assert ("sequential", 4, "mine", 7) == (outer.trace.name, outer.trace.batch, inner.trace.name, inner.trace.batch)
+
+
+def test_nothing_of_the_training_is_kept_alive() -> None:
+    """Hold no graph and no gradient while recording."""
+    model = make_model()
+    with commbench.record_gradients(model):
+        for step in range(STEPS):
+            loss_of(model(data(step))).backward()
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        alive = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.grad_fn is not None]
+    assert [] == alive
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    """Record what DDP would reduce, and take the batch from wherever the first tensor is."""
+    model = make_model()
+    model[0].requires_grad_(requires_grad=False)
+    with commbench.record_gradients(Wrapped(model, lambda inner, inputs: inner(inputs))) as seen:
+        for step in range(STEPS):
+            loss_of(seen._outer(inputs=data(step))).backward()
+    assert [f"model.{name}" for name in LAYERS[2:]] == [parameter.name for parameter in seen.trace.parameters]
+    assert 4 == seen.trace.batch
+    assert (9, 1) == (batch_length([(3, None), {"a": {"b": torch.ones(9, 2)}}]), batch_length((3, "x")))
+
+
+# What is refused
+
+
+@contextlib.contextmanager
+def refused(says: str) -> Iterator[None]:
+    """Expect one sentence."""
+    with pytest.raises(InputError, match=says) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+
+
+def unused(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Leave a layer out in every other step."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model(data(step)) if step % 2 else model[4](model[3](model[2](torch.ones(4, 12))))).backward()
+        optimizer.step()
+
+
+def test_too_few_steps_are_refused(tmp_path: Path) -> None:
+    """Say how many were seen and how many are needed, and write nothing."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        refused("4 training steps with a backward pass were seen and 5 are needed"),
+        commbench.record_gradients(model, tmp_path / "t.json") as seen,
+    ):
+        for step in range(4):
+            plain_step(model, optimizer, data(step))
+    assert [] == list(tmp_path.iterdir())
+    assert 0 == hooks_of(model)
+    with refused("until the block"):
+        seen.save(tmp_path / "t.json")
+
+
+def test_forward_pass_must_be_seen() -> None:
+    """Say that the module which the loop calls was not the one given, and likewise where none was called."""
+    model = make_model()
+    with refused("no forward pass of the model was seen"), commbench.record_gradients(model):
+        for step in range(STEPS):
+            loss_of(model.forward(data(step))).backward()
+    with refused("0 training steps"), commbench.record_gradients(model):
+        pass
+
+
+def test_unused_and_sparse_parameters_are_refused() -> None:
+    """Name what DDP could not train."""
+    model = nn.ModuleDict({"table": nn.Embedding(9, 3, sparse=True), "idle": nn.Linear(3, 1), "used": nn.Linear(3, 1)})
+
+    def forward(inner: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return inner["used"](inner["table"](inputs))
+
+    with refused(r"model\.table\.weight got a sparse"), commbench.record_gradients(Wrapped(model, forward)) as seen:
+        for _ in range(STEPS):
+            seen._outer(torch.ones(4, dtype=torch.long)).sum().backward()
+    model["table"].sparse = False
+    model.zero_grad()
+    with (
+        refused(r"model\.idle\.weight, model\.idle\.bias got no gradient in 4 of 4"),
+        commbench.record_gradients(Wrapped(model, forward)) as seen,
+    ):
+        for _ in range(STEPS):
+            seen._outer(torch.ones(4, dtype=torch.long)).sum().backward()
+
+
+def test_error_in_the_block_passes_by(tmp_path: Path) -> None:
+    """Raise what the training raised, write nothing and leave no hook."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fail() -> None:
+        with commbench.record_gradients(model, tmp_path / "t.json"):
+            plain(model, optimizer)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [] == list(tmp_path.iterdir())
+    assert 0 == hooks_of(model)
+    plain(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize(
+    ("model", "arguments", "says"),
+    [
+        (lambda: 3, {}, "given a int"),
+        (nn.Tanh, {}, "no trainable parameters"),
+        (lambda: nn.LazyLinear(3), {}, "without initial values"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), {}, "not floating point"),
+        (lambda: nn.Linear(2, 2), {"batch": 0}, "batch of 0"),
+        (lambda: nn.Linear(2, 2), {"path": "/nowhere/at/all.json"}, "cannot be written"),
+    ],
+)
+def test_unsuitable_arguments_are_refused_at_once(
+    model: Callable[[], Any], arguments: dict[str, Any], says: str
+) -> None:
+    """Say before the training what could not be recorded after it."""
+    with refused(says):
+        commbench.record_gradients(model(), **arguments)
+
+
+def test_watch_survives_what_it_was_not_told() -> None:
+    """Ignore backward passes of graphs from before and after the block."""
+    model = make_model()
+    before = loss_of(model(data(0)))
+    watch = Watch(model, dict(model.named_parameters()))
+    before.backward()
+    after = loss_of(model(data(1)))
+    watch.close()
+    after.backward()
+    assert ([], True) == (watch.passes, watch.stray)
+
+
+# Real ranks, and the replay
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """What two ranks saw in several loops, and where rank 0 wrote it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return found_by(run_gloo_ranks(2, "record_loop.py", str(folder), store=folder / "store")), folder
+
+
+@pytest.mark.parametrize("name", ["plain", "views", "static", "unused", "accumulate", "compress"])
+def test_training_on_ranks_is_not_changed(recorded: tuple[Any, Path], name: str) -> None:
+    """End with the same bits on both ranks as without recording; only rank 0 writes; the order is DDP's own."""
+    found = recorded[0][name]
+    assert [True, True, True, False] == [found[key] for key in ("same", "agree", "written", "written elsewhere")]
+    assert (5, 8, 2) == (found["steps"], found["batch"], found["ranks"])
+    assert not any(parameter.startswith("module.") for parameter in found["names"])
+    assert not found["logged"] or found["order"] == [int(index) for index in found["logged"].split(",")]
+
+
+def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
+    """Inspect the replay of what ranks recorded: the same names, shapes, order and batch."""
+    file = recorded[1] / "plain-0.json"
+    trace = load_trace(str(file))
+    facts = inspect(load_workload(f"trace:{file}", seed=0, rank=0, world_size=1))
+    assert [parameter.name for parameter in trace.parameters] == [parameter.name for parameter in facts.parameters]
+    assert [parameter.numel for parameter in trace.parameters] == [parameter.numel for parameter in facts.parameters]
+    assert (trace.ready_order, 8) == (facts.ready_order, facts.batch_size)
+
+
+@pytest.mark.mpi
+def test_recording_is_trained_elsewhere(recorded: tuple[Any, Path], tmp_path: Path) -> None:
+    """Sweep settings over a recording on two ranks, without the model and its data."""
+    pytest.importorskip("mpi4py")
+    program = [sys.executable, "-m", "commbench", "train", "--workload", f"trace:{recorded[1] / 'plain-0.json'}"]
+    program += ["--bucket-cap-mb", "default", "--hook", "none,fp16", "--steps", "4", "--launches", "1"]
+    program += ["--confirm-launches", "1", "-n", "2", "--oversubscribe", "--out", str(tmp_path / "r")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    records = commbench.load_run(tmp_path / "r").training_records
+    assert {"none", "fp16", "local"} == {record.case.hook for record in records if record.status == "ok"}
+    assert {8} == {record.case.batch_per_rank for record in records}
