@@ -9,12 +9,11 @@ from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.prediction import choosing
 from commbench.prediction.choosing import Chooser, fit_steps
-from commbench.training.cases import CALIBRATE, TrainingCase
 
 
 def calibrated(world: World) -> list[AnyRecord]:
     """Return what calibration and network measured."""
-    return [r for r in play(world).records if not isinstance(r.case, TrainingCase) or r.case.phase == CALIBRATE]
+    return play(world, stages=2).records
 
 
 def chooser(world: World, **options: bool) -> Chooser:

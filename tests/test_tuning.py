@@ -49,8 +49,8 @@ def test_the_stages_follow_each_other() -> None:
     """Calibrate, time the network, narrow down in rounds whose launches go on in number, and confirm."""
     world = World(plan=make_plan())
     played = play(world)
-    assert ["calibrate", "network", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
-    calibrate, network, first, second, third, confirm = played.requests[:6]
+    assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
+    network, calibrate, first, second, third, confirm = played.requests[:6]
     hooks = ["none", "fp16", "topk:0.01", LOCAL]
     assert [(hook, "default") for hook in hooks] == names(calibrate.cases)
     assert {CALIBRATE} == {case.phase for case in calibrate.cases if isinstance(case, TrainingCase)}
@@ -62,6 +62,7 @@ def test_the_stages_follow_each_other() -> None:
     assert len(first.cases) > len(second.cases) > len(third.cases)
     assert ("none", "default") == names(confirm.cases)[0]
     assert all(request.settles for request in played.requests)
+    assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
 
 
 def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
@@ -101,7 +102,7 @@ def test_the_default_is_kept_where_communication_does_not_matter() -> None:
     """Skip the rounds, as nothing can gain by prediction, and show that the default is as good."""
     world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
     played = play(world)
-    assert ["calibrate", "network", "confirm"] == stage_names(played.requests)[:3]
+    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)[:3]
     found = conclude(world, played.records)
     assert "keep" == found.verdict
     assert setting_of(world.plan.baseline) == setting_of(found.baseline)
@@ -145,7 +146,7 @@ def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
 def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     """End after the network."""
     world = World(plan=make_plan(), failing="none")
-    assert ["calibrate", "network"] == stage_names(play(world).requests)
+    assert ["network", "calibrate"] == stage_names(play(world).requests)
 
 
 def test_the_default_is_confirmed_against_the_prediction_where_a_sweep_is_short() -> None:
@@ -153,7 +154,7 @@ def test_the_default_is_confirmed_against_the_prediction_where_a_sweep_is_short(
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, ()) == (len(world.plan.candidates), world.plan.round_sizes)
     played = play(world)
-    assert ["calibrate", "network", "confirm"] == stage_names(played.requests)
+    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look
     found = conclude(world, played.records)
     assert ((2 + 2 * 4) * BLOCK_STEPS, 4 * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)

@@ -31,6 +31,7 @@ from commbench.training.cases import (
 from commbench.training.layout import case_bucket_bytes
 from commbench.training.recommendation import recommend
 from commbench.training.records import TrainingRecord
+from commbench.training.trained import median, trained
 from commbench.training.workload import WorkloadFacts
 from commbench.units import counted
 
@@ -135,11 +136,13 @@ class TuningPlan:
     @property
     def _left(self) -> int:
         """Blocks left after the calibration."""
-        return self.allowance - self.budget.calibrate_launches * len(self._default_buckets)
+        return self.allowance - self.budget.calibrate_launches * len(self._calibrated)
 
     @property
-    def _default_buckets(self) -> list[TrainingCase]:
-        return [case for case in self.candidates if case.bucket_cap_mb == DEFAULT_CAP]
+    def _calibrated(self) -> list[TrainingCase]:
+        """The default, and every other hook with default buckets."""
+        default = [case for case in self.candidates if case.bucket_cap_mb == DEFAULT_CAP]
+        return [dataclasses.replace(case, phase=CALIBRATE) for case in default]
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
@@ -176,11 +179,11 @@ class TuningPlan:
     # ------------------------------------------------------------------------------------------------- the stages
 
     def stages(self) -> list[Stage]:
-        """Training comes first: what cannot be trained then shows at once."""
+        """What is known beforehand, the rounds, the confirmation and, if it is needed, a second look."""
         rounds = range(1, len(self.round_sizes) + 1)
         return [
-            lambda _: self.calibrate_request(),
             lambda _: self.network_request(),
+            lambda _: self.calibrate_request(),
             *(lambda records, number=number: self.round_request(number, records) for number in rounds),
             self.confirm_request,
             self.second_look_request,
@@ -188,7 +191,7 @@ class TuningPlan:
 
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
-        cases = [dataclasses.replace(case, phase=CALIBRATE) for case in self._default_buckets]
+        cases = self._calibrated
         return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=CALIBRATE_SHARE)
 
     def network_request(self) -> RunRequest:
@@ -286,6 +289,7 @@ class TuningPlan:
             time_limit_s=None if self.time_limit_s is None else share * self.time_limit_s,
             first_launch=first_launch,
             settles=True,
+            depends=name != CALIBRATE,
         )
 
     # ---------------------------------------------------------------------------------------------- the decisions
@@ -302,8 +306,7 @@ class TuningPlan:
         for number, _ in enumerate(self.round_sizes[:most]):
             standing = self._standing(number, records)
             if not rounds:
-                can = standing.predicted and can_gain(standing.predicted, self.baseline)
-                rounds.append(standing.promising(self.round_sizes[0]) if can else [])
+                rounds.append(standing.promising(self.round_sizes[0]) if self._can_gain(standing, records) else [])
             elif len(rounds[-1]) < 2:  # noqa: PLR2004 - one that is left has won
                 rounds.append([])
             else:
@@ -311,6 +314,13 @@ class TuningPlan:
                 room = (left - self._blocks_of(self.round_sizes[number + 1 :])) // launches - 1
                 rounds.append(standing.survivors(rounds[-1], room))
         return rounds
+
+    def _can_gain(self, standing: Standing, records: Sequence[AnyRecord]) -> bool:
+        """Whether measuring may find a gain: not where perfect overlap would bring none."""
+        default = trained(training_records(records), CALIBRATE).get(self._calibrated[0].key)
+        if default is None or not default.is_ok or self.baseline not in standing.predicted:
+            return False
+        return can_gain(standing.predicted, self.baseline, median(list(default.steps_ms.values())))
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The setting that the fresh launches compare with the default, and the best without compression if it is none.

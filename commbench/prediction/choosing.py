@@ -13,6 +13,7 @@ from commbench.prediction.network import NetworkModel
 from commbench.prediction.rounds import Standing
 from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.records import Record
+from commbench.summary import latest
 from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of
 from commbench.training.recommendation import comparable
 from commbench.training.records import TrainingRecord
@@ -29,7 +30,7 @@ def fit_steps(
     """
     network = NetworkModel.fit(collectives).at(baseline.backend, baseline.world_size)
     try:
-        return StepModel.calibrate(facts, network, trainings)
+        return StepModel.calibrate(facts, network, latest(trainings).values())
     except InputError:  # the record of the default, or of the step without DDP, says why
         return None
 

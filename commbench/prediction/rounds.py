@@ -136,9 +136,16 @@ class Standing:
         return difference > _REACH * self.launch_spread / math.sqrt(len(both))
 
 
-def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase) -> bool:
-    """Whether any setting would beat the default by the margin if its communication overlapped perfectly."""
-    limit_ms = predicted[baseline].step_ms / (1 + MARGIN)
+def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase, measured_ms: float) -> bool:
+    """Whether any setting would beat the default by the margin if its communication overlapped perfectly.
+
+    The default counts as predicted: what of its measured step communication cannot explain is noise. But a model that
+    misses that step, of ``measured_ms``, by more than models are believed to err excludes nothing.
+    """
+    base_ms = predicted[baseline].step_ms
+    if abs(base_ms / measured_ms - 1) > MODEL_ERROR[0]:
+        return True
+    limit_ms = base_ms / (1 + MARGIN)
     return any(one.overlapped_ms < limit_ms for case, one in predicted.items() if case != baseline)
 
 
