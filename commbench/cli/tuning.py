@@ -174,7 +174,7 @@ def tuning_task(plan: TuningPlan) -> Task:
     """What a tuning measures, in what order, and what it concludes."""
     return Task(
         name=short_name("tune", plan.workload),
-        requests=[plan.calibrate_request(), plan.network_request()],
+        requests=[plan.network_request(), plan.calibrate_request()],
         stages=plan.stages(),
         info=plan.info,
         identity={"candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates]},
