@@ -17,17 +17,15 @@ import argparse
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from model_findings import Check, Findings, Judged, tables
 
 from commbench.environment import git_commit
 from commbench.errors import CommbenchError, InputError
@@ -38,7 +36,6 @@ from commbench.prediction.larger_steps import on_network
 from commbench.prediction.network import NetworkModel
 from commbench.prediction.steps import StepModel
 from commbench.prediction.validating import (
-    MARGIN,
     Exhaustive,
     Held,
     choice_of,
@@ -59,9 +56,9 @@ from commbench.training.workload import WorkloadFacts
 from commbench.units import parse_link_rate
 
 PARTS = ("scenarios", "collectives", "growth", "break-even")
-#: Both gradients take longer than computing over the first rate, about as long over the second; over the third, with
-#: more samples to compute on, they do not matter.
-SCENARIOS = ("mlp@500mbit", "mlp@2gbit", "mlp:512@none", "resnet18:1@500mbit", "resnet18:1@2gbit", "resnet18:32@none")
+#: Gradients take far longer than computing over each workload's first rate, and less over the second; over the third,
+#: with more samples to compute on, they hardly matter.
+SCENARIOS = ("mlp@500mbit", "mlp@2gbit", "mlp:512@none", "resnet18:1@1gbit", "resnet18:1@2gbit", "resnet18:16@none")
 HOOKS = "none,fp16,topk:0.01"
 CAPS = "default,1,2,5,10,25,100"
 HOSTS = 2
@@ -70,14 +67,10 @@ DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
 #: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, densities around 1/hosts.
 BREAK_EVENS = (
-    ("mlp@500mbit", 2, "500mbit", (0.05, 0.2, 0.8)),
-    ("mlp@2gbit", 2, "2gbit", (0.05, 0.2, 0.8)),
+    ("mlp@500mbit", 2, "500mbit", (0.05, 0.2, 0.6)),
+    ("mlp@2gbit", 2, "2gbit", (0.05, 0.2, 0.6)),
     ("mlp@500mbit", 4, "500mbit", (0.02, 0.1, 0.5)),
 )
-#: What the model must come to, as shares.
-STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25
-#: So many densities must have won or lost as predicted.
-POINTS_AIM = 4
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
 COMMBENCH = (sys.executable, "-m", "commbench")
@@ -124,11 +117,11 @@ class Scenario:
         """
         workload, separator, rate = name.rpartition("@")
         workload, _, batch = workload.partition(":")
-        if not separator or not workload or (batch and not batch.isdecimal()):
+        is_rate = rate == "none" or parse_link_rate(rate)
+        if not separator or not workload or not is_rate or (batch and not batch.isdecimal()):
             raise InputError(
                 f"The scenario {name!r} is not understood; write one such as mlp@1gbit or resnet18:1@none."
             )
-        parse_link_rate(rate)
         return cls(name=name, workload=workload, batch=int(batch) if batch else None, rate=rate)
 
     @property
@@ -147,7 +140,7 @@ class Runs:
         self._folder = out / "runs"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file = out / "commands.json"
-        self._show = show
+        self.show = show
         self.done: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
 
     def make(self, name: str, command: Sequence[str], *, hosts: int = HOSTS, rate: str = "none") -> None:
@@ -162,7 +155,7 @@ class Runs:
         said = ["commbench", *whole[len(COMMBENCH) : whole.index("--") + 1], "commbench", *command, "--out", name]
         if any(entry["command"] == said for entry in self.done):
             return
-        self._show(f"{name}: {' '.join(said)}")
+        self.show(f"{name}: {' '.join(said)}")
         load, begun = os.getloadavg()[0], time.monotonic()
         with (self._folder / f"{name}.log").open("a") as log:
             code = subprocess.run(whole, stdout=log, stderr=log, timeout=LONGEST_S, check=False).returncode
@@ -171,15 +164,15 @@ class Runs:
             raise InputError(f"{' '.join(said)} ended with code {code}; see {log.name}, then repeat this command.")
         self.done.append({"command": said, "seconds": round(seconds, 1), "load_before": round(load, 2)})
         self._file.write_text(json.dumps(self.done, indent=1) + "\n")
-        self._show(f"{name}: {seconds:.0f} s")
+        self.show(f"{name}: {seconds:.0f} s")
+
+    def has(self, name: str) -> bool:
+        """Whether such a run was made."""
+        return any(entry["command"][-1] == name for entry in self.done)
 
     def load(self, name: str) -> Run:
         """Read a run."""
         return load_run(self._folder / name)
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a run."""
-        return (self._folder / name).is_dir()
 
 
 def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
@@ -214,155 +207,6 @@ def measure_break_even(runs: Runs, scenario: Scenario, hosts: int, rate: str, de
 
 
 # --------------------------------------------------------------------------------------------------------- judging
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """A line of validation.csv: a prediction beside its measurement."""
-
-    part: str
-    where: str
-    """Scenario, network or run."""
-    what: str
-    quantity: str
-    """``step_ms``, ``speedup``, ``time_us``."""
-    predicted: float
-    measured: float
-    measured_ci_low: float | None = None
-    measured_ci_high: float | None = None
-    error: float
-    used: str
-    """``calibrated``, ``held_out`` or, of the sweep's own launches, ``interleaved``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What a scenario showed; shares are of 1."""
-
-    scenario: str
-    settings: int
-    default_ms: float
-    communication: float
-    """Share of the default's step in which communication is not hidden."""
-    best: str
-    gain: float
-    """Of the best over the default, by the sweep."""
-    choice: str
-    verdict: str
-    regret: float
-    regret_ci: tuple[float, float] | None
-    regret_fair: float | None
-    within_noise: bool
-    steps: int
-    exhaustive_steps: int
-    step_error: float | None
-    """Median error of the step at settings that the tuner's model was not fitted to, measured by the sweep."""
-    worst_step_error: float | None
-    speedup_error: float | None
-    interleaved_error: float | None
-    """The same of a model fitted to default buckets in the sweep's own launches: without drift between two runs."""
-    rank_correlation: float | None
-
-    @property
-    def cost(self) -> float:
-        """Steps of tuning over those of the sweep."""
-        return self.steps / self.exhaustive_steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aim:
-    """What must be shown, and the figure that was found."""
-
-    aim: str
-    found: str
-    met: bool
-
-
-@dataclass(kw_only=True)
-class Findings:
-    """All that was found."""
-
-    checks: list[Check] = field(default_factory=list)
-    judged: list[Judged] = field(default_factory=list)
-    points: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, part: str, where: str, quantity: str, used: str, held: Iterable[Held]) -> None:
-        """Keep predictions."""
-        self.checks += [
-            Check(
-                part=part,
-                where=where,
-                what=one.what,
-                quantity=quantity,
-                predicted=one.predicted,
-                measured=one.measured,
-                measured_ci_low=one.low,
-                measured_ci_high=one.high,
-                error=one.error,
-                used=used,
-            )
-            for one in held
-        ]
-
-    def errors(self, part: str, quantity: str, used: str = "held_out") -> list[float]:
-        """Absolute errors of a part's predictions."""
-        wanted = part, quantity, used
-        return [abs(one.error) for one in self.checks if (one.part, one.quantity, one.used) == wanted]
-
-    @cached_property
-    def aims(self) -> list[Aim]:
-        """The aims of the parts that were measured."""
-        return [*self._choices(), *self._errors(), *self._break_even()]
-
-    def _choices(self) -> Iterable[Aim]:
-        if not self.judged:
-            return
-        good = [one for one in self.judged if one.within_noise]
-        worst = max(self.judged, key=lambda one: one.regret)
-        yield Aim(
-            aim="the tuner's choice is within 2 % of the exhaustive best, or not shown to be slower, in every scenario",
-            found=f"{len(good)} of {len(self.judged)}; the largest difference is {worst.regret:.1%} ({worst.scenario})",
-            met=len(good) == len(self.judged),
-        )
-        dearest = max(self.judged, key=lambda one: one.cost)
-        yield Aim(
-            aim=f"it takes at most {COST_AIM:.0%} of the exhaustive sweep's steps in every scenario",
-            found=f"at most {dearest.cost:.0%} ({dearest.scenario})",
-            met=dearest.cost <= COST_AIM,
-        )
-        even = [one for one in self.judged if one.gain <= MARGIN]
-        if even:
-            kept = [one for one in even if one.verdict == "keep"]
-            yield Aim(
-                aim="where no setting gains 2 % by the sweep it says keep",
-                found=f"{len(kept)} of {len(even)} ({', '.join(f'{one.scenario}: {one.verdict}' for one in even)})",
-                met=len(kept) == len(even),
-            )
-
-    def _errors(self) -> Iterable[Aim]:
-        for part, quantity, aim, what in (
-            ("scenarios", "step_ms", STEP_AIM, "the step at held-out settings"),
-            ("collectives", "time_us", SIZE_AIM, "collectives at unmeasured sizes"),
-            ("growth", "time_us", GROWTH_AIM, f"Gloo all_reduce beyond {FITTED_RANKS} hosts"),
-        ):
-            errors = self.errors(part, quantity)
-            if errors:
-                found = statistics.median(errors)
-                text = f"{found:.1%} over {len(errors)} predictions, the largest {max(errors):.0%}"
-                yield Aim(aim=f"the median error of {what} is at most {aim:.0%}", found=text, met=found <= aim)
-
-    def _break_even(self) -> Iterable[Aim]:
-        if not self.points:
-            return
-        shown = [point for point in self.points if point["agrees"] is not None]
-        right = [point for point in shown if point["agrees"]]
-        sides = {point["has_won"] for point in right}
-        yield Aim(
-            aim=f"top-k wins and loses as predicted wherever it is shown, at {POINTS_AIM} points or more, on both sides",
-            found=f"{len(right)} of {len(shown)} that were shown, of {len(self.points)} in all; "
-            f"{sum(point['has_won'] for point in right)} won",
-            met=len(right) >= POINTS_AIM and right == shown and len(sides) > 1,
-        )
 
 
 def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) -> None:
@@ -437,6 +281,20 @@ def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[Held]:
     return list(held_steps(sweep, {one: model.predict(one).step_ms for one in others}).values())
 
 
+def judge_collectives(found: Findings, runs: Runs, rate: str) -> None:
+    """Hold times at every other size against those predicted from the sizes beside them."""
+    for key, held in held_sizes(runs.load(f"sizes_{rate}").records).items():
+        found.add("collectives", f"{key}, {rate}", "time_us", "held_out", held)
+
+
+def judge_growth(found: Findings, runs: Runs) -> None:
+    """Hold times on many hosts against those predicted from few."""
+    growth = runs.load("growth")
+    for (key, _), one in held_ranks(growth.records, growth.info, FITTED_RANKS).items():
+        part = "growth" if key.operation == "all_reduce" else f"growth of {key.operation}"
+        found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
+
+
 def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: str) -> None:
     """Hold what top-k did at several densities against the break-even predicted from another run."""
     scenario = Scenario.parse(name)
@@ -466,28 +324,22 @@ def validate(scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], 
         InputError: a run failed.
     """
     found = Findings()
-    names = {scenario.name for scenario in scenarios} if "scenarios" in parts else set()
-    tried = [each for each in BREAK_EVENS if each[0] in names and (each[1] == HOSTS or "growth" in parts)]
-    if "scenarios" in parts:
-        for scenario in scenarios:
-            measure_scenario(runs, scenario, scope)
-            swept, tuned = (runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune"))
-            judge_scenario(found, scenario, swept, tuned)
-    if "collectives" in parts:
-        for rate in DENSE_RATES:
-            measure_collectives(runs, rate, scope)
-            for key, held in held_sizes(runs.load(f"sizes_{rate}").records).items():
-                found.add("collectives", f"{key}, {rate}", "time_us", "held_out", held)
+    for scenario in scenarios if "scenarios" in parts else ():
+        measure_scenario(runs, scenario, scope)
+        judge_scenario(found, scenario, *(runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune")))
+    for rate in DENSE_RATES if "collectives" in parts else ():
+        measure_collectives(runs, rate, scope)
+        judge_collectives(found, runs, rate)
     if "growth" in parts:
         measure_growth(runs, scope)
-        growth = runs.load("growth")
-        for (key, _), one in held_ranks(growth.records, growth.info, FITTED_RANKS).items():
-            part = "growth" if key.operation == "all_reduce" else f"growth of {key.operation}"
-            found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
-    if "break-even" in parts:
-        for name, hosts, rate, densities in tried:
-            measure_break_even(runs, Scenario.parse(name), hosts, rate, densities)
-            judge_break_even(found, runs, name, hosts, rate)
+        judge_growth(found, runs)
+    for name, hosts, rate, densities in BREAK_EVENS if "break-even" in parts else ():
+        needed = [f"train_{name}", f"tune_{name}", *([] if hosts == HOSTS else ["growth"])]
+        if missing := [run for run in needed if not runs.has(run)]:
+            runs.show(f"no densities on {hosts} hosts at {rate}, for {missing[0]} was not measured")
+            continue
+        measure_break_even(runs, Scenario.parse(name), hosts, rate, densities)
+        judge_break_even(found, runs, name, hosts, rate)
     return found
 
 
@@ -495,7 +347,7 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
     """Write validation.csv and validation.json."""
     columns = [each.name for each in dataclasses.fields(Check)]
     (out / "validation.csv").write_text(csv_text(found.checks, columns))
-    environments = [load_run(path.parent).info.get("environment") for path in sorted((out / "runs").glob("*/run.json"))]
+    environments = [runs.load(path.parent.name).info["environment"] for path in (out / "runs").glob("*/run.json")]
     facts = {
         "schema": 1,
         "argv": ["python", "benchmarks/validate_model.py", *sys.argv[1:]],
@@ -505,74 +357,9 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
         "scenarios": [{**dataclasses.asdict(one), "cost": one.cost} for one in found.judged],
         "break_even": found.points,
         "runs": runs.done,
-        "environment": environments[0] if environments else None,
+        "environment": next(iter(environments), None),
     }
     (out / "validation.json").write_text(json.dumps(facts, indent=1) + "\n")
-
-
-def tables(found: Findings) -> list[Table]:
-    """What was found, for people."""
-    made: list[Table] = []
-    columns: tuple[str, ...]
-    if found.judged:
-        columns = (
-            "scenario",
-            "settings",
-            "default ms",
-            "comm",
-            "best",
-            "gain",
-            "choice",
-            "verdict",
-            "regret",
-            "95 %",
-            "fair",
-        )
-        columns += ("steps", "step error", "worst", "speedup error", "interleaved", "rank corr.")
-        made.append(_table("The tuner against the exhaustive sweep", columns, map(_scenario_cells, found.judged)))
-    where = list(dict.fromkeys((one.part, one.where) for one in found.checks if one.quantity == "time_us"))
-    cells = []
-    for part, place in where:
-        errors = [abs(one.error) for one in found.checks if (one.part, one.where) == (part, place)]
-        cells.append((place, str(len(errors)), _percent(statistics.median(errors)), _percent(max(errors))))
-    if cells:
-        made.append(_table("Predicted collectives", ("curve", "predictions", "median error", "largest"), cells))
-    if found.points:
-        columns = ("where", "density", "break-even", "speedup", "won", "as predicted")
-        made.append(_table("Where top-k pays", columns, map(_point_cells, found.points)))
-    aims = [(aim.aim, aim.found, "met" if aim.met else "NOT met") for aim in found.aims]
-    return [*made, _table("Aims", ("aim", "found", ""), aims)]
-
-
-def _table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _scenario_cells(one: Judged) -> list[str]:
-    interval = f"{one.regret_ci[0]:+.1%} {one.regret_ci[1]:+.1%}" if one.regret_ci else ""
-    return [
-        *(one.scenario, str(one.settings), f"{one.default_ms:.0f}", _percent(one.communication), one.best),
-        *(_percent(one.gain), one.choice, one.verdict, _percent(one.regret), interval, _percent(one.regret_fair)),
-        *(f"{one.steps}/{one.exhaustive_steps} ({one.cost:.0%})", _percent(one.step_error)),
-        *(_percent(one.worst_step_error), _percent(one.speedup_error), _percent(one.interleaved_error)),
-        "" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
-    ]
-
-
-def _point_cells(point: dict[str, Any]) -> list[str]:
-    words = {True: "yes", False: "no", None: "not shown"}
-    predicted = "none" if point["predicted"] is None else f"{point['predicted']:.3g}"
-    won, agrees = words[point["has_won"]], words[point["agrees"]]
-    return [point["where"], f"{point['density']:g}", predicted, f"{point['speedup']:.2f}", won, agrees]
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 def main() -> None:
