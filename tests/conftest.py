@@ -17,6 +17,8 @@ import slurm
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
 
 HERE = Path(__file__).parent
+#: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RunRanks = Callable[..., Any]
 

@@ -14,6 +14,11 @@ from commbench.prediction.hops import MeasuredCurve
 from commbench.prediction.links import WITHIN_HOST, Link
 
 UNKNOWN = Link()
+#: A quarter of the usual rate.
+SLOWER = (
+    Hop(alpha_us=HOP.alpha_us, beta_us_per_byte=4 * HOP.beta_us_per_byte),
+    Link(rate_bps=0.25e9, told_by="emulated"),
+)
 
 
 def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
@@ -58,6 +63,17 @@ def test_other_links_change_what_the_link_takes(gbit: float) -> None:
     for size in SIZES:
         found = curve.estimate(size, 8, 1e9 * gbit).time_us
         assert found == pytest.approx(float(RING(8, size, expected)), rel=0.1)
+
+
+def test_a_faster_link_than_any_may_gain_nothing() -> None:
+    """Local work hidden behind the slow link does not show, so that the interval reaches up to no gain at all."""
+    slow, fast = (measure(RING, 4, hop=hop, link=link) for hop, link in (SLOWER, (HOP, LINK)))
+    once = grow(slow).estimate(16 * MIB, 8, 1e9)
+    same = grow(slow).estimate(16 * MIB, 8)
+    assert once.time_us < once.high_us
+    assert once.high_us == pytest.approx(same.high_us)
+    both = grow(slow, fast).estimate(16 * MIB, 8, 1e9)
+    assert both.high_us < 1.5 * both.time_us
 
 
 def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:

@@ -49,6 +49,16 @@ def test_scaling_studies_make_a_curve_per_number_of_ranks() -> None:
     assert [2, 8] == sorted(key.world_size for key in NetworkModel.fit(records).curves)
 
 
+def test_two_ends_of_a_study_are_not_mixed() -> None:
+    """Take point-to-point times between the ends of the whole run, not those of its first ranks."""
+    studied = sweep(make_case("latency", world_size=4), factor=9)
+    model = NetworkModel.fit([*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))])
+    ((key, curve),) = model.curves.items()
+    assert 2 == key.world_size
+    assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
+    assert {} == model.variants
+
+
 def test_what_has_too_few_sizes_makes_no_curve() -> None:
     """Leave out two sizes, failures, barriers, matrices and pipelined operations."""
     records = [

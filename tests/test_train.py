@@ -247,13 +247,18 @@ def test_bad_words_are_refused_at_once(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--workload nonsense", "There is no workload 'nonsense'"),
         ("--workload missing.py:make", "There is no file missing.py"),
-        ("--workload failing.py:make", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
-        ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
         ("--workload own.py:half", "left_out.weight, left_out.bias got no gradient"),
-        ("--workload own.py:sparse", "weight got a sparse gradient"),
         ("--world-size 3 --workload mlp", "A world size of 3 was asked for but 2 ranks are started"),
+        *(
+            pytest.param(line, words, marks=pytest.mark.slow)
+            for line, words in (
+                ("--workload nonsense", "There is no workload 'nonsense'"),
+                ("--workload failing.py:make", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
+                ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
+                ("--workload own.py:sparse", "weight got a sparse gradient"),
+            )
+        ),
     ],
 )
 def test_workloads_that_cannot_be_trained_are_refused(

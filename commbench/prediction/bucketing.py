@@ -61,8 +61,8 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 8) -> str | N
 
     The search is exact for a network that serves one bucket at a time and for communication that takes nothing from
     computing. Elsewhere it is a heuristic: of the best lists of every length the one with the shortest predicted step
-    is taken. None where that is not predicted to beat the best single size by 1 %, or where the parameters are of
-    several types, for which DDP counts separately.
+    is taken, and of equal ones the shortest. None where that is not predicted to beat the best single size by 1 %, or
+    where the parameters are of several types, for which DDP counts separately.
 
     Args:
         model: predicts steps of the case's hook.
@@ -73,10 +73,10 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 8) -> str | N
     if len({parameter.dtype for parameter in facts.parameters}) > 1:
         return None
     lists = [_as_caps(cuts, facts) for cuts in best_cuts(model, case, most=most)]
-    found = [(_step_ms(model, case, caps), caps) for caps in lists if caps is not None]
+    found = {caps: round(_step_ms(model, case, caps), _DECIMALS) for caps in lists if caps is not None}
     single = min(_step_ms(model, case, cap) for cap in candidate_caps(facts))
-    step_ms, caps = min(found, default=(math.inf, ""))
-    return caps if step_ms < (1 - WORTHWHILE) * single else None
+    best = min(found, key=lambda caps: (found[caps], caps.count("+")), default=None)
+    return best if best is not None and found[best] < (1 - WORTHWHILE) * single else None
 
 
 def _step_ms(model: StepModel, case: TrainingCase, cap: str) -> float:

@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.training.cases import TRUTH, TrainingCase
 from commbench.training.message import Selection, Values, kept, matrix_sides
@@ -36,21 +37,27 @@ class Message:
     """As in ``collectives.csv``: the total of all ranks for an all_gather."""
 
 
-def messages_of(case: TrainingCase, elements: int, world_size: int, *, shapes: Shapes = None) -> tuple[Message, ...]:
-    """The collectives that a case's hook issues for a bucket of float32 gradients, in order, after any warm-up.
+def messages_of(
+    case: TrainingCase, elements: int, world_size: int, *, shapes: Shapes = None, dtype: str = "float32"
+) -> tuple[Message, ...]:
+    """The collectives that a case's hook issues for a bucket of gradients, in order, after any warm-up.
 
     Args:
         case: the configuration; none where it is the step without DDP.
         elements: of the bucket.
         world_size: number of ranks.
         shapes: of the bucket's tensors, in its order; for hooks that treat tensors differently.
+        dtype: of the gradients; hooks that compress by leaving out take float32 only.
 
     Raises:
         InputError: what the hook sends cannot be told from the number of elements, and no shapes are given.
     """
     if not case.uses_ddp:
         return ()
-    return _MESSAGES[case.hook](case, elements, world_size, shapes)
+    sent = _SENT_AS.get(case.hook, dtype)
+    if sent is not None:
+        return _all_reduce(elements, sent)
+    return _COMPRESSED[case.hook](case, elements, world_size, shapes)
 
 
 def needs_shapes(case: TrainingCase) -> bool:
@@ -58,8 +65,8 @@ def needs_shapes(case: TrainingCase) -> bool:
     return case.hook == "powersgd" or (case.hook == "topk" and any(name in case.options for name in _BY_TENSOR))
 
 
-def _all_reduce(elements: int, dtype: str = "float32", itemsize: int = FLOAT32_BYTES) -> tuple[Message, ...]:
-    return (Message(operation="all_reduce", dtype=dtype, message_bytes=elements * itemsize),)
+def _all_reduce(elements: int, dtype: str = "float32") -> tuple[Message, ...]:
+    return (Message(operation="all_reduce", dtype=dtype, message_bytes=elements * DTYPES[dtype].itemsize),)
 
 
 def _top_k(case: TrainingCase, elements: int, world_size: int, shapes: Shapes) -> tuple[Message, ...]:
@@ -101,12 +108,12 @@ def _unknown(case: TrainingCase) -> InputError:
     )
 
 
-_MESSAGES: Mapping[str, Callable[[TrainingCase, int, int, Shapes], tuple[Message, ...]]] = MappingProxyType(
+#: The type in which a hook sends every element, where that is not the gradients' own; None: it leaves elements out.
+_SENT_AS: Mapping[str, str | None] = MappingProxyType(
+    {"fp16": "float16", "bf16": "bfloat16", "topk": None, "randomk": None, "powersgd": None}
+)
+_COMPRESSED: Mapping[str, Callable[[TrainingCase, int, int, Shapes], tuple[Message, ...]]] = MappingProxyType(
     {
-        "none": lambda _case, elements, _size, _shapes: _all_reduce(elements),
-        "passthrough": lambda _case, elements, _size, _shapes: _all_reduce(elements),
-        "fp16": lambda _case, elements, _size, _shapes: _all_reduce(elements, "float16", 2),
-        "bf16": lambda _case, elements, _size, _shapes: _all_reduce(elements, "bfloat16", 2),
         "topk": _top_k,
         "randomk": lambda case, elements, _size, _shapes: _all_reduce(kept(elements, case.density or 1.0)),
         "powersgd": _power_sgd,

@@ -179,8 +179,19 @@ class GrowingCurve:
         low, high = min(times.values()), max(times.values())
         below, above = self._spread(message_bytes, world_size)
         return Estimate(
-            time_us=math.sqrt(low * high), low_us=low / below, high_us=high * above, algorithm=" or ".join(times)
+            time_us=math.sqrt(low * high),
+            low_us=low / below,
+            high_us=above * max(high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
+            algorithm=" or ".join(times),
         )
+
+    def _without_gain(self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool) -> float:
+        """What it takes if local work that a slower link hid eats up all that a faster one than any measured gains."""
+        known = [one.link.rate_bps for one in self.measured if one.link.rate_bps is not None]
+        fastest = max(known) if len(known) == len(self.measured) else None
+        if rate_bps is None or (fastest is not None and rate_bps <= fastest):
+            return 0.0
+        return max(self.times_us(message_bytes, world_size, fastest, crowded=crowded).values())
 
     def time_us(
         self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False

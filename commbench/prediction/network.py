@@ -224,6 +224,8 @@ class _Variant:
     root: str
     sync: str
     loop: str
+    part: int
+    """Ranks of a scaling study; of point-to-point operations, which are of two, 0 for the ends of the whole run."""
 
     @classmethod
     def of(cls, case: Case) -> _Variant:
@@ -235,10 +237,11 @@ class _Variant:
             root=_unless(case.root, {None, 0}, f"root {case.root}"),
             sync=_unless(case.sync, {"auto"}, f"synchronised by {case.sync}"),
             loop=_unless(case.loop, {"auto"}, f"{case.loop} loop"),
+            part=case.world_size or 0,
         )
 
     def __str__(self) -> str:
-        return ", ".join(word for word in dataclasses.astuple(self) if word)
+        return ", ".join(word for word in dataclasses.astuple(self)[:-1] if word)
 
 
 def _unless(value: object, usual: set[Any], words: str) -> str:
@@ -257,7 +260,7 @@ def _key(record: Record) -> CurveKey:
         backend=case.backend,
         dtype=str(case.dtype),
         pattern=case.pattern,
-        world_size=case.world_size or record.group_size,
+        world_size=record.group_size or case.world_size or 0,
     )
 
 

@@ -73,57 +73,69 @@ def overlapped(work: Sequence[BucketWork], backward_ms: float, *, servers: int, 
         BucketPrediction(size_bytes=bucket.size_bytes, ready_ms=ready, start_ms=start, done_ms=done)
         for bucket, ready, start, done in times
     ]
-    return _finished(work, backward_ms, computed_ms, buckets)
+    return _timeline(work, backward_ms, buckets, _drained(work, computed_ms, buckets))
 
 
 def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
     """The timeline if nothing overlaps, one bucket after the other when the backward pass is over: the upper bound."""
-    computed_ms = now = backward_ms + _delay(work)
+    now = backward_ms + sum(bucket.copy_in_ms + bucket.encode_ms for bucket in work)
     delay = reached = 0.0
     buckets = []
     for bucket in work:
         reached = max(reached, bucket.ready_ms)
         delay += bucket.copy_in_ms
-        ready = reached + delay
+        done = now + bucket.comm_ms + bucket.decode_ms
+        buckets.append(
+            BucketPrediction(size_bytes=bucket.size_bytes, ready_ms=reached + delay, start_ms=now, done_ms=done)
+        )
         delay += bucket.encode_ms
-        start, now = now, now + bucket.comm_ms + bucket.decode_ms
-        buckets.append(BucketPrediction(size_bytes=bucket.size_bytes, ready_ms=ready, start_ms=start, done_ms=now))
-    return _finished(work, backward_ms, computed_ms, buckets)
+        now = done + bucket.copy_out_ms
+    return _timeline(work, backward_ms, buckets, now)
 
 
-def _delay(work: Sequence[BucketWork]) -> float:
-    """By how much buckets make the backward pass longer on its own thread."""
-    return sum(bucket.copy_in_ms + bucket.encode_ms for bucket in work)
-
-
-def _finished(
-    work: Sequence[BucketWork], backward_ms: float, computed_ms: float, buckets: Sequence[BucketPrediction]
-) -> Timeline:
-    """Wait for the buckets in order and copy each out."""
+def _drained(work: Sequence[BucketWork], computed_ms: float, buckets: Sequence[BucketPrediction]) -> float:
+    """When DDP has waited for the buckets in order and copied each out."""
     now = computed_ms
     for bucket, prediction in zip(work, buckets, strict=True):
         now = max(now, prediction.done_ms) + bucket.copy_out_ms
-    exposed = now - backward_ms - sum(bucket.encode_ms for bucket in work)
-    return Timeline(buckets=tuple(buckets), end_ms=now, exposed_ms=max(0.0, exposed))
+    return now
+
+
+def _timeline(
+    work: Sequence[BucketWork], backward_ms: float, buckets: Sequence[BucketPrediction], end_ms: float
+) -> Timeline:
+    exposed_ms = end_ms - backward_ms - sum(bucket.encode_ms for bucket in work)
+    return Timeline(buckets=tuple(buckets), end_ms=end_ms, exposed_ms=max(0.0, exposed_ms))
 
 
 _LATENCY, _TRANSFER, _DECODE, _DONE = range(4)
+#: What is left of a phase and is no more than rounding, in milliseconds.
+_NOTHING = 1e-9
 
 
 class _Job:
-    """A bucket on a server: what is left of its phases, in milliseconds at full speed."""
+    """A bucket on a server."""
+
+    __slots__ = ("left_ms", "number", "phase", "rate", "work")
 
     def __init__(self, number: int, work: BucketWork) -> None:
-        latency = min(work.latency_ms, work.comm_ms)
         self.number = number
-        self.left_ms = [latency, work.comm_ms - latency, work.decode_ms]
-        self.phase = _LATENCY
-        self.skip()
+        self.work = work
+        self.phase = _LATENCY - 1
+        self.rate = 1.0
+        self.next_phase()
 
-    def skip(self) -> None:
-        """Go on to the first phase of which something is left."""
-        while self.phase < _DONE and self.left_ms[self.phase] <= 0:
+    def next_phase(self) -> None:
+        """Go on to the next phase of which there is anything."""
+        work, self.left_ms = self.work, 0.0
+        while self.left_ms <= _NOTHING and self.phase < _DONE:
             self.phase += 1
+            if self.phase == _LATENCY:
+                self.left_ms = min(work.latency_ms, work.comm_ms)
+            elif self.phase == _TRANSFER:
+                self.left_ms = work.comm_ms - work.latency_ms
+            elif self.phase == _DECODE:
+                self.left_ms = work.decode_ms
 
 
 class _Simulation:
@@ -154,43 +166,33 @@ class _Simulation:
         self._compute(max(0.0, backward_ms - reached))
         computed = self.now
         while self.jobs:
-            self._advance(min(self._remaining(computing=False)), computing=False)
+            self._until_next(math.inf, computing=False)
         return computed
 
     def _compute(self, left_ms: float) -> None:
         """Let time pass until so much has been computed."""
-        while left_ms > 0:
+        while left_ms > _NOTHING:
             rate = self.computing_rate if any(job.phase != _LATENCY for job in self.jobs) else 1.0
-            step = min(self._remaining(computing=True), default=math.inf)
-            if step >= left_ms / rate:
-                self._advance(left_ms / rate, computing=True)
-                return
-            self._advance(step, computing=True)
-            left_ms -= step * rate
+            left_ms -= rate * self._until_next(left_ms / rate, computing=True)
 
-    def _rates(self, *, computing: bool) -> list[float]:
-        """How fast the jobs go on."""
+    def _until_next(self, limit_ms: float, *, computing: bool) -> float:
+        """Let time pass until a job's phase ends or ``limit_ms`` are over; return how much."""
         slowed = self.communicating_rate if computing else 1.0
         sharing = sum(job.phase == _TRANSFER for job in self.jobs)
-        of_phase = (1.0, slowed / max(1, sharing), slowed)
-        return [of_phase[job.phase] for job in self.jobs]
-
-    def _remaining(self, *, computing: bool) -> list[float]:
-        """How long each job's phase still takes, in milliseconds, if nothing else happens."""
-        rates = self._rates(computing=computing)
-        return [job.left_ms[job.phase] / rate for job, rate in zip(self.jobs, rates, strict=True)]
-
-    def _advance(self, step_ms: float, *, computing: bool) -> None:
-        """Let so much time pass, at most until the next phase ends, and start what can start then."""
-        if not self.jobs:
-            self.now += step_ms
-            return
-        rates, remaining = self._rates(computing=computing), self._remaining(computing=computing)
-        self.now += step_ms
-        for job, rate, left_ms in zip(self.jobs, rates, remaining, strict=True):
-            job.left_ms[job.phase] = 0.0 if left_ms <= step_ms else job.left_ms[job.phase] - step_ms * rate
-            job.skip()
-        self._serve()
+        step = limit_ms
+        for job in self.jobs:
+            job.rate = 1.0 if job.phase == _LATENCY else slowed / sharing if job.phase == _TRANSFER else slowed
+            step = min(step, job.left_ms / job.rate)
+        self.now += step
+        ended = False
+        for job in self.jobs:
+            job.left_ms -= step * job.rate
+            if job.left_ms <= _NOTHING:
+                job.next_phase()
+                ended = ended or job.phase == _DONE
+        if ended:
+            self._serve()
+        return step
 
     def _serve(self) -> None:
         """Let go of what is done, and take on what waits."""

@@ -20,20 +20,21 @@ from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
 
-#: The least, and a number that no library likes.
-ELEMENTS_PER_RANK = (1, 301)
+#: A number that no library likes; the least is tried in these types too.
+ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Every operation in every type by sum, and reductions by everything else in a float and a whole number."""
+    """Every operation in every type by sum; in a float and a whole number also one element, and other reductions."""
     common: dict[str, Any] = {"backends": [backend], "in_place": "both", "roots": sorted({0, size - 1})}
     sweeps = []
     for name, dtype in DTYPES.items():
-        common |= {"dtypes": [name], "sizes": [size * elements * dtype.itemsize for elements in ELEMENTS_PER_RANK]}
+        numbers = (1, ELEMENTS_PER_RANK) if name in OFTEN else (ELEMENTS_PER_RANK,)
+        common |= {"dtypes": [name], "sizes": [size * elements * dtype.itemsize for elements in numbers]}
         sweeps.append(Sweep(operations=MOVING, **common))
-        if name in {"float32", "int8"}:
+        if name in OFTEN:
             sweeps.append(Sweep(operations=REDUCING, redops=["min", "max", "prod", "avg"], **common))
     return all_cases(sweeps, size)
 

@@ -1,0 +1,180 @@
+"""A model of the step, calibrated on steps made by formula, says what the formula does, and refuses what it cannot."""
+
+import dataclasses
+
+import pytest
+from step_builders import (
+    LinearNetwork,
+    make_facts,
+    make_local_records,
+    make_step_model,
+    make_step_records,
+)
+from training_builders import make_training_case
+
+from commbench.errors import InputError
+from commbench.prediction.exchange import HookCost
+from commbench.prediction.steps import StepModel
+from commbench.training.cases import TrainingCase
+from commbench.training.records import TrainingRecord
+
+FACTS = make_facts([9, 9, 5, 3, 2, 2, 1, 0.5, 0.5, 0.25])
+#: Encoding and decoding at 0.2 and 0.1 ns an element and 0.1 ms a bucket.
+COST = HookCost(encode_ms=0.1, encode_ms_per_element=2e-7, decode_ms=0.05, decode_ms_per_element=1e-7)
+CAPS = ("default", "0.25", "1", "4", "10", "100")
+
+
+def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, slowdown: float = 1.0) -> StepModel:
+    """Return what steps are made by: a step of 150 ms without DDP, and 32 MiB of gradients."""
+    return make_step_model(
+        FACTS,
+        LinearNetwork(beta_us_per_byte=beta, servers=servers),
+        ddp_forward_ms=1.5,
+        other_ms=0.5,
+        copy_ms_per_byte=2e-7,
+        hooks={"none": HookCost(), "fp16": COST, "topk:0.01": COST},
+        overlap={"none": overlap, "fp16": overlap, "topk:0.01": overlap},
+        slowdown=dict.fromkeys(("none", "fp16", "topk:0.01"), slowdown),
+    )
+
+
+def records_of(truth: StepModel, *cases: TrainingCase) -> list[TrainingRecord]:
+    """Return records of the step without DDP, the baseline and ``cases``."""
+    wanted = dict.fromkeys([make_training_case(), *cases])
+    return [*make_local_records(truth), *(record for case in wanted for record in make_step_records(truth, case))]
+
+
+@pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        make_truth(),
+        make_truth(beta=3e-4),
+        make_truth(servers=1, overlap=0.4),
+        make_truth(overlap=1.0),
+        make_truth(overlap=0.0),
+        make_truth(overlap=0.0, slowdown=1.3),
+        make_truth(overlap=1.0, slowdown=0.8),
+    ],
+)
+def test_other_bucket_sizes_are_predicted_from_one(truth: StepModel, hook: str) -> None:
+    """Predict every bucket size within 5 % from the default's step, also where that lies outside both bounds."""
+    case = make_training_case(hook)
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, case))
+    for cap in CAPS:
+        other = dataclasses.replace(case, bucket_cap_mb=cap)
+        assert model.predict(other).step_ms == pytest.approx(truth.predict(other).step_ms, rel=0.05)
+    assert model.predict(case).step_ms == pytest.approx(truth.predict(case).step_ms, rel=0.005)
+
+
+def test_several_measured_settings_are_all_used() -> None:
+    """Find overlap and slowdown from two settings that one alone could not tell apart."""
+    truth = make_truth(beta=2e-3, overlap=0.6, slowdown=1.25)
+    cases = [make_training_case(cap=cap) for cap in ("default", "100", "1")]
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, *cases))
+    assert model.slowdown["none"] == pytest.approx(1.25, rel=0.05)
+    assert model.overlap["none"] == pytest.approx(0.6, abs=0.1)
+
+
+def test_what_a_step_is_made_of_is_found() -> None:
+    """Take forward, backward, optimiser and the rest from the step without DDP, and what DDP adds from the others."""
+    truth = make_truth()
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, make_training_case("fp16")))
+    for name in ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte"):
+        assert getattr(model, name) == pytest.approx(getattr(truth, name)), name
+    assert model.hooks["fp16"].encoding_ms(1e6) == pytest.approx(COST.encoding_ms(1e6), rel=0.05)
+    assert HookCost() == model.hooks["none"]
+
+
+def test_bounds_hold_the_prediction() -> None:
+    """Predict between both bounds, which are the further apart the more there is to overlap."""
+    model = make_truth()
+    several, one = (model.predict(make_training_case(cap=cap)) for cap in ("1", "100"))
+    assert several.overlapped_ms < several.step_ms < several.serial_ms
+    assert one.overlapped_ms == pytest.approx(one.step_ms) == pytest.approx(one.serial_ms)
+    assert 0 < several.exposed_comm_ms < several.step_ms
+
+
+def test_ready_times_grow_with_the_backward_pass() -> None:
+    """Scale the inspection's ready times to the backward pass as all ranks measured it side by side."""
+    model = dataclasses.replace(make_truth(), backward_ms=200.0)
+    ready = [bucket.ready_ms for bucket in model.work(make_training_case(cap="0.25"))]
+    assert [2 * time for time in [bucket.ready_ms for bucket in make_truth().work(make_training_case(cap="0.25"))]] == (
+        pytest.approx(ready)
+    )
+
+
+def test_accumulation_exchanges_in_the_last_pass() -> None:
+    """Add a forward and a backward pass for every further micro-batch, and nothing else."""
+    model = make_truth()
+    once, four = (model.predict(make_training_case(accumulation=passes)) for passes in (1, 4))
+    assert four.step_ms - once.step_ms == pytest.approx(3 * (model.forward_ms + model.backward_ms))
+    assert four.exposed_comm_ms == pytest.approx(once.exposed_comm_ms)
+
+
+def test_bucket_views_cost_as_much() -> None:
+    """Predict gradients that are views of buckets like others: set to None after each step, they are copied, too."""
+    model = make_truth()
+    assert model.predict(make_training_case(bucket_view=True)).step_ms == model.predict(make_training_case()).step_ms
+
+
+def test_the_step_without_ddp_is_predicted_as_measured() -> None:
+    """Add up the parts of a step that exchanges nothing."""
+    assert make_truth().predict(make_training_case("local")).step_ms == pytest.approx(40 + 100 + 10 + 0.5)
+
+
+def test_confirmations_count_as_the_same_setting() -> None:
+    """Give the same model for records of the sweep and of fresh blocks."""
+    truth = make_truth()
+    records = records_of(truth)
+    again = [dataclasses.replace(r, case=dataclasses.replace(r.case, phase="confirm")) for r in records]
+    models = [StepModel.calibrate(FACTS, truth.network, some) for some in (records, records + again)]
+    assert models[0] == models[1]
+
+
+def test_a_hook_whose_collectives_nobody_measured_is_left_out() -> None:
+    """Calibrate the others, and say of that one what is missing."""
+    truth = make_truth()
+    records = records_of(truth, make_training_case("fp16"))
+    model = StepModel.calibrate(FACTS, dataclasses.replace(truth.network, knows=("float32",)), records)
+    assert ["none"] == list(model.hooks)
+    with pytest.raises(InputError, match="hook fp16 was to be predicted"):
+        model.predict(make_training_case("fp16"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"), [("local", "one without DDP, which was not measured"), ("none", "baseline")]
+)
+def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, sentence: str) -> None:
+    """Refuse records in which one of them is missing."""
+    truth = make_truth()
+    records = [r for r in records_of(truth, make_training_case("fp16")) if r.case.hook != missing]
+    with pytest.raises(InputError, match=sentence):
+        StepModel.calibrate(FACTS, truth.network, records)
+
+
+def test_failed_records_do_not_count() -> None:
+    """Calibrate on what was measured soundly only."""
+    truth = make_truth()
+    failed = [
+        dataclasses.replace(r, status="wrong", step_ms=[1.0]) for r in make_step_records(truth, make_training_case())
+    ]
+    models = [StepModel.calibrate(FACTS, truth.network, [*records_of(truth), *more]) for more in ([], failed)]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"workload": "resnet18"}, "workload resnet18 was to be predicted, but mlp"),
+        ({"batch_per_rank": 8}, "batch 8"),
+        ({"precision": "amp-bf16"}, "precision amp-bf16 was to be predicted, but fp32"),
+        ({"world_size": 8}, "world_size 8"),
+        ({"hook": "bf16"}, "hook bf16"),
+    ],
+)
+def test_other_conditions_are_refused(changes: dict[str, object], sentence: str) -> None:
+    """Name what was asked for and what was measured."""
+    case = dataclasses.replace(make_training_case(), **changes)
+    with pytest.raises(InputError, match=sentence):
+        make_truth().predict(case)
