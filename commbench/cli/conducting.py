@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
+from commbench.cli.settings import Settings
 from commbench.errors import InputError
 from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
 from commbench.launch.launchers import (
@@ -34,35 +34,6 @@ from commbench.units import counted, format_duration
 
 #: Ranks that are started where nobody says how many and the host has more cores.
 DEFAULT_RANKS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything about a run but what is measured, and how often."""
-
-    ranks: int | None
-    time_limit: float | None
-    case_timeout: float
-    out: Path | None
-    hostfile: Path | None
-    oversubscribe: bool
-    launcher: str | None
-    launcher_arg: Sequence[str] | None
-    ranks_per_node: int | None
-    bind_to: str | None
-    interface: str | None
-    seed: int | None
-    role: str | None
-    fail_fast: bool
-    dry_run: bool
-    style: str
-
-    def known_seed(self) -> int | None:
-        """The seed that was given, else that of the run that is to be resumed: its order of cases goes on."""
-        if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
-            return self.seed
-        seed = load_run(self.out).info.get("seed")
-        return seed if isinstance(seed, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,44 +10,30 @@ from typing import Annotated, Any
 import typer
 
 from commbench.budgets import Budget
-from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.conducting import Place, Task, carry_out
+from commbench.cli.settings import Settings, takes_settings
 from commbench.cli.training import default_sweep, find_training_budget, join_training, plan_training
 from commbench.launch.conductor import single_stage
 from commbench.options import SizeOptions, find_budget, lacking, make_request, parse_numbers, split_names, usable_suite
 from commbench.parameters import (
     Backend,
-    BindTo,
     BudgetName,
-    CaseTimeout,
     Collective,
-    DryRun,
     Dtype,
-    FailFast,
     Format,
-    Hostfile,
     InPlace,
-    Interface,
-    LauncherArguments,
-    LauncherName,
     Launches,
     Like,
     Loop,
     MaxBytes,
     MinBytes,
     OsuRange,
-    Out,
-    Oversubscribe,
     Pattern,
-    Ranks,
-    RanksPerNode,
     Redop,
-    RoleName,
     Root,
-    Seed,
     Sizes,
     StepFactor,
     Sync,
-    TimeLimit,
     WorldSizes,
 )
 from commbench.suites import load_suite
@@ -56,54 +42,24 @@ from commbench.suites import load_suite
 COLLECTIVES_SHARE = 0.4
 
 
+@takes_settings
 def bench(
-    ranks: Ranks = None,
+    settings: Settings,
     budget: BudgetName = "quick",
     launches: Launches = None,
-    time_limit: TimeLimit = None,
-    case_timeout: CaseTimeout = 60.0,
-    fail_fast: FailFast = False,
-    out: Out = None,
     like: Like = None,
-    hostfile: Hostfile = None,
-    oversubscribe: Oversubscribe = False,
-    launcher: LauncherName = None,
-    launcher_arg: LauncherArguments = None,
-    ranks_per_node: RanksPerNode = None,
-    bind_to: BindTo = None,
-    interface: Interface = None,
     backend: Backend = None,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend its settings.")
     ] = True,
-    seed: Seed = None,
-    dry_run: DryRun = False,
     output_format: Format = "table",
-    role: RoleName = None,
 ) -> int:
     """Measure this machine or cluster, and say what to do.
 
     Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
     several bucket sizes and hooks, and recommends a setting.
     """
-    settings = Settings(
-        ranks=ranks,
-        time_limit=time_limit,
-        case_timeout=case_timeout,
-        out=out,
-        hostfile=hostfile,
-        oversubscribe=oversubscribe,
-        launcher=launcher,
-        launcher_arg=launcher_arg,
-        ranks_per_node=ranks_per_node,
-        bind_to=bind_to,
-        interface=interface,
-        seed=seed,
-        role=role,
-        fail_fast=fail_fast,
-        dry_run=dry_run,
-        style=output_format,
-    )
+    settings = replace(settings, style=output_format)
     backends = split_names(backend)
     wanted = train and (backends is None or "gloo" in backends)
     timing, training = find_budget(budget, launches), find_training_budget(budget)
@@ -111,7 +67,9 @@ def bench(
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
         trains = wanted and not lack
-        limit_s = COLLECTIVES_SHARE * time_limit if trains and time_limit is not None else time_limit
+        limit_s = settings.time_limit
+        if trains and limit_s is not None:
+            limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
         task = _planner("quick", {"backends": backends}, timing, like, limited)(place)
         if not trains:
@@ -125,7 +83,9 @@ def bench(
     return carry_out(settings, plan)
 
 
+@takes_settings
 def run(
+    settings: Settings,
     suite: Annotated[str, typer.Argument(help="A Python file that sets SUITE, or the name of one of ours.")] = "quick",
     collective: Collective = None,
     sizes: Sizes = None,
@@ -142,25 +102,10 @@ def run(
     world_sizes: WorldSizes = None,
     sync: Sync = None,
     loop: Loop = None,
-    ranks: Ranks = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
-    time_limit: TimeLimit = None,
-    case_timeout: CaseTimeout = 60.0,
-    fail_fast: FailFast = False,
-    out: Out = None,
     like: Like = None,
-    hostfile: Hostfile = None,
-    oversubscribe: Oversubscribe = False,
-    launcher: LauncherName = None,
-    launcher_arg: LauncherArguments = None,
-    ranks_per_node: RanksPerNode = None,
-    bind_to: BindTo = None,
-    interface: Interface = None,
-    seed: Seed = None,
-    dry_run: DryRun = False,
     output_format: Format = "table",
-    role: RoleName = None,
 ) -> int:
     """Measure a suite, or parts of it: each option replaces one of the suite's axes.
 
@@ -182,24 +127,7 @@ def run(
         "sync": sync,
         "loop": loop,
     }
-    settings = Settings(
-        ranks=ranks,
-        time_limit=time_limit,
-        case_timeout=case_timeout,
-        out=out,
-        hostfile=hostfile,
-        oversubscribe=oversubscribe,
-        launcher=launcher,
-        launcher_arg=launcher_arg,
-        ranks_per_node=ranks_per_node,
-        bind_to=bind_to,
-        interface=interface,
-        seed=seed,
-        role=role,
-        fail_fast=fail_fast,
-        dry_run=dry_run,
-        style=output_format,
-    )
+    settings = replace(settings, style=output_format)
     return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))
 
 

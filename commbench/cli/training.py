@@ -10,29 +10,13 @@ from typing import Annotated
 import typer
 
 from commbench.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.conducting import Place, Task, carry_out
+from commbench.cli.settings import Settings, takes_settings
 from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
 from commbench.launch.sweep import TrainingPlan
 from commbench.options import draw_seed, parse_numbers, split_names
-from commbench.parameters import (
-    BindTo,
-    CaseTimeout,
-    DryRun,
-    FailFast,
-    Hostfile,
-    Interface,
-    LauncherArguments,
-    LauncherName,
-    Out,
-    Oversubscribe,
-    Ranks,
-    RanksPerNode,
-    RoleName,
-    Seed,
-    TimeLimit,
-    listed,
-)
+from commbench.parameters import listed
 from commbench.store import Store
 from commbench.training.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
 from commbench.training.recommendation import recommend
@@ -134,7 +118,9 @@ ConfirmLaunches = Annotated[
 ]
 
 
+@takes_settings
 def train(
+    settings: Settings,
     workload: Workload = DEFAULT_WORKLOAD,
     bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
     hook: Hooks = DEFAULT_HOOKS,
@@ -149,24 +135,9 @@ def train(
     max_loss_increase: MaxLossIncrease = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
     threads: Threads = None,
-    ranks: Ranks = None,
     budget: TrainingBudgetName = "quick",
     launches: SweepLaunches = None,
     confirm_launches: ConfirmLaunches = None,
-    time_limit: TimeLimit = None,
-    case_timeout: CaseTimeout = 60.0,
-    fail_fast: FailFast = False,
-    out: Out = None,
-    hostfile: Hostfile = None,
-    oversubscribe: Oversubscribe = False,
-    launcher: LauncherName = None,
-    launcher_arg: LauncherArguments = None,
-    ranks_per_node: RanksPerNode = None,
-    bind_to: BindTo = None,
-    interface: Interface = None,
-    seed: Seed = None,
-    dry_run: DryRun = False,
-    role: RoleName = None,
 ) -> int:
     """Train a model with DDP under every combination of settings, and say which to use and how sure that is.
 
@@ -185,24 +156,6 @@ def train(
         static_graphs=_switch("--static-graph", static_graph),
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
-    )
-    settings = Settings(
-        ranks=ranks,
-        time_limit=time_limit,
-        case_timeout=case_timeout,
-        out=out,
-        hostfile=hostfile,
-        oversubscribe=oversubscribe,
-        launcher=launcher,
-        launcher_arg=launcher_arg,
-        ranks_per_node=ranks_per_node,
-        bind_to=bind_to,
-        interface=interface,
-        seed=seed,
-        role=role,
-        fail_fast=fail_fast,
-        dry_run=dry_run,
-        style="table",
     )
     chosen = find_training_budget(budget, launches, confirm_launches)
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from commbench.budgets import TUNING_BUDGETS, TuningBudget
-from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.conducting import Place, Task, carry_out
+from commbench.cli.settings import Settings, takes_settings
 from commbench.cli.training import (
     DEFAULT_WORKLOAD,
     ConfirmLaunches,
@@ -27,23 +28,6 @@ from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
 from commbench.launch.tuning import TuningPlan
 from commbench.options import draw_seed, split_names
-from commbench.parameters import (
-    BindTo,
-    CaseTimeout,
-    DryRun,
-    FailFast,
-    Hostfile,
-    Interface,
-    LauncherArguments,
-    LauncherName,
-    Out,
-    Oversubscribe,
-    Ranks,
-    RanksPerNode,
-    RoleName,
-    Seed,
-    TimeLimit,
-)
 from commbench.store import load_run
 from commbench.training.cases import TrainingSweep, canonical_cap, parse_hook
 from commbench.training.recommendation import INSTRUMENTS
@@ -87,7 +71,9 @@ BudgetName = Annotated[
 ]
 
 
+@takes_settings
 def tune(
+    settings: Settings,
     workload: Workload = DEFAULT_WORKLOAD,
     allow: Allow = "none,fp16,topk",
     bucket_cap_mb: Caps = AUTO,
@@ -96,23 +82,8 @@ def tune(
     steps: Steps = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
     threads: Threads = None,
-    ranks: Ranks = None,
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
-    time_limit: TimeLimit = None,
-    case_timeout: CaseTimeout = 60.0,
-    fail_fast: FailFast = False,
-    out: Out = None,
-    hostfile: Hostfile = None,
-    oversubscribe: Oversubscribe = False,
-    launcher: LauncherName = None,
-    launcher_arg: LauncherArguments = None,
-    ranks_per_node: RanksPerNode = None,
-    bind_to: BindTo = None,
-    interface: Interface = None,
-    seed: Seed = None,
-    dry_run: DryRun = False,
-    role: RoleName = None,
 ) -> int:
     """Find the DDP setting that trains a model fastest, at a quarter of what measuring all of them takes.
 
@@ -120,24 +91,6 @@ def tune(
     and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
     process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
     """
-    settings = Settings(
-        ranks=ranks,
-        time_limit=time_limit,
-        case_timeout=case_timeout,
-        out=out,
-        hostfile=hostfile,
-        oversubscribe=oversubscribe,
-        launcher=launcher,
-        launcher_arg=launcher_arg,
-        ranks_per_node=ranks_per_node,
-        bind_to=bind_to,
-        interface=interface,
-        seed=seed,
-        role=role,
-        fail_fast=fail_fast,
-        dry_run=dry_run,
-        style="table",
-    )
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
     chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
     TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
@@ -162,8 +115,8 @@ def tune(
                 confirm_launches=confirm_launches,
                 steps=steps,
                 threads=threads,
-                case_timeout_s=case_timeout,
-                time_limit_s=time_limit,
+                case_timeout_s=settings.case_timeout,
+                time_limit_s=settings.time_limit,
             )
         )
 
@@ -174,7 +127,7 @@ def tuning_task(plan: TuningPlan) -> Task:
     """What a tuning measures, in what order, and what it concludes."""
     return Task(
         name=short_name("tune", plan.workload),
-        requests=[plan.calibrate_request(), plan.network_request()],
+        requests=[plan.network_request(), plan.calibrate_request()],
         stages=plan.stages(),
         info=plan.info,
         identity={"candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates]},

@@ -49,8 +49,11 @@ class RunRequest:
     first_launch: int = 0
     """Launches below this number are left as they are: they were made for a stage before this one."""
     settles: bool = False
-    """Whether what follows is decided from all of its launches: under mpirun or torchrun, where an invocation makes one
-    launch of a stage, training that follows then waits for further invocations, and no launch beyond these is made."""
+    """Whether what follows is decided from all of its launches: no launch is then added to them, also where mpirun or
+    torchrun starts a launch of each stage at a time."""
+    depends: bool = False
+    """Whether it is decided from all launches of the stages before it: it then waits for them, and for a launch of its
+    own, where mpirun or torchrun starts them."""
 
     def __post_init__(self) -> None:
         if not self.cases:

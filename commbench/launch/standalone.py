@@ -316,13 +316,13 @@ class _Standalone:
         return None
 
     def _due(self, request: RunRequest | None, store: Store) -> RunRequest | None:
-        """The request if this invocation is to make a launch of it: see `RunRequest.settles`."""
+        """The request if this invocation is to make a launch of it: see `RunRequest.settles` and ``depends``."""
         if request is None or not request.settles:
             return request
         launch, launches = next_launch(request, store.records), request.budget.launches
         if launch >= launches:
             return None
-        if request.training and (self.waits or self.has_trained):
+        if request.depends and (self.waits or self.has_trained):
             self.waits = self.waits or f"stage {request.name} comes next, launch {launch + 1} of {launches}"
             self.stages.clear()
             return None

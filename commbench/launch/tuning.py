@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from commbench.training.cases import (
 from commbench.training.layout import case_bucket_bytes
 from commbench.training.recommendation import recommend
 from commbench.training.records import TrainingRecord
+from commbench.training.trained import median, trained
 from commbench.training.workload import WorkloadFacts
 from commbench.units import counted
 
@@ -79,6 +81,10 @@ class TuningPlan:
     """Of the whole run, in seconds since it began."""
     candidates: Sequence[TrainingCase] = field(init=False)
     """Every setting that a full sweep would measure, the default first."""
+    _answers: dict[int, tuple[list[AnyRecord], Standing]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """After how many rounds which records led to which standing."""
 
     def __post_init__(self) -> None:
         given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
@@ -130,11 +136,13 @@ class TuningPlan:
     @property
     def _left(self) -> int:
         """Blocks left after the calibration."""
-        return self.allowance - self.budget.calibrate_launches * len(self._default_buckets)
+        return self.allowance - self.budget.calibrate_launches * len(self._calibrated)
 
     @property
-    def _default_buckets(self) -> list[TrainingCase]:
-        return [case for case in self.candidates if case.bucket_cap_mb == DEFAULT_CAP]
+    def _calibrated(self) -> list[TrainingCase]:
+        """The default, and every other hook with default buckets."""
+        default = [case for case in self.candidates if case.bucket_cap_mb == DEFAULT_CAP]
+        return [dataclasses.replace(case, phase=CALIBRATE) for case in default]
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
@@ -166,17 +174,16 @@ class TuningPlan:
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Blocks left after the rounds."""
-        rounds = (len(self.contenders(number, records)) for number in range(1, len(self.round_sizes) + 1))
-        return self._left - self._blocks_of(size for size in rounds if size > 1)
+        return self._left - self._blocks_of(len(cases) for cases in self._rounds(records) if len(cases) > 1)
 
     # ------------------------------------------------------------------------------------------------- the stages
 
     def stages(self) -> list[Stage]:
-        """Training comes first: what cannot be trained then shows at once."""
+        """What is known beforehand, the rounds, the confirmation and, if it is needed, a second look."""
         rounds = range(1, len(self.round_sizes) + 1)
         return [
-            lambda _: self.calibrate_request(),
             lambda _: self.network_request(),
+            lambda _: self.calibrate_request(),
             *(lambda records, number=number: self.round_request(number, records) for number in rounds),
             self.confirm_request,
             self.second_look_request,
@@ -184,7 +191,7 @@ class TuningPlan:
 
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
-        cases = [dataclasses.replace(case, phase=CALIBRATE) for case in self._default_buckets]
+        cases = self._calibrated
         return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=CALIBRATE_SHARE)
 
     def network_request(self) -> RunRequest:
@@ -282,34 +289,45 @@ class TuningPlan:
             time_limit_s=None if self.time_limit_s is None else share * self.time_limit_s,
             first_launch=first_launch,
             settles=True,
+            depends=name != CALIBRATE,
         )
 
     # ---------------------------------------------------------------------------------------------- the decisions
 
     def contenders(self, number: int, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The settings beside the default of round ``number``, from 1: decided from the launches before it."""
-        if number > len(self.round_sizes):
-            return []
-        known = self._before(number, records)
-        if number == 1:
-            predicted = self._chooser.predict(collective_records(known), training_records(known))
-            can = self.baseline in predicted and can_gain(predicted, self.baseline)
-            return self.standing(known).promising(self.round_sizes[0]) if can else []
-        before = [self.contenders(earlier, records) for earlier in range(1, number)]
-        if len(before[-1]) < 2:  # noqa: PLR2004 - one that is left has won
-            return []
-        planned = self._blocks_of(self.round_sizes[number:])
-        spent = self._blocks_of(map(len, before))
-        blocks = self._left - 2 * self.first_look - spent - planned
-        return self.standing(known).survivors(before[-1], blocks // self.budget.round_launches - 1)
+        return self._rounds(records, number)[-1]
+
+    def _rounds(self, records: Sequence[AnyRecord], most: int | None = None) -> list[list[TrainingCase]]:
+        """The settings of each round, of the first ``most`` if given; none in those for which not two are left."""
+        launches = self.budget.round_launches
+        rounds: list[list[TrainingCase]] = []
+        left = self._left - 2 * self.first_look
+        for number, _ in enumerate(self.round_sizes[:most]):
+            standing = self._standing(number, records)
+            if not rounds:
+                rounds.append(standing.promising(self.round_sizes[0]) if self._can_gain(standing, records) else [])
+            elif len(rounds[-1]) < 2:  # noqa: PLR2004 - one that is left has won
+                rounds.append([])
+            else:
+                left -= self._blocks_of([len(rounds[-1])])
+                room = (left - self._blocks_of(self.round_sizes[number + 1 :])) // launches - 1
+                rounds.append(standing.survivors(rounds[-1], room))
+        return rounds
+
+    def _can_gain(self, standing: Standing, records: Sequence[AnyRecord]) -> bool:
+        """Whether measuring may find a gain: not where perfect overlap would bring none."""
+        default = trained(training_records(records), CALIBRATE).get(self._calibrated[0].key)
+        if default is None or not default.is_ok or self.baseline not in standing.predicted:
+            return False
+        return can_gain(standing.predicted, self.baseline, median(list(default.steps_ms.values())))
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The setting that the fresh launches compare with the default, and the best without compression if it is none.
 
         It is the best of the last round; without rounds the best by prediction.
         """
-        known = self._before(len(self.round_sizes) + 1, records)
-        standing = self.standing(known)
+        standing = self._standing(len(self.round_sizes), records)
         measured = [one.case for one in standing.estimates if one.by_launch]
         last = max((max(one.by_launch) for one in standing.estimates if one.by_launch), default=0)
         latest = [one.case for one in standing.estimates if last in one.by_launch]
@@ -321,15 +339,20 @@ class TuningPlan:
         is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and room
         return [best.case, *([plain.case] if plain and is_wanted else [])]
 
-    def standing(self, records: Sequence[AnyRecord]) -> Standing:
-        """How the settings that may be recommended stand, by prediction and by what was measured."""
-        return self._chooser.standing(collective_records(records), training_records(records))
+    def _standing(self, rounds: int, records: Sequence[AnyRecord]) -> Standing:
+        """How all settings stand after so many rounds, by prediction and measurement.
 
-    def _before(self, number: int, records: Sequence[AnyRecord]) -> list[AnyRecord]:
-        """The records that round ``number`` is decided from: of collectives, the calibration, and earlier rounds."""
-        launches = (number - 1) * self.budget.round_launches
-        training = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
-        return [*collective_records(records), *training]
+        That takes a second and is asked for again and again, so the last answer is kept.
+        """
+        launches = rounds * self.budget.round_launches
+        collectives = collective_records(records)
+        known = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
+        asked: list[AnyRecord] = [*collectives, *known]
+        answered, answer = self._answers.get(rounds, ([], None))
+        if answer is None or len(asked) != len(answered) or any(map(operator.is_not, asked, answered)):
+            answer = self._chooser.standing(self._chooser.predict(collectives, known), known)
+            self._answers[rounds] = asked, answer
+        return answer
 
     # -------------------------------------------------------------------------------------------------- for people
 

@@ -14,9 +14,9 @@ from commbench.training.records import TrainingRecord
 
 #: What is believed of `Sharing` before anything is measured, and how strongly: so far from it weighs as much as a step
 #: that is wrong by 1 %. Weak, so that one measured setting decides, unless hardly anything depends on the number.
-USUAL_CONTENTION, LOOSE_CONTENTION, LOOSE_SLOWDOWN = 0.5, 1.0, 0.3
-#: Communication in training takes between a quarter and four times as long as on the network alone.
-FARTHEST_SLOWDOWN = 4.0
+USUAL_CONTENTION, LOOSE_CONTENTION, LOOSE_SLOWDOWN = 0.5, 1.0, 0.1
+#: Communication in training takes between half and twice as long as on the network alone; beyond, it is something else.
+FARTHEST_SLOWDOWN = 2.0
 #: Copying reads one tensor and writes another, dividing in place works on one: twice the traffic to memory.
 COPY_OVER_DIVISION = 2.0
 #: Points of the first grid along each axis, and how often the best point's neighbourhood is halved.
@@ -31,6 +31,8 @@ class Sharing:
     """The share of the computing core that communication takes while it is under way; see `overlapped`."""
     slowdown: float = 1.0
     """Time of communication in training over that on the network alone, while nobody computed."""
+    rest_ms: float = 0.0
+    """What a step takes besides, as far as the two do not explain it; may be below 0."""
 
     def slowed(self, work: Sequence[BucketWork]) -> list[BucketWork]:
         """The buckets with communication that takes as long as it does in training."""
@@ -105,19 +107,24 @@ class Observation:
     step_ms: float
     """As measured."""
 
-    def error(self, sharing: Sharing) -> float:
-        """(predicted - measured) / measured."""
+    def excess_ms(self, sharing: Sharing) -> float:
+        """Predicted - measured."""
         timeline = overlapped(
             sharing.slowed(self.work), self.backward_ms, servers=self.servers, contention=sharing.contention
         )
-        return (self.others_ms + timeline.end_ms) / self.step_ms - 1
+        return self.others_ms + timeline.end_ms + sharing.rest_ms - self.step_ms
+
+    def error(self, sharing: Sharing) -> float:
+        """(predicted - measured) / measured."""
+        return self.excess_ms(sharing) / self.step_ms
 
 
 def fit_sharing(observations: Sequence[Observation]) -> Sharing:
-    """Fit to the squares of relative errors, with a weak pull to what is usual.
+    """Fit to the squares of relative errors, with a weak pull to what is usual; what remains on average is the rest.
 
-    Both numbers are free because the measured step may lie outside the bounds that the network alone gives. The pull
-    decides where the step tells nothing about one of them, as contention where there is only one bucket.
+    Contention and slowdown are both free because the measured step may lie outside the bounds that the network alone
+    gives. The pull decides where the step tells nothing about one of them, as contention where there is only one
+    bucket.
     """
 
     def badness(contention: float, logarithm: float) -> float:
@@ -127,7 +134,9 @@ def fit_sharing(observations: Sequence[Observation]) -> Sharing:
 
     farthest = math.log(FARTHEST_SLOWDOWN)
     contention, logarithm = _minimum(badness, (0.0, 1.0), (-farthest, farthest))
-    return Sharing(contention=contention, slowdown=math.exp(logarithm))
+    sharing = Sharing(contention=contention, slowdown=math.exp(logarithm))
+    rest_ms = -statistics.fmean(observation.excess_ms(sharing) for observation in observations)
+    return dataclasses.replace(sharing, rest_ms=rest_ms)
 
 
 def _minimum(

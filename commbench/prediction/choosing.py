@@ -13,6 +13,7 @@ from commbench.prediction.network import NetworkModel
 from commbench.prediction.rounds import Standing
 from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.records import Record
+from commbench.summary import latest
 from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of
 from commbench.training.recommendation import comparable
 from commbench.training.records import TrainingRecord
@@ -29,7 +30,7 @@ def fit_steps(
     """
     network = NetworkModel.fit(collectives).at(baseline.backend, baseline.world_size)
     try:
-        return StepModel.calibrate(facts, network, trainings)
+        return StepModel.calibrate(facts, network, latest(trainings).values())
     except InputError:  # the record of the default, or of the step without DDP, says why
         return None
 
@@ -72,9 +73,10 @@ class Chooser:
         predicted = predict_all(model, known)
         return predicted | predict_all(model, self._lists(model, predicted))
 
-    def standing(self, collectives: Iterable[Record], trainings: Sequence[TrainingRecord]) -> Standing:
+    def standing(
+        self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
+    ) -> Standing:
         """How the settings that may be recommended stand, by prediction and by what was measured of the sweep."""
-        predicted = self.predict(collectives, trainings)
         if self.baseline not in predicted:
             return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
         fit = {one.case for one in comparable(trainings, self.info)[1]}

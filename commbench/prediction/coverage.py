@@ -27,7 +27,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
         case = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend, **parse_hook(hook))
         for elements in _elements(facts):
             side = max(1, math.isqrt(elements))
-            for message in messages_of(case, side * (elements // side), ranks, shapes=[(side, elements // side)]):
+            for message in messages_of(case, elements, ranks, shapes=[(side, elements // side)]):
                 share = find_dtype(message.dtype).itemsize * ranks
                 size = share * math.ceil(message.message_bytes / share)
                 wanted.setdefault((message.operation, message.dtype), set()).add(size)

@@ -118,15 +118,14 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     name = hook_case(model, nearest, "default", density=density).hook_name
     loads = [hook["density"] * model.network.world_size, density * model.network.world_size]
     slowed = _slowed(model, nearest, loads)
-    slowdown = {name: slowed[nearest]} if slowed else {}
-    overlap = {name: model.overlap[nearest]} if nearest in model.overlap else {}
-    known_too = dataclasses.replace(
-        model,
-        hooks={**model.hooks, name: _decoded(model.hooks[nearest], loads)},
-        overlap={**model.overlap, **overlap},
-        slowdown={**model.slowdown, **slowdown},
-    )
-    return known_too, name
+    same: dict[str, Any] = {
+        field: {**getattr(model, field), name: getattr(model, field)[nearest]}
+        for field in ("overlap", "rest_ms")
+        if nearest in getattr(model, field)
+    }
+    slowdown = {**model.slowdown, **({name: slowed[nearest]} if slowed else {})}
+    hooks = {**model.hooks, name: _decoded(model.hooks[nearest], loads)}
+    return dataclasses.replace(model, hooks=hooks, slowdown=slowdown, **same), name
 
 
 def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = None) -> TrainingCase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Standing:
     """Standard deviation of predicted from measured logarithms of speedups."""
     launch_spread: float
     """Standard deviation of a measured one from launch to launch."""
+    predicted: Mapping[TrainingCase, StepPrediction] = field(default_factory=dict)
+    """What was predicted, of the default too."""
 
     @classmethod
     def of(
@@ -77,7 +79,12 @@ class Standing:
         ]
         error = max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, misses, len(misses)))
         estimates = [_weigh(case, expected[case], error, measured[case], spread) for case in expected]
-        return cls(estimates=sorted(estimates, key=lambda one: one.log_ratio), model_error=error, launch_spread=spread)
+        return cls(
+            estimates=sorted(estimates, key=lambda one: one.log_ratio),
+            model_error=error,
+            launch_spread=spread,
+            predicted=predicted,
+        )
 
     def without(self, unfit: Iterable[TrainingCase]) -> Standing:
         """The same without some settings."""
@@ -129,9 +136,16 @@ class Standing:
         return difference > _REACH * self.launch_spread / math.sqrt(len(both))
 
 
-def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase) -> bool:
-    """Whether any setting would beat the default by the margin if its communication overlapped perfectly."""
-    limit_ms = predicted[baseline].step_ms / (1 + MARGIN)
+def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase, measured_ms: float) -> bool:
+    """Whether any setting would beat the default by the margin if its communication overlapped perfectly.
+
+    The default counts as predicted: what of its measured step communication cannot explain is noise. But a model that
+    misses that step, of ``measured_ms``, by more than models are believed to err excludes nothing.
+    """
+    base_ms = predicted[baseline].step_ms
+    if abs(base_ms / measured_ms - 1) > MODEL_ERROR[0]:
+        return True
+    limit_ms = base_ms / (1 + MARGIN)
     return any(one.overlapped_ms < limit_ms for case, one in predicted.items() if case != baseline)
 
 

@@ -60,6 +60,8 @@ class StepModel:
     """1 - `Sharing.contention` by `TrainingCase.hook_name`: the efficiency, 1 at the lower bound and 0 at the upper."""
     slowdown: Mapping[str, float] = field(default_factory=dict)
     """`Sharing.slowdown` by `TrainingCase.hook_name`."""
+    rest_ms: Mapping[str, float] = field(default_factory=dict)
+    """`Sharing.rest_ms` by `TrainingCase.hook_name`."""
 
     @classmethod
     def calibrate(cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]) -> StepModel:
@@ -129,6 +131,7 @@ class StepModel:
             model,
             overlap={**self.overlap, hook: 1 - sharing.contention},
             slowdown={**self.slowdown, hook: sharing.slowdown},
+            rest_ms={**self.rest_ms, hook: sharing.rest_ms},
         )
 
     def _observed(self, setting: Setting) -> Observation:
@@ -170,7 +173,7 @@ class StepModel:
     def _others_ms(self, case: TrainingCase) -> float:
         """What of a step is not its last backward pass, in which gradients are exchanged."""
         without = (case.accumulation - 1) * (self.forward_ms + self.backward_ms)
-        exchanging = self.ddp_forward_ms if case.uses_ddp else 0.0
+        exchanging = self.ddp_forward_ms + self.rest_ms.get(case.hook_name, 0.0) if case.uses_ddp else 0.0
         return without + self.forward_ms + exchanging + self.optimizer_ms + self.other_ms
 
     def _servers(self, case: TrainingCase) -> int:

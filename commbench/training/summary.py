@@ -13,7 +13,7 @@ import numpy as np
 from commbench import stats
 from commbench.records import FLAGS
 from commbench.summary import is_wide, launch_flags, ordered
-from commbench.training.cases import HOOKS, PRECISIONS, TrainingCase, baseline_of
+from commbench.training.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
 from commbench.training.records import TRAINING_FLAGS, Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.training.trained import (
     EqualLosses,
@@ -47,14 +47,15 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
 
     Args:
         records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts. Those of the
-            phase ``confirm`` are not looked at, and those without DDP give ``local_step_ms``.
+            phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was swept, and those without
+            DDP give ``local_step_ms``.
         info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
             ``seed``, ``relative_half_width`` (the budget's target), ``oversubscribed``, ``emulated`` (also inside
             ``environment``), ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
             ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
             it. Each is optional.
     """
-    known = trained(records)
+    known = _swept(records)
     stand_ins = _stand_ins(info)
     groups = groups_of(known)
     baselines = {group: _baseline(members, stand_ins, known) for group, members in groups.items()}
@@ -70,6 +71,12 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {one.case for one in baselines.values() if one}
     return [rows[case] for case in sorted(rows, key=lambda case: _order(case, first))]
+
+
+def _swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
+    """The configurations of the sweep; of a tuning that had no reason for one those of its calibration."""
+    records = list(records)
+    return trained(records) or trained(records, CALIBRATE)
 
 
 def _stand_ins(info: Mapping[str, Any]) -> dict[TrainingCase, TrainingCase]:
@@ -323,7 +330,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> l
 
     Launches in which the buckets were others than in most are left out.
     """
-    known = trained(records)
+    known = _swept(records)
     stand_ins = _stand_ins(info)
     baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
     first = {one.case for one in baselines if one}

@@ -1,0 +1,394 @@
+"""Do predictions hold, and does the tuner choose well? Held against everything measured, on emulated clusters.
+
+``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own below ``--out``:
+
+- *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by ``commbench tune`` with the
+  same candidates, between two launches of the sweep: what the choice loses, what it cost, how far predictions were off;
+- *collectives*: a dense grid of message sizes, every other one predicted from those beside it;
+- *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
+- *break-even*: top-k of several densities, won or lost against sending gradients whole, as predicted or not.
+
+Exit code 0 if every aim is met and 1 if not; the same command goes on with what is not finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_findings import Check, Findings, Judged, tables
+
+from commbench.environment import git_commit
+from commbench.errors import CommbenchError, InputError
+from commbench.options import default_out
+from commbench.prediction.accuracy import prediction_rows
+from commbench.prediction.breakeven import break_even, compare_with_measured
+from commbench.prediction.larger_steps import on_network
+from commbench.prediction.network import NetworkModel
+from commbench.prediction.steps import StepModel
+from commbench.prediction.validating import (
+    Exhaustive,
+    Held,
+    choice_of,
+    growing_up_to,
+    held_ranks,
+    held_sizes,
+    held_speedups,
+    held_steps,
+    median_error,
+    rank_correlation,
+)
+from commbench.store import Run, load_run
+from commbench.tables import csv_text
+from commbench.terminal import make_console
+from commbench.training.cases import DEFAULT_CAP, TrainingCase
+from commbench.training.conclusion import Recommendation
+from commbench.training.workload import WorkloadFacts
+from commbench.units import parse_link_rate
+
+PARTS = ("scenarios", "collectives", "growth", "break-even")
+#: Gradients take far longer than computing over each workload's first rate, and less over the second; over the third,
+#: with more samples to compute on, they hardly matter.
+SCENARIOS = ("mlp@500mbit", "mlp@2gbit", "mlp:512@none", "resnet18:1@1gbit", "resnet18:1@2gbit", "resnet18:16@none")
+HOOKS = "none,fp16,topk:0.01"
+CAPS = "default,1,2,5,10,25,100"
+HOSTS = 2
+#: Networks whose collectives are measured at many sizes.
+DENSE_RATES = ("1gbit", "none")
+GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
+#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, densities around 1/hosts.
+BREAK_EVENS = (
+    ("mlp@500mbit", 2, "500mbit", (0.05, 0.2, 0.6)),
+    ("mlp@2gbit", 2, "2gbit", (0.05, 0.2, 0.6)),
+    ("mlp@500mbit", 4, "500mbit", (0.02, 0.1, 0.5)),
+)
+#: A sub-run that takes longer hangs.
+LONGEST_S = 1800
+COMMBENCH = (sys.executable, "-m", "commbench")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """How much is measured."""
+
+    launches: int
+    caps: str
+    hooks: str
+    sizes: str
+    growth_sizes: str
+    collective_launches: int
+
+
+FULL = Scope(launches=3, caps=CAPS, hooks=HOOKS, sizes="1K:16M", growth_sizes="64K:4M", collective_launches=3)
+QUICK = Scope(
+    launches=2,
+    caps="default,5,100",
+    hooks="none,topk:0.01",
+    sizes="4K:4M",
+    growth_sizes="256K:1M",
+    collective_launches=2,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A workload on a link, as ``WORKLOAD[:BATCH]@RATE`` names it."""
+
+    name: str
+    workload: str
+    batch: int | None
+    rate: str
+
+    @classmethod
+    def parse(cls, name: str) -> Scenario:
+        """Read a name.
+
+        Raises:
+            InputError: it is none.
+        """
+        workload, separator, rate = name.rpartition("@")
+        workload, _, batch = workload.partition(":")
+        is_rate = rate == "none" or parse_link_rate(rate)
+        if not separator or not workload or not is_rate or (batch and not batch.isdecimal()):
+            raise InputError(
+                f"The scenario {name!r} is not understood; write one such as mlp@1gbit or resnet18:1@none."
+            )
+        return cls(name=name, workload=workload, batch=int(batch) if batch else None, rate=rate)
+
+    @property
+    def options(self) -> list[str]:
+        """What names it to ``train`` and ``tune``."""
+        return ["--workload", self.workload, *([] if self.batch is None else ["--batch", str(self.batch)])]
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+class Runs:
+    """The runs below a directory, each made by one or more commands, which are noted once they are through."""
+
+    def __init__(self, out: Path, show: Callable[[str], None]) -> None:
+        self._folder = out / "runs"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = out / "commands.json"
+        self.show = show
+        self.done: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+
+    def make(self, name: str, command: Sequence[str], *, hosts: int = HOSTS, rate: str = "none") -> None:
+        """Run a command of commbench in an emulated cluster, unless it was run before; what it says is in a log.
+
+        Raises:
+            InputError: it failed.
+        """
+        out = self._folder / name
+        inner = [*COMMBENCH, *command, "--out", str(out)]
+        whole = [*COMMBENCH, "lab", "run", "--hosts", str(hosts), "--rate", rate, "--", *inner]
+        said = ["commbench", *whole[len(COMMBENCH) : whole.index("--") + 1], "commbench", *command, "--out", name]
+        if any(entry["command"] == said for entry in self.done):
+            return
+        self.show(f"{name}: {' '.join(said)}")
+        load, begun = os.getloadavg()[0], time.monotonic()
+        with (self._folder / f"{name}.log").open("a") as log:
+            code = subprocess.run(whole, stdout=log, stderr=log, timeout=LONGEST_S, check=False).returncode
+        seconds = time.monotonic() - begun
+        if code:
+            raise InputError(f"{' '.join(said)} ended with code {code}; see {log.name}, then repeat this command.")
+        self.done.append({"command": said, "seconds": round(seconds, 1), "load_before": round(load, 2)})
+        self._file.write_text(json.dumps(self.done, indent=1) + "\n")
+        self.show(f"{name}: {seconds:.0f} s")
+
+    def has(self, name: str) -> bool:
+        """Whether such a run was made."""
+        return any(entry["command"][-1] == name for entry in self.done)
+
+    def load(self, name: str) -> Run:
+        """Read a run."""
+        return load_run(self._folder / name)
+
+
+def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
+    """The exhaustive sweep, and tuning between its first launch and the others: what drifts meets both."""
+    hooks = f"--bucket-cap-mb {scope.caps} --seed 1".split()
+    train = ["train", *scenario.options, *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
+    tune = ["tune", *scenario.options, *hooks, "--allow", scope.hooks]
+    runs.make(f"train_{scenario.name}", [*train, "1"], rate=scenario.rate)
+    runs.make(f"tune_{scenario.name}", tune, rate=scenario.rate)
+    runs.make(f"train_{scenario.name}", [*train, str(scope.launches)], rate=scenario.rate)
+
+
+def measure_collectives(runs: Runs, rate: str, scope: Scope) -> None:
+    """A dense grid of message sizes on both host backends."""
+    command = ["run", "--backend", "gloo,mpi", "-c", "all_reduce,all_gather", "--sizes", scope.sizes]
+    runs.make(f"sizes_{rate}", [*command, "--launches", str(scope.collective_launches)], rate=rate)
+
+
+def measure_growth(runs: Runs, scope: Scope) -> None:
+    """The same collectives on more and more hosts."""
+    command = ["run", "--backend", "gloo", "-c", "all_reduce,all_gather", "--sizes", scope.growth_sizes]
+    command += ["--world-sizes", GROWTH_RANKS, "--launches", str(scope.collective_launches)]
+    runs.make("growth", command, hosts=int(GROWTH_RANKS.rpartition(",")[2]), rate=GROWTH_RATE)
+
+
+def measure_break_even(runs: Runs, scenario: Scenario, hosts: int, rate: str, densities: Sequence[float]) -> None:
+    """Top-k of several densities beside no hook."""
+    hooks = ",".join(["none", *(f"topk:{density:g}" for density in densities)])
+    command = ["train", *scenario.options, "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
+    name = f"densities_{scenario.workload}_{hosts}hosts_{rate}"
+    runs.make(name, [*command, "--launches", "4", "--confirm-launches", "1"], hosts=hosts, rate=rate)
+
+
+# --------------------------------------------------------------------------------------------------------- judging
+
+
+def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) -> None:
+    """Hold what the tuner predicted and chose against the sweep."""
+    sweep = Exhaustive.of(swept.training_records, swept.info)
+    rows = prediction_rows(tuned.records, tuned.training_records, tuned.info)
+    recommendation = Recommendation.from_json(tuned.recommendation or {})
+    predicted = {_setting(row, sweep.baseline.case): row for row in rows}
+    steps_ms = {case: row.predicted_step_ms for case, row in predicted.items() if row.predicted_step_ms is not None}
+    fitted = {case for case, row in predicted.items() if row.used == "calibrated"}
+    steps, speedups = held_steps(sweep, steps_ms), held_speedups(sweep, steps_ms)
+    for quantity, held in (("step_ms", steps), ("speedup", speedups)):
+        found.add("scenarios", scenario.name, quantity, "calibrated", [held[case] for case in held if case in fitted])
+        found.add("scenarios", scenario.name, quantity, "held_out", [held[case] for case in held if case not in fitted])
+    interleaved = _interleaved(sweep, swept, tuned)
+    found.add("scenarios", scenario.name, "step_ms", "interleaved", interleaved)
+    choice = choice_of(recommendation, sweep.baseline.case)
+    regret = sweep.regret(choice)
+    default = next(row for row in swept.training_rows if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP)
+    held_out = [steps[case] for case in steps if case not in fitted]
+    found.judged.append(
+        Judged(
+            scenario=scenario.name,
+            settings=len(sweep.settings),
+            default_ms=default.step_ms or 0.0,
+            communication=(default.exposed_comm_ms or 0.0) / (default.step_ms or 1.0),
+            best=_short(sweep.best.case),
+            gain=sweep.gain,
+            choice=_short(choice),
+            verdict=recommendation.verdict,
+            regret=regret.against_best,
+            regret_ci=(regret.interval.low - 1, regret.interval.high - 1) if regret.interval else None,
+            regret_fair=regret.fair,
+            within_noise=regret.is_none,
+            steps=recommendation.measured_steps,
+            exhaustive_steps=sweep.steps,
+            step_error=median_error(held_out),
+            worst_step_error=max((abs(one.error) for one in held_out), default=None),
+            speedup_error=median_error([speedups[case] for case in speedups if case not in fitted]),
+            interleaved_error=median_error(interleaved),
+            rank_correlation=rank_correlation(list(steps.values())),
+        )
+    )
+
+
+def _setting(row: Any, like: TrainingCase) -> TrainingCase:  # noqa: ANN401 - any row with the columns of a setting
+    """The setting of a row, as the sweep names it."""
+    names = (
+        "bucket_cap_mb",
+        "hook",
+        "density",
+        "hook_options",
+        "precision",
+        "bucket_view",
+        "static_graph",
+        "accumulation",
+    )
+    return dataclasses.replace(like, **{name: getattr(row, name) for name in names})
+
+
+def _short(case: TrainingCase) -> str:
+    return f"{case.hook_name} {case.bucket_cap_mb}"
+
+
+def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[Held]:
+    """Other bucket sizes, predicted from default buckets in the same launches and the network as tuning timed it."""
+    case = sweep.baseline.case
+    fitted = [r for r in swept.training_records if r.case.bucket_cap_mb == DEFAULT_CAP]
+    network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
+    model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, fitted)
+    others = [one for one in sweep.settings if one.bucket_cap_mb != DEFAULT_CAP and one.hook_name in model.hooks]
+    return list(held_steps(sweep, {one: model.predict(one).step_ms for one in others}).values())
+
+
+def judge_collectives(found: Findings, runs: Runs, rate: str) -> None:
+    """Hold times at every other size against those predicted from the sizes beside them."""
+    for key, held in held_sizes(runs.load(f"sizes_{rate}").records).items():
+        found.add("collectives", f"{key}, {rate}", "time_us", "held_out", held)
+
+
+def judge_growth(found: Findings, runs: Runs) -> None:
+    """Hold times on many hosts against those predicted from few."""
+    growth = runs.load("growth")
+    for (key, _), one in held_ranks(growth.records, growth.info, FITTED_RANKS).items():
+        part = "growth" if key.operation == "all_reduce" else f"growth of {key.operation}"
+        found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
+
+
+def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: str) -> None:
+    """Hold what top-k did at several densities against the break-even predicted from another run."""
+    scenario = Scenario.parse(name)
+    swept, tuned = runs.load(f"train_{name}"), runs.load(f"tune_{name}")
+    case = Exhaustive.of(swept.training_records, swept.info).baseline.case
+    network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
+    model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
+    if hosts != HOSTS:
+        growth = runs.load("growth")
+        larger = growing_up_to(growth.records, growth.info, hosts - 1)
+        there = larger.at(case.backend, hosts, rate_bps=parse_link_rate(rate), crowded=True)
+        model = on_network(model, there)
+    predicted = break_even(model, [DEFAULT_CAP])
+    measured = runs.load(f"densities_{scenario.workload}_{hosts}hosts_{rate}")
+    for point in compare_with_measured(predicted, measured.training_rows):
+        found.points.append({"where": f"{scenario.workload}, {hosts} hosts, {rate}", **dataclasses.asdict(point)})
+        found.points[-1]["agrees"] = point.agrees
+
+
+# ------------------------------------------------------------------------------------------------------------ all
+
+
+def validate(scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], runs: Runs) -> Findings:
+    """Measure what is missing, then judge all.
+
+    Raises:
+        InputError: a run failed.
+    """
+    found = Findings()
+    for scenario in scenarios if "scenarios" in parts else ():
+        measure_scenario(runs, scenario, scope)
+        judge_scenario(found, scenario, *(runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune")))
+    for rate in DENSE_RATES if "collectives" in parts else ():
+        measure_collectives(runs, rate, scope)
+        judge_collectives(found, runs, rate)
+    if "growth" in parts:
+        measure_growth(runs, scope)
+        judge_growth(found, runs)
+    for name, hosts, rate, densities in BREAK_EVENS if "break-even" in parts else ():
+        needed = [f"train_{name}", f"tune_{name}", *([] if hosts == HOSTS else ["growth"])]
+        if missing := [run for run in needed if not runs.has(run)]:
+            runs.show(f"no densities on {hosts} hosts at {rate}, for {missing[0]} was not measured")
+            continue
+        measure_break_even(runs, Scenario.parse(name), hosts, rate, densities)
+        judge_break_even(found, runs, name, hosts, rate)
+    return found
+
+
+def write(out: Path, found: Findings, runs: Runs) -> None:
+    """Write validation.csv and validation.json."""
+    columns = [each.name for each in dataclasses.fields(Check)]
+    (out / "validation.csv").write_text(csv_text(found.checks, columns))
+    environments = [runs.load(path.parent.name).info["environment"] for path in (out / "runs").glob("*/run.json")]
+    facts = {
+        "schema": 1,
+        "argv": ["python", "benchmarks/validate_model.py", *sys.argv[1:]],
+        "git_commit": git_commit(Path(__file__).parent),
+        "met": all(aim.met for aim in found.aims),
+        "aims": [dataclasses.asdict(aim) for aim in found.aims],
+        "scenarios": [{**dataclasses.asdict(one), "cost": one.cost} for one in found.judged],
+        "break_even": found.points,
+        "runs": runs.done,
+        "environment": next(iter(environments), None),
+    }
+    (out / "validation.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def main() -> None:
+    """Read the command line and leave with the exit code."""
+    parser = argparse.ArgumentParser(description="Hold predictions and the tuner's choice against measurements.")
+    parser.add_argument("--scenarios", help=f"comma-separated, as in {','.join(SCENARIOS)}, which are the default")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what to measure (default {','.join(PARTS)})")
+    parser.add_argument("--quick", action="store_true", help="fewer launches, settings and sizes: a try, no evidence")
+    parser.add_argument("--out", type=Path, help="directory (default results/<UTC time>-validation-<host>)")
+    options = parser.parse_args()
+    console, errors = make_console(), make_console(sys.stderr)
+    begun = time.monotonic()
+    try:
+        scenarios = [Scenario.parse(name) for name in (options.scenarios or ",".join(SCENARIOS)).split(",")]
+        parts = options.parts.split(",")
+        if unknown := sorted(set(parts) - set(PARTS)):
+            raise InputError(f"--parts {unknown[0]} is unknown; choose from {', '.join(PARTS)}.")
+        out = options.out or default_out("validation")
+        runs = Runs(out, lambda text: errors.print(f"{(time.monotonic() - begun) / 60:4.1f} min  {text}", style="dim"))
+        found = validate(QUICK if options.quick else FULL, scenarios, parts, runs)
+        write(out, found, runs)
+        for table in tables(found):
+            console.print(table)
+        console.print(f"Written: {out / 'validation.csv'} and validation.json")
+        sys.exit(0 if all(aim.met for aim in found.aims) else 1)
+    except CommbenchError as error:
+        sys.stderr.write(f"validate_model: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""How good predictions and a tuner's choice are, held against everything measured: errors, order and regret."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commbench.errors import InputError
+from commbench.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.prediction.network import CurveKey, NetworkModel
+from commbench.records import Record, known_fields
+from commbench.stats import Interval
+from commbench.training.cases import SWEEP, TrainingCase, baseline_of
+from commbench.training.conclusion import Recommendation, setting_of
+from commbench.training.recommendation import INSTRUMENTS
+from commbench.training.records import TrainingRecord
+from commbench.training.trained import Trained, speedup_of, trained
+
+#: As for `commbench.training.recommendation.MARGIN`: a loss up to this share is none.
+MARGIN = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A prediction beside its measurement."""
+
+    what: str
+    predicted: float
+    measured: float
+    low: float | None = None
+    """The measurement's 95 % interval over launches."""
+    high: float | None = None
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+
+def median_error(held: Iterable[Held]) -> float | None:
+    """The median absolute relative error; None of nothing."""
+    errors = [abs(one.error) for one in held]
+    return statistics.median(errors) if errors else None
+
+
+def rank_correlation(held: Sequence[Held]) -> float | None:
+    """Spearman's: how alike predictions and measurements are ordered, 1 if equally; None for fewer than three."""
+    if len(held) < 3:  # noqa: PLR2004 - two are always in order, or never
+        return None
+    ranks = [_ranks([getattr(one, name) for one in held]) for name in ("predicted", "measured")]
+    if min(map(np.ptp, ranks)) == 0:
+        return None
+    centred = [np.asarray(rank) - np.mean(rank) for rank in ranks]
+    return float(np.dot(*centred) / np.sqrt(np.dot(centred[0], centred[0]) * np.dot(centred[1], centred[1])))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1, equal values with their mean rank."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]
+
+
+# -------------------------------------------------------------------------------------------------------- the tuner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """How much slower a choice is than the best of an exhaustive sweep; each a ratio of steps less 1."""
+
+    against_best: float
+    """The fastest setting, by the launches that made it that: luck is in it, so that this is an upper bound."""
+    interval: Interval | None
+    """Its 95 % interval over launches, as ratios; None for one launch or where the choice is the best."""
+    fair: float | None
+    """In each launch against the setting that was fastest in the others, the median; None for one launch."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it is within 2 %, or not shown to be anything."""
+        return self.against_best <= MARGIN or (self.interval is not None and self.interval.low <= 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhaustive:
+    """What a sweep over all candidates measured."""
+
+    settings: Mapping[TrainingCase, Trained]
+    """Those that ended well."""
+    same_layout: Mapping[TrainingCase, TrainingCase]
+    """Settings that were not measured because another makes the same buckets."""
+
+    @classmethod
+    def of(cls, records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> Exhaustive:
+        """Read it from a run of ``commbench train``.
+
+        Raises:
+            InputError: the default was not measured well.
+        """
+        known = trained(records, SWEEP).values()
+        settings = {one.case: one for one in known if one.is_ok and one.case.hook not in INSTRUMENTS}
+        same = {_case(own): _case(kept) for own, kept in (info.get("same_layout") or {}).items()}
+        if not settings or baseline_of(list(settings)) not in settings:
+            raise InputError("The sweep has no sound measurement of DDP's default; measure it again.")
+        return cls(settings=settings, same_layout=same)
+
+    @property
+    def baseline(self) -> Trained:
+        """DDP's default."""
+        return self.settings[baseline_of(list(self.settings))]
+
+    def find(self, case: TrainingCase) -> Trained:
+        """A setting, or the one with its buckets.
+
+        Raises:
+            InputError: it was not measured.
+        """
+        case = dataclasses.replace(case, phase=SWEEP)
+        found = self.settings.get(self.same_layout.get(case, case))
+        if found is None:
+            raise InputError(f"The sweep has not measured {case}, which was chosen; measure the same settings.")
+        return found
+
+    @property
+    def best(self) -> Trained:
+        """The fastest, by the median over launches of its speedup over the default in the same launch."""
+        return max(self.settings.values(), key=self._speedup)
+
+    @property
+    def gain(self) -> float:
+        """The best's speedup over the default, less 1."""
+        return self._speedup(self.best) - 1
+
+    @property
+    def steps(self) -> int:
+        """Steps with DDP that were made."""
+        records = [record for one in self.settings.values() for record in one.timed.values()]
+        return sum(record.block_steps * len(record.block_lengths) for record in records)
+
+    def regret(self, choice: TrainingCase) -> Regret:
+        """How much slower a setting is than the best.
+
+        Raises:
+            InputError: it was not measured.
+        """
+        chosen, best = self.find(choice), self.best
+        speedup = speedup_of(best, chosen) if best is not chosen else None
+        return Regret(
+            against_best=speedup.ratio - 1 if speedup else 0.0,
+            interval=speedup.interval if speedup else None,
+            fair=self._fair(chosen),
+        )
+
+    def _speedup(self, one: Trained, launches: Iterable[int] | None = None) -> float:
+        """Over the default, the median over launches."""
+        chosen = set(self.baseline.steps_ms if launches is None else launches) & one.steps_ms.keys()
+        ratios = [
+            self.baseline.steps_ms[launch] / one.steps_ms[launch] for launch in chosen & self.baseline.steps_ms.keys()
+        ]
+        return statistics.median(ratios) if ratios else -math.inf
+
+    def _fair(self, chosen: Trained) -> float | None:
+        """See `Regret.fair`."""
+        launches = chosen.steps_ms.keys() & self.baseline.steps_ms.keys()
+        ratios = []
+        for launch in launches:
+            others = launches - {launch}
+            present = [one for one in self.settings.values() if launch in one.steps_ms]
+            if others and present:
+                best = max(present, key=lambda one: self._speedup(one, others))
+                ratios.append(chosen.steps_ms[launch] / best.steps_ms[launch])
+        return statistics.median(ratios) - 1 if ratios else None
+
+
+def choice_of(recommendation: Recommendation, baseline: TrainingCase) -> TrainingCase:
+    """The setting that a person is told to use: the best if it shall be changed, else the default."""
+    if recommendation.verdict != "change":
+        return baseline
+    return dataclasses.replace(baseline, **setting_of(recommendation.best))
+
+
+def held_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
+    """Predicted steps beside those that the sweep measured, in milliseconds; of settings that it did not, nothing."""
+    found = {}
+    for case, step_ms in predicted_ms.items():
+        one = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
+        if one is not None:
+            interval = one.step_interval
+            found[case] = Held(
+                what=str(case),
+                predicted=step_ms,
+                measured=statistics.median(one.steps_ms.values()),
+                low=interval.low if interval else None,
+                high=interval.high if interval else None,
+            )
+    return found
+
+
+def held_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
+    """Likewise of speedups over the default, in which what slows a whole launch cancels out."""
+    base = predicted_ms[sweep.baseline.case]
+    found = {}
+    for case, step_ms in predicted_ms.items():
+        one = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
+        speedup = speedup_of(one, sweep.baseline) if one is not None else None
+        if speedup is not None:
+            found[case] = Held(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
+    return found
+
+
+def _case(key: str) -> TrainingCase:
+    return TrainingCase(**known_fields(TrainingCase, json.loads(key)))
+
+
+# ------------------------------------------------------------------------------------------------------ the network
+
+
+def held_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Held]]:
+    """Times of collectives at every other message size, in microseconds, predicted from the sizes between them.
+
+    The smallest and the largest are never left out: what is not between measured sizes is another question.
+    """
+    measured = NetworkModel.fit(records)
+    found: dict[CurveKey, list[Held]] = {}
+    for key, curve in measured.curves.items():
+        left_out = set(list(curve.sizes)[1:-1:2])
+        kept = NetworkModel.fit(r for r in records if r.case.message_bytes not in left_out)
+        if key in kept.curves:
+            found[key] = [
+                Held(what=f"{size} B", predicted=kept.curves[key].time_us(size), measured=time_us)
+                for size, time_us in zip(curve.sizes, curve.times_us, strict=True)
+                if size in left_out
+            ]
+    return found
+
+
+def held_ranks(
+    records: Sequence[Record], info: Mapping[str, Any], largest: int, *, crowded: bool = True
+) -> dict[tuple[CurveKey, int], Held]:
+    """Times of collectives on more than ``largest`` ranks, in microseconds, predicted from those on at most so many.
+
+    Args:
+        records: of a scaling study.
+        info: as its ``run.json`` holds it.
+        largest: most ranks that predictions may be made from.
+        crowded: whether all ranks share one machine's cores, as in an emulated cluster.
+    """
+    model = NetworkModel.fit(records)
+    network = growing_up_to(records, info, largest)
+    found = {}
+    for key, curve in model.curves.items():
+        if key.world_size > largest:
+            there = network.at(key.backend, key.world_size, pattern=key.pattern, crowded=crowded)
+            for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
+                predicted = there.time_us(key.operation, key.dtype, size)
+                found[key, size] = Held(what=f"{key}, {size} B", predicted=predicted, measured=time_us)
+    return found
+
+
+def growing_up_to(records: Sequence[Record], info: Mapping[str, Any], largest: int) -> GrowingNetwork:
+    """The network as it grows, fitted to what was measured on so many ranks at most."""
+    few = NetworkModel.fit(records)
+    curves = {key: curve for key, curve in few.curves.items() if key.world_size <= largest}
+    return GrowingNetwork.fit([MeasuredRun(model=dataclasses.replace(few, curves=curves), records=records, info=info)])

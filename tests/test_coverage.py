@@ -1,0 +1,44 @@
+"""Tests of which collectives are timed for the network of a training step."""
+
+from tuning_world import make_facts
+
+from commbench.cases import Case
+from commbench.prediction.coverage import network_cases
+
+
+def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
+    """Return the sizes of each operation and data type."""
+    found: dict[tuple[str, str | None], list[int]] = {}
+    for case in cases:
+        found.setdefault((case.operation, case.dtype), []).append(case.message_bytes)
+    return found
+
+
+def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -> None:
+    """Time what is sent for buckets from a few KiB to 40 MiB, by factors of 4."""
+    found = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
+    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(found)
+    whole = found["all_reduce", "float32"]
+    assert 40 << 20 == max(whole)
+    assert min(whole) <= 4096
+    assert all(3.9 <= large / small <= 4.2 for small, large in zip(sorted(whole), sorted(whole)[1:], strict=False))
+    assert len(whole) == len(found["all_reduce", "float16"])
+    assert 2 * max(found["all_reduce", "float16"]) == max(whole)
+
+
+def test_no_hook_is_always_timed() -> None:
+    """Whatever is allowed, the default is predicted, too."""
+    assert ("all_reduce", "float32") in sizes(network_cases(["bf16"], make_facts(), 2, "gloo"))
+
+
+def test_hooks_that_look_at_tensors_are_timed_too() -> None:
+    """Take a bucket to be one square matrix."""
+    for hook in ("powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=64", "randomk:0.01"):
+        assert len(network_cases([hook], make_facts(), 2, "gloo")) > 8
+
+
+def test_tiny_and_huge_models() -> None:
+    """Time at least one size, and none beyond 64 MiB."""
+    assert 1 <= len(network_cases([], make_facts(1, 0.001), 2, "gloo")) <= 2
+    largest = max(case.message_bytes for case in network_cases([], make_facts(200, 1.0), 3, "gloo"))
+    assert 64 << 20 <= largest < (64 << 20) + 3 * 4

@@ -1,0 +1,224 @@
+"""Tests of the stages of tuning, on a cluster whose true step times are known."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
+
+from commbench.budgets import TUNING_BUDGETS
+from commbench.kinds import AnyRecord, training_records
+from commbench.launch.plan import RunRequest
+from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
+from commbench.training.conclusion import setting_of
+from commbench.training.recommendation import Recommendation, recommend
+
+#: Rates of a link at which communication decides, matters, and does not.
+RATES = (1.0, 10.0, 1000.0)
+
+
+def names(cases: Sequence[object]) -> list[tuple[str, str]]:
+    """Hook and bucket size of cases."""
+    return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
+
+
+def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
+    """Return what a played run concludes."""
+    found = recommend(training_records(records), world.plan.info)
+    assert found is not None
+    return found
+
+
+def chosen(world: World, records: Sequence[AnyRecord]) -> TrainingCase:
+    """Return the candidate that is compared with the default in the end."""
+    (winner, *_) = [r.case for r in training_records(records) if r.case.phase == CONFIRM and r.case.key != _base(world)]
+    return dataclasses.replace(winner, phase=SWEEP)
+
+
+def _base(world: World) -> str:
+    return dataclasses.replace(world.plan.baseline, phase=CONFIRM).key
+
+
+def stage_names(requests: Sequence[RunRequest]) -> list[str]:
+    """Return what the stages are called."""
+    return [request.name for request in requests]
+
+
+def test_the_stages_follow_each_other() -> None:
+    """Calibrate, time the network, narrow down in rounds whose launches go on in number, and confirm."""
+    world = World(plan=make_plan())
+    played = play(world)
+    assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
+    network, calibrate, first, second, third, confirm = played.requests[:6]
+    hooks = ["none", "fp16", "topk:0.01", LOCAL]
+    assert [(hook, "default") for hook in hooks] == names(calibrate.cases)
+    assert {CALIBRATE} == {case.phase for case in calibrate.cases if isinstance(case, TrainingCase)}
+    assert network.training is None
+    assert [(0, 2), (2, 4), (4, 6)] == [(r.first_launch, r.budget.launches) for r in (first, second, third)]
+    for request in (first, second, third):
+        assert ("none", "default") == names(request.cases)[0]
+        assert (LOCAL, "default") == names(request.cases)[-1]
+    assert len(first.cases) > len(second.cases) > len(third.cases)
+    assert ("none", "default") == names(confirm.cases)[0]
+    assert all(request.settles for request in played.requests)
+    assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
+
+
+def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
+    """Take the fastest by prediction, the fastest without compression, and the fastest of the second-best hook."""
+    world = World(plan=make_plan(), misfit=0.0)
+    first = play(world).requests[2]
+    hooks = {hook for hook, _ in names(first.cases)}
+    assert {"none", "fp16", "topk:0.01", LOCAL} == hooks
+    plain = min((c for c in world.plan.candidates if c.hook == "none"), key=world.true_ms)
+    assert world.best() in first.cases
+    assert plain in first.cases
+
+
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+@pytest.mark.parametrize("gbit", RATES)
+def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gbit: float) -> None:
+    """Come within 2 % or the noise of the true best where it matters, and keep within the cost whatever it is."""
+    world = World(plan=make_plan(budget=budget), link=Link(gbit=gbit))
+    played = play(world)
+    found = conclude(world, played.records)
+    assert world.regret(chosen(world, played.records)) <= 0.03
+    assert BLOCK_STEPS * 36 * TUNING_BUDGETS[budget].training.launches == found.exhaustive_steps
+    assert found.measured_steps <= found.exhaustive_steps / 4
+
+
+def test_a_gain_that_matters_is_found() -> None:
+    """Change to top-k where the link is slow."""
+    world = World(plan=make_plan(), link=Link(gbit=1.0))
+    found = conclude(world, play(world).records)
+    assert ("change", "topk") == (found.verdict, found.best.hook)
+    assert found.speedup is not None
+    true = world.true_ms(world.plan.baseline) / min(world.true_ms(case) for case in world.plan.candidates)
+    assert true == pytest.approx(found.speedup, rel=0.05)
+
+
+def test_the_default_is_kept_where_communication_does_not_matter() -> None:
+    """Skip the rounds, as nothing can gain by prediction, and show that the default is as good."""
+    world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
+    played = play(world)
+    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)[:3]
+    found = conclude(world, played.records)
+    assert "keep" == found.verdict
+    assert setting_of(world.plan.baseline) == setting_of(found.baseline)
+
+
+def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
+    """Decide every stage from what was measured before it, wherever the run was interrupted."""
+    world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
+    whole = play(world)
+    for most in range(1, len(whole.records), 11):
+        part = play(world, most=most).records
+        rest = play(world, part)
+        assert {(r.case.key, r.launch) for r in whole.records} == {(r.case.key, r.launch) for r in rest.records}
+    again = play(world, whole.records)
+    assert whole.records == again.records
+
+
+def test_the_confirmation_keeps_its_winners() -> None:
+    """Stay with them whatever is measured after it has begun."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    confirm = world.plan.confirm_request(records)
+    assert confirm is not None
+    slower = [
+        dataclasses.replace(r, step_ms=[9.0 * ms for ms in r.step_ms])
+        for r in training_records(records)
+        if r.case.phase == SWEEP and dataclasses.replace(r.case, phase=CONFIRM) in confirm.cases[1:]
+    ]
+    assert world.plan.confirm_request([*records, *slower]) == confirm
+
+
+def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
+    """Choose among the others."""
+    world = World(plan=make_plan(), failing="topk:0.01")
+    played = play(world)
+    trained = {case.hook_name for request in played.requests[2:] for case in request.cases}  # type: ignore[union-attr]
+    assert {"none", "fp16", LOCAL} == trained
+    assert "fp16" == conclude(world, played.records).best.hook
+
+
+def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
+    """End after the network."""
+    world = World(plan=make_plan(), failing="none")
+    assert ["network", "calibrate"] == stage_names(play(world).requests)
+
+
+def test_the_default_is_confirmed_against_the_prediction_where_a_sweep_is_short() -> None:
+    """Make no rounds and few fresh launches where a quarter of the full sweep allows no more; say what it cost."""
+    world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
+    assert (4, ()) == (len(world.plan.candidates), world.plan.round_sizes)
+    played = play(world)
+    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)
+    assert 4 == world.plan.first_look
+    found = conclude(world, played.records)
+    assert ((2 + 2 * 4) * BLOCK_STEPS, 4 * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)
+
+
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+@pytest.mark.parametrize("caps", [3, 5, 8, 12])
+@pytest.mark.parametrize("hooks", [1, 2, 3, 4])
+def test_a_plan_keeps_to_a_quarter_wherever_four_fresh_launches_fit(budget: str, caps: int, hooks: int) -> None:
+    """Plan calibration, rounds and the first look within the allowance."""
+    allowed = ["none", "fp16", "bf16", "topk:0.01"][:hooks]
+    sizes = ["default", *(str(cap) for cap in (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20))][:caps]
+    plan = make_plan(budget=budget, caps=sizes, hooks=allowed)
+    calibration = plan.budget.calibrate_launches * hooks
+    rounds = plan.budget.round_launches * sum(size + 1 for size in plan.round_sizes)
+    total = calibration + rounds + 2 * plan.first_look
+    assert total <= max(plan.allowance, calibration + 8)
+    assert 4 <= plan.first_look <= plan.budget.training.confirm_launches
+    assert all(
+        half == math.ceil(whole / 2) for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
+    )
+
+
+def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
+    """Let the default stand for them."""
+    plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])
+    assert ["default", "25", "2"] == [case.bucket_cap_mb for case in plan.candidates if case.hook == "none"]
+
+
+def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
+    """Add as many fresh launches where the cost allows it, of the same settings, and judge them at a higher level."""
+    world = World(plan=make_plan(budget="rigorous"), link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
+    played = play(world)
+    first, more = played.requests[-2:]
+    assert ["confirm", "confirm"] == stage_names(played.requests[-2:])
+    assert first.cases == more.cases
+    assert first.budget.launches == more.first_launch == world.plan.first_look
+    assert more.first_launch < more.budget.launches <= 2 * more.first_launch
+    assert 0.975 == conclude(world, played.records).level
+
+
+def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> None:
+    """Make what was asked for, and no more."""
+    world = World(plan=make_plan(budget="rigorous", confirm_launches=7), link=Link(gbit=1000.0), noise=0.02)
+    requests = play(world).requests
+    assert ("confirm", 7) == (requests[-1].name, requests[-1].budget.launches)
+    assert 1 == stage_names(requests).count("confirm")
+
+
+def test_more_fresh_launches_may_be_asked_for_later() -> None:
+    """Leave all that was measured as it is and add to the confirmation."""
+    world = World(plan=make_plan(budget="quick"), noise=0.02)
+    before = play(world)
+    later = World(plan=dataclasses.replace(world.plan, confirm_launches=20), noise=0.02)
+    added = [r for r in play(later, before.records).records if r not in before.records]
+    assert {CONFIRM} == {r.case.phase for r in training_records(added)}
+    assert set(range(world.plan.first_look, 20)) >= {r.launch for r in added}
+    assert 19 == max(r.launch for r in added)
+
+
+def test_a_time_limit_is_shared_out() -> None:
+    """Give calibration and rounds their shares, the confirmation the rest."""
+    world = World(plan=make_plan(time_limit_s=100.0))
+    limits = {request.name: request.time_limit_s for request in play(world).requests}
+    assert limits["calibrate"] == limits["network"] == 25.0
+    assert 55.0 == pytest.approx(limits["round 1"])
+    assert 100.0 == limits["confirm"]
