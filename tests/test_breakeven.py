@@ -77,7 +77,8 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
 def test_it_may_always_pay() -> None:
     """Where sending whole gradients is made dear, top-k wins at any density."""
     model, network = calibrated()
-    dear = dataclasses.replace(model, slowdown={"none": 1000.0, "topk:0.01": 1.0})
+    cost = dataclasses.replace(model.hooks["none"], encode_ms=1e5)
+    dear = dataclasses.replace(model, hooks={**model.hooks, "none": cost})
     assert break_even(on_network(dear, network.at("gloo", 2)), CAPS).density == DENSEST
 
 

@@ -16,7 +16,7 @@ from commbench.prediction.growing import HeldOut
 from commbench.prediction.larger import GrowingNetwork
 from commbench.prediction.network import Network
 from commbench.prediction.steps import StepModel, StepPrediction
-from commbench.training.cases import SWEEP, TrainingCase, baseline_of, parse_hook
+from commbench.training.cases import HOOKS, SWEEP, TrainingCase, baseline_of, parse_hook
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import WorkloadFacts
 
@@ -56,8 +56,9 @@ class TrainedWorkload:
 
     @property
     def hooks(self) -> list[str]:
-        """The hooks that were trained, by name."""
-        return list(dict.fromkeys(r.case.hook_name for r in self.records if r.case.uses_ddp and r.status == "ok"))
+        """The hooks that were trained, by name: as they are listed, the densest first."""
+        cases = {r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"}
+        return sorted(cases, key=lambda name: (HOOKS.index(cases[name].hook), -(cases[name].density or 0.0), name))
 
     def model(self, network: GrowingNetwork) -> StepModel:
         """Its step as it was measured, on the network where it was.
@@ -89,12 +90,14 @@ class TrainedWorkload:
 def on_network(model: StepModel, network: Network) -> StepModel:
     """The model of the same step on another network; what a hook decodes grows with the ranks that it is from."""
     ranks = model.network.world_size, network.world_size
-    costs = {}
+    costs, slowdown = dict(model.hooks), dict(model.slowdown)
     for name, cost in model.hooks.items():
         hook = parse_hook(name)
-        grown = _decoding(hook["density"], ranks[1]) / _decoding(hook["density"], ranks[0])
-        costs[name] = _decoded(cost, grown) if hook["hook"] == _TOP_K else cost
-    return dataclasses.replace(model, network=network, hooks=costs)
+        if hook["hook"] == _TOP_K:
+            loads = [hook["density"] * count for count in ranks]
+            costs[name] = _decoded(cost, loads)
+            slowdown |= _slowed(model, name, loads)
+    return dataclasses.replace(model, network=network, hooks=costs, slowdown=slowdown)
 
 
 def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
@@ -113,14 +116,16 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
         )
     nearest, hook = min(known, key=lambda each: (bool(each[1]["hook_options"]), _distance(each[1], density)))
     name = hook_case(model, nearest, "default", density=density).hook_name
-    ranks = model.network.world_size
-    cost = _decoded(model.hooks[nearest], _decoding(density, ranks) / _decoding(hook["density"], ranks))
-    maps: dict[str, Any] = {
+    loads = [hook["density"] * model.network.world_size, density * model.network.world_size]
+    slowed = _slowed(model, nearest, loads)
+    same: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
-        for field in ("overlap", "slowdown", "rest_ms")
+        for field in ("overlap", "rest_ms")
         if nearest in getattr(model, field)
     }
-    return dataclasses.replace(model, hooks={**model.hooks, name: cost}, **maps), name
+    slowdown = {**model.slowdown, **({name: slowed[nearest]} if slowed else {})}
+    hooks = {**model.hooks, name: _decoded(model.hooks[nearest], loads)}
+    return dataclasses.replace(model, hooks=hooks, slowdown=slowdown, **same), name
 
 
 def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = None) -> TrainingCase:
@@ -150,10 +155,23 @@ def _distance(hook: dict[str, Any], density: float) -> float:
     return abs(math.log(hook["density"] / density))
 
 
-def _decoding(density: float | None, ranks: int) -> float:
-    """What decoding an element takes, over zeroing it: k values of each rank are added."""
-    return 1.0 + ADDING_OVER_ZEROING * ranks * (density or 0.0)
+def _decoded(cost: HookCost, loads: Sequence[float]) -> HookCost:
+    """The cost where other values are added: ``loads`` are those of all ranks for an element, before and now."""
+    before, now = (1.0 + ADDING_OVER_ZEROING * load for load in loads)
+    return dataclasses.replace(cost, decode_ms_per_element=now / before * cost.decode_ms_per_element)
 
 
-def _decoded(cost: HookCost, factor: float) -> HookCost:
-    return dataclasses.replace(cost, decode_ms_per_element=factor * cost.decode_ms_per_element)
+def _slowed(model: StepModel, hook: str, loads: Sequence[float]) -> dict[str, float]:
+    """How much longer communication takes than on the network alone, with other ``loads``, before and now.
+
+    Towards a load of 1, where top-k sends as many bytes as gradients sent whole, it becomes that of hook none: what
+    slows small messages down is not what slows down large ones.
+    """
+    if hook not in model.slowdown:
+        return {}
+    own, dense = model.slowdown[hook], model.slowdown.get("none")
+    before, now = (math.log(min(1.0, load)) for load in loads)
+    if dense is None or now <= before:
+        return {hook: own}
+    share = (now - before) / -before
+    return {hook: own ** (1 - share) * dense**share}

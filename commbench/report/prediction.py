@@ -18,10 +18,11 @@ from commbench.prediction.hops import FittedHop
 from commbench.prediction.larger import GrowingNetwork
 from commbench.prediction.links import Link
 from commbench.prediction.outlook import BreakEvenOutlook, CollectiveOutlook, StepOutlook
-from commbench.report.table import UNBOUNDED
 from commbench.units import format_size, format_time, three_digits
 
 _AS_MEASURED = "as measured"
+#: Intervals that reach further than so many times the prediction are only called wide.
+_UNBOUNDED = 1000
 _WITHIN_HOST = (
     "What was measured within one host tells nothing of a network's start-up time: across hosts everything takes at "
     "least what is predicted."
@@ -138,7 +139,7 @@ def _time(row: CollectiveOutlook) -> str:
     """``1.23 ms [1.10, 1.40]``, in one unit."""
     time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
     text = format_time(time_us * 1e-6)
-    if high > UNBOUNDED * time_us:
+    if high > _UNBOUNDED * time_us:
         return f"{text} [wide]"
     number, unit = text.split()
     decimals, scale = len(number.partition(".")[2]), {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
