@@ -3,13 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
 
 from commbench.budgets import TUNING_BUDGETS
 from commbench.kinds import AnyRecord, training_records
-from commbench.launch.plan import RunRequest
+from commbench.launch.display import SilentDisplay
+from commbench.launch.plan import RunRequest, missing_cases, next_launch
+from commbench.launch.standalone import _Standalone
+from commbench.launch.whoami import Identity
 from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.training.conclusion import setting_of
 from commbench.training.recommendation import Recommendation, recommend
@@ -112,7 +116,7 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     """Decide every stage from what was measured before it, wherever the run was interrupted."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
     whole = play(world)
-    for most in range(1, len(whole.records), 11):
+    for most in (3, 26, 40, len(whole.records) - 3):
         part = play(world, most=most).records
         rest = play(world, part)
         assert {(r.case.key, r.launch) for r in whole.records} == {(r.case.key, r.launch) for r in rest.records}
@@ -222,3 +226,45 @@ def test_a_time_limit_is_shared_out() -> None:
     assert limits["calibrate"] == limits["network"] == 25.0
     assert 55.0 == pytest.approx(limits["round 1"])
     assert 100.0 == limits["confirm"]
+
+
+class KeptRun:
+    """As much of a store as a rank asks between launches."""
+
+    def __init__(self) -> None:
+        self.records: list[AnyRecord] = []
+        self.info: dict[str, Any] = {}
+
+    def update(self, **fields: Any) -> None:
+        """Set entries of run.json."""
+        self.info |= fields
+
+
+def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
+    """Make what one invocation under mpirun makes; return its launches."""
+    identity = Identity(role="rank", world_size=2)
+    ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    made = []
+    while request := ranks._next_request(run):  # type: ignore[arg-type]
+        launch = next_launch(request, run.records)
+        run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
+        made.append((request.name, launch))
+    return made
+
+
+def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
+    """Make one launch of training an invocation, after what it is decided from; end when nothing is left."""
+    world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0))
+    run, made, reasons = KeptRun(), [], []
+    while run.info.get("status") != "complete":
+        made.append(invoke(world, run))
+        reasons.append(run.info["reason"])
+    assert [("network", 0), ("calibrate", 0)] == made[0]
+    assert [("network", 1), ("round 1", 0)] == made[1]
+    assert [[("round 2", 1)], *([("confirm", launch)] for launch in range(6))] == made[2:]
+    assert "stage network has got 1 of its 2 launches" == reasons[0]
+    assert "stage round 2 comes next, launch 2 of 2" == reasons[1]
+    assert "" == reasons[-1]
+    assert [] == invoke(world, run)
+    conducted = play(world).records
+    assert {(r.case.key, r.launch) for r in conducted} == {(r.case.key, r.launch) for r in run.records}

@@ -40,7 +40,7 @@ MARGIN = 0.02
 INSTRUMENTS = frozenset({"passthrough", LOCAL})
 #: Level of the interval where fresh launches were added after a first look at them had decided nothing. Each look may
 #: err: of equals, "change" is said of 2.5 % at most at the first and 1.25 % at the second. Simulated for 4 to 20
-#: launches, then as many again (`tests/test_second_look.py`): below 3 % in all, and 4 to 6 % of intervals miss.
+#: launches, then as many again (`tests/test_second_look.py`): below 3 % in all, and 3 to 5 % of intervals miss.
 SECOND_LOOK = 0.975
 
 
