@@ -136,6 +136,8 @@ class Calibration:
     """With the least slowdown that the steps allow, and what then meets them best of its other numbers."""
     most: Mapping[str, Sharing]
     """With the most."""
+    error: float
+    """Root mean square of the relative errors that remain where several settings of a hook were measured; else 0."""
 
 
 def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibration:
@@ -160,7 +162,14 @@ def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibratio
         {hook: _sharing(of_hook, logarithm) for hook, of_hook in observations.items()}
         for logarithm in (best, least, most)
     )
-    return Calibration(likely=at_best, least=at_least, most=at_most)
+    return Calibration(likely=at_best, least=at_least, most=at_most, error=_remaining(observations, at_best))
+
+
+def _remaining(observations: Mapping[str, Sequence[Observation]], sharings: Mapping[str, Sharing]) -> float:
+    """Root mean square of relative errors; the rest takes one degree of freedom of each hook."""
+    several = {hook: of_hook for hook, of_hook in observations.items() if len(of_hook) > 1}
+    squares = sum(one.error(sharings[hook]) ** 2 for hook, of_hook in several.items() for one in of_hook)
+    return math.sqrt(squares / sum(len(of_hook) - 1 for of_hook in several.values())) if several else 0.0
 
 
 def _sharing(observations: Sequence[Observation], logarithm: float) -> Sharing:

@@ -145,6 +145,11 @@ class StepModel:
             rest_ms={hook: sharing.rest_ms for hook, sharing in sharings.items()},
         )
 
+    @property
+    def error(self) -> float:
+        """Root mean square of the relative errors at the measured settings; 0 where they leave none."""
+        return self.calibration.error if self.calibration else 0.0
+
     def extremes(self) -> tuple[StepModel, StepModel]:
         """The model with the least and with the most slowdown that the measured steps allow, at 95 %.
 
