@@ -65,11 +65,11 @@ HOSTS = 2
 #: Networks whose collectives are measured at many sizes.
 DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
-#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, densities around 1/hosts.
+#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, sparse and dense ones.
 BREAK_EVENS = (
-    ("mlp@500mbit", 2, "500mbit", (0.05, 0.2, 0.6)),
-    ("mlp@2gbit", 2, "2gbit", (0.05, 0.2, 0.6)),
-    ("mlp@500mbit", 4, "500mbit", (0.02, 0.1, 0.5)),
+    ("mlp@500mbit", 2, "500mbit", (0.02, 0.1, 0.5)),
+    ("mlp@2gbit", 2, "2gbit", (0.002, 0.05, 0.5)),
+    ("mlp@500mbit", 4, "500mbit", (0.005, 0.05, 0.4)),
 )
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
