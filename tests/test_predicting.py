@@ -106,7 +106,7 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert code == 0
     words = " ".join(out.split())
     assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
-    assert "predicted ms [overlapped, serial] efficiency exposed ms best MiB" in words
+    assert "predicted ms [95 %] [overlapped, serial] efficiency exposed ms best MiB" in words
     assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
     assert "the density below which top-k is predicted to pay" in words
     assert "one world size only: the algorithm is assumed" in words
@@ -115,6 +115,9 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     efficiencies = [row["scaling_efficiency"] for row in plain["steps"]]
     assert sorted(efficiencies, reverse=True) == efficiencies
     assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.15)
+    assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in plain["steps"])
+    assert all(row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"])
+    assert all(row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"])
     densities = [row["density"] for row in plain["break_evens"]]
     assert sorted(densities, reverse=True) == densities
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]

@@ -25,10 +25,9 @@ from commbench.prediction.outlook import (
     CollectiveOutlook,
     Networks,
     StepOutlook,
-    break_even_outlooks,
     collective_outlooks,
     columns_of,
-    step_outlooks,
+    training_outlooks,
 )
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
 from commbench.store import Run, load_run
@@ -179,8 +178,9 @@ def _with_training(
             with _noting(missing):
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run))
-                steps += step_outlooks(trained, network, asked, hooks)
-                break_evens += break_even_outlooks(trained, network, asked)
+                found = training_outlooks(trained, network, asked, hooks)
+                steps += found[0]
+                break_evens += found[1]
     if workload and not steps and not missing:
         raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
     return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)

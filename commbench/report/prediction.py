@@ -86,7 +86,9 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for (workload, backend, batch, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        table = _table("hook", "ranks", "predicted ms", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB")
+        table = _table(
+            "hook", "ranks", "predicted ms [95 %]", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
+        )
         for row in sorted(group, key=lambda row: row.world_size):
             table.add_row(row.hook, str(row.world_size), *_step_cells(row))
         words = [f"{workload} ({backend}, batch {batch} a rank)"]
@@ -100,9 +102,10 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
 def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     if row.step_ms is None:
         return "-", "", "", "", ""
-    bounds = Text(f"[{_digits(row.overlapped_ms)}, {_digits(row.serial_ms)}]")
+    bounds = Text(_between(row.overlapped_ms, row.serial_ms))
     efficiency = f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
-    return _digits(row.step_ms), bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
+    time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
+    return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
 
 def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
@@ -121,12 +124,17 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
     return parts
 
 
-def _density(row: BreakEvenOutlook) -> str:
+def _density(row: BreakEvenOutlook) -> Text:
     if row.status != "ok":
-        return "-"
-    if row.density is None:
+        return Text("-")
+    likely, low, high = (_below(each) for each in (row.density, row.density_low, row.density_high))
+    return Text(likely if low == likely == high else f"{likely} [{low}, {high}]")
+
+
+def _below(density: float | None) -> str:
+    if not density:
         return "never"
-    return "always" if row.density >= DENSEST else f"{row.density:.2g}"
+    return "always" if density >= DENSEST else f"{density:.2g}"
 
 
 def _algorithm(names: str) -> str:
@@ -144,6 +152,10 @@ def _time(row: CollectiveOutlook) -> str:
     number, unit = text.split()
     decimals, scale = len(number.partition(".")[2]), {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
     return f"{text} [{low * scale:.{decimals}f}, {high * scale:.{decimals}f}]"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f"[{_digits(low)}, {_digits(high)}]"
 
 
 def _digits(value: float | None) -> str:
