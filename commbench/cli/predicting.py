@@ -21,6 +21,7 @@ from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.larger_steps import TrainedWorkload
 from commbench.prediction.links import link_of
 from commbench.prediction.outlook import (
+    AnyOutlook,
     BreakEvenOutlook,
     CollectiveOutlook,
     Networks,
@@ -94,6 +95,10 @@ def predict(
         basis=render_basis(network, [run.path.name for run in runs]),
     )
     outlook = _with_training(outlook, runs, network, asked, workload, hook.split(",") if hook else None)
+    rows = outlook.rows
+    if all(row.status != "ok" for row in rows):
+        reasons = [*(row.reason for row in rows), *outlook.missing]
+        raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
     _print(outlook, output_format)
     return 0
 
@@ -159,6 +164,11 @@ class _Outlook:
     break_evens: Sequence[BreakEvenOutlook] = ()
     missing: Sequence[str] = ()
     """What of the training cannot be predicted, a sentence each."""
+
+    @property
+    def rows(self) -> list[AnyOutlook]:
+        """All predictions."""
+        return [*self.collectives, *self.steps, *self.break_evens]
 
 
 def _with_training(

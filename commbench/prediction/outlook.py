@@ -50,6 +50,11 @@ class CollectiveOutlook:
     status: str = "ok"
     reason: str = _column("one sentence where nothing is predicted", "")
 
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return f"{self.backend} {self.operation}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutlook:
@@ -78,6 +83,11 @@ class StepOutlook:
     status: str = "ok"
     reason: str = ""
 
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.hook
+
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenOutlook:
@@ -99,6 +109,14 @@ class BreakEvenOutlook:
     held_out_over: str = ""
     status: str = "ok"
     reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.workload
+
+
+AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
 
 
 @dataclass(frozen=True, kw_only=True)
