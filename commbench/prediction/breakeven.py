@@ -39,13 +39,16 @@ class BreakEven:
         return 1 / self.world_size
 
 
-def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
+def break_even(
+    model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",), handicap: float = 1.0
+) -> BreakEven:
     """Find the break-even density by halving; both sides take the bucket size that is best for them.
 
     Args:
         model: of the network at hand (`commbench.prediction.larger_steps.on_network`).
         caps: bucket sizes to choose from.
         dense: hooks that send gradients whole, by name.
+        handicap: by what the steps with top-k are multiplied, to learn how far the break-even moves.
 
     Raises:
         InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
@@ -54,7 +57,7 @@ def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = 
 
     def gains(log_density: float) -> bool:
         sparse, name = with_density(model, math.exp(log_density))
-        return best_buckets(sparse, name, caps).step_ms < dense_ms
+        return handicap * best_buckets(sparse, name, caps).step_ms < dense_ms
 
     low, high = math.log(SPARSEST), math.log(DENSEST)
     density: float | None = None
