@@ -190,7 +190,8 @@ def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
 
 def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
     """Add as many fresh launches where the cost allows it, of the same settings, and judge them at a higher level."""
-    world = World(plan=make_plan(budget="rigorous"), link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
+    plan = make_plan(budget="rigorous", hooks=["none", "fp16", "bf16"])
+    world = World(plan=plan, link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
     played = play(world)
     first, more = played.requests[-2:]
     assert ["confirm", "confirm"] == stage_names(played.requests[-2:])
