@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_builders import LinearNetwork, make_facts, make_step_model
+from step_builders import MIB, LinearNetwork, make_facts, make_step_model
 from training_builders import make_training_case
 
 from commbench.prediction.bucketing import best_cuts, best_list, candidate_caps, unique_layouts
+from commbench.prediction.calibration import Calibration, Sharing
 from commbench.prediction.exchange import HookCost
 from commbench.prediction.steps import StepModel
 from commbench.prediction.timeline import overlapped
@@ -68,25 +69,71 @@ BURSTS = make_facts([1.0] * 13, ready_ms=[10, 11, 12, *range(49, 55), 92, 93, 94
 
 
 def make_bursts(servers: int = 1) -> StepModel:
-    """Return a model of the bursts on a network where every collective costs 5 ms and every MiB 5.2 ms."""
-    return make_step_model(BURSTS, LinearNetwork(alpha_us=5000, beta_us_per_byte=5e-3, servers=servers))
+    """Return a model of the bursts on a network where every collective costs 12 ms and every MiB 5.2 ms."""
+    return make_step_model(BURSTS, LinearNetwork(alpha_us=12000, beta_us_per_byte=5e-3, servers=servers))
 
 
 def test_the_best_list_makes_the_buckets_that_it_was_found_for() -> None:
-    """Write a list that DDP's rule turns into a bucket for each burst, and that beats every single size by 1 %."""
+    """Write a list that DDP's rule turns into a bucket for each burst, and that beats every single size by 3 %."""
     model = make_bursts()
     text = best_list(model, CASE, most=4)
     assert text is not None
     assert canonical_cap(text) == text
     assert [3, 6, 4] == [len(bucket) for bucket in layout_of(text, BURSTS)]
     singles = [predicted(model, CASE, cap) for cap in candidate_caps(BURSTS)]
-    assert predicted(model, CASE, text) < 0.99 * min(singles)
+    assert predicted(model, CASE, text) < 0.97 * min(singles)
 
 
-def test_a_list_that_gains_less_than_1_percent_is_not_worth_its_words() -> None:
+def test_a_list_that_gains_little_is_not_worth_its_words() -> None:
     """Return nothing where one bucket size does as well."""
     model = make_step_model(make_facts([1.0] * 20), LinearNetwork(alpha_us=1, beta_us_per_byte=1e-5))
     assert best_list(model, CASE) is None
+
+
+def test_a_list_that_gains_less_than_the_model_errs_is_no_gain() -> None:
+    """Return nothing where the model misses the very steps that it was calibrated on by more than the list gains."""
+    model = make_bursts()
+    sharing = {"none": Sharing(contention=0.0)}
+    for error, found in ((0.0, True), (0.3, False)):
+        calibration = Calibration(likely=sharing, least=sharing, most=sharing, error=error)
+        text = best_list(dataclasses.replace(model, calibration=calibration), CASE)
+        assert found == (text is not None)
+
+
+#: Twelve tensors of 1 MiB, each before a bias of 64 bytes, in bursts as those above.
+BIASED = make_facts(
+    [size for _ in range(12) for size in (1.0, 64 / MIB)],
+    ready_ms=[time for time in [10, 11, 12, *range(49, 55), 92, 93, 94] for _ in range(2)],
+    backward_ms=100,
+)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("alpha_us", [0, 5000])
+def test_lists_are_short_and_round_and_their_buckets_no_crumbs(servers: int, alpha_us: int) -> None:
+    """Write at most 4 sizes of at most 3 digits, none for a bias alone, though starting costs nothing."""
+    model = make_step_model(BIASED, LinearNetwork(alpha_us=alpha_us, beta_us_per_byte=8e-3, servers=servers))
+    order = BIASED.ready_order
+    for ends in best_cuts(model, CASE, most=8, smallest_mb=0.25):
+        buckets = (order[start:end] for start, end in itertools.pairwise([0, *ends]))
+        assert all(sum(BIASED.parameters[i].numel for i in bucket) * 4 >= 0.25 * MIB for bucket in buckets)
+    text = best_list(model, CASE)
+    if text is None:
+        assert alpha_us == 0 or servers == 2
+        return
+    assert text.count("+") < 4
+    assert all(len(part.replace(".", "").strip("0")) <= 3 for part in text.split("+"))
+    assert all(len(bucket) >= 2 for bucket in layout_of(text, BIASED))
+
+
+def test_of_lists_as_good_the_shortest_is_taken() -> None:
+    """Take no third size where it gains nothing but what nobody can measure."""
+    facts = make_facts([3.0, 6.0, 0.5, 0.5], ready_ms=[10, 50, 99.9, 100], backward_ms=100)
+    model = make_step_model(facts, LinearNetwork(alpha_us=10, beta_us_per_byte=5e-3))
+    best = min(predicted(model, CASE, cap) for cap in ("2+5+0.4+0.4", "2+5+0.4", "2+5"))
+    text = best_list(model, CASE)
+    assert text is None or text.count("+") < 3
+    assert text is None or predicted(model, CASE, text) <= 1.005 * best
 
 
 def test_a_model_of_several_types_gets_no_list() -> None:
@@ -112,7 +159,7 @@ def test_real_models_get_sensible_lists(trace: str, hook: str) -> None:
     if text is None:
         return
     singles = [predicted(model, case, cap) for cap in candidate_caps(facts)]
-    assert predicted(model, case, text) < 0.99 * min(singles)
+    assert predicted(model, case, text) < 0.97 * min(singles)
 
 
 def predicted(model: StepModel, case: TrainingCase, cap: str) -> float:

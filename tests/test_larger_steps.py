@@ -65,22 +65,6 @@ def test_other_densities() -> None:
         with_density(without, 0.01)
 
 
-def test_large_messages_are_slowed_down_as_dense_ones() -> None:
-    """Where top-k sends as many bytes as hook none, they take as long; in between in between; below as measured."""
-    model, network = calibrated()
-    model = dataclasses.replace(model, slowdown={"none": 1.0, "topk:0.01": 4.0})
-    found = []
-    for density in (0.001, 0.01, 0.1, 0.5, 1.0):
-        sparse, name = with_density(model, density)
-        found.append(sparse.slowdown[name])
-    assert found[:2] == [4.0, 4.0]
-    assert 1.0 < found[2] < 4.0
-    assert found[3:] == pytest.approx([1.0, 1.0])
-    there = on_network(model, network.at("gloo", 8))
-    assert there.slowdown["topk:0.01"] == pytest.approx(with_density(model, 0.04)[0].slowdown["topk:0.04"])
-    assert there.slowdown["none"] == 1.0
-
-
 def test_the_best_buckets_are_the_shortest_step() -> None:
     """No other of those given is shorter."""
     model, network = calibrated()

@@ -106,7 +106,7 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert code == 0
     words = " ".join(out.split())
     assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
-    assert "predicted ms [overlapped, serial] efficiency exposed ms best MiB" in words
+    assert "predicted ms [95 %] [overlapped, serial] efficiency exposed ms best MiB" in words
     assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
     assert "the density below which top-k is predicted to pay" in words
     assert "one world size only: the algorithm is assumed" in words
@@ -115,6 +115,9 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     efficiencies = [row["scaling_efficiency"] for row in plain["steps"]]
     assert sorted(efficiencies, reverse=True) == efficiencies
     assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.15)
+    assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in plain["steps"])
+    assert all(row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"])
+    assert all(row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"])
     densities = [row["density"] for row in plain["break_evens"]]
     assert sorted(densities, reverse=True) == densities
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
@@ -163,8 +166,19 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
     assert "tells nothing of a network's start-up time" in words
     assert "keeps no facts of mlp (an earlier version trained it)" in words
     assert "commbench train --workload mlp" in words
-    unknown = " ".join(predict(KEPT, "--world-size", "8")[1].split())
-    assert "gloo all_reduce was measured within one host and is not predicted for 8 ranks on hosts of 2" in unknown
+    assert words.count("which algorithm the library takes there is not known") == 1
+    assert "So it is with" in words
+
+
+@pytest.mark.parametrize("style", ["table", "csv"])
+def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
+    """The first that one tries on a single host: one sentence with the way out, exit code 2, no tables of dashes."""
+    code, out, err = predict(KEPT, "--world-size", "8:1024", "--format", style)
+    assert (code, out) == (2, "")
+    words = " ".join(err.split())
+    assert "Nothing of this can be predicted: gloo all_gather was measured within one host" in words
+    assert "give --rate, or measure across hosts" in words
+    assert words.count("nothing is known of links") == 1
 
 
 @pytest.mark.parametrize(
@@ -206,6 +220,9 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
     words = " ".join(predict(lacking, "--world-size", "8")[1].split())
     assert "topk:0.01 was to be predicted, but only none can be" in words
     assert "measure with commbench run -c all_gather" in words
+    assert words.count("topk:0.01 was to be predicted") == 1
+    assert "topk:0.01 all not predicted" in words
+    assert "the density below which" not in words, "no table of dashes"
     dense = write_run(tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info)
     out = predict(dense, "--world-size", "8")[1]
     assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
@@ -243,4 +260,5 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", run.records, **make_info(**network_info(2)))
     words = " ".join(predict(path, "--world-size", "64", "--ranks-per-node", "8")[1].split())
     assert "8 ranks a host" in words
+    assert "gloo broadcast, float32, links" not in words, "no table of dashes"
     assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words

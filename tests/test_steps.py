@@ -34,7 +34,7 @@ def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, sl
         copy_ms_per_byte=2e-7,
         hooks={"none": HookCost(), "fp16": COST, "topk:0.01": COST},
         overlap={"none": overlap, "fp16": overlap, "topk:0.01": overlap},
-        slowdown=dict.fromkeys(("none", "fp16", "topk:0.01"), slowdown),
+        slowdown=slowdown,
     )
 
 
@@ -72,8 +72,35 @@ def test_several_measured_settings_are_all_used() -> None:
     truth = make_truth(beta=2e-3, overlap=0.6, slowdown=1.25)
     cases = [make_training_case(cap=cap) for cap in ("default", "100", "1")]
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, *cases))
-    assert model.slowdown["none"] == pytest.approx(1.25, rel=0.05)
+    assert model.slowdown == pytest.approx(1.25, rel=0.05)
     assert model.overlap["none"] == pytest.approx(0.6, abs=0.1)
+
+
+def test_extremes_agree_where_it_was_measured_and_part_on_slower_networks() -> None:
+    """Meet the measured step with the least and the most slowdown, and show how unsure a network of a tenth is."""
+    truth = make_truth()
+    case, sparse = make_training_case(), make_training_case("topk:0.01")
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, sparse))
+    low, high = model.extremes()
+    assert low.slowdown < model.slowdown < high.slowdown
+    for one in (case, sparse):
+        steps = [each.predict(one).step_ms for each in (low, model, high)]
+        assert steps == pytest.approx([truth.predict(one).step_ms] * 3, rel=0.005)
+    slower = LinearNetwork(beta_us_per_byte=3e-2)
+    there = [dataclasses.replace(each, network=slower).predict(case).step_ms for each in (low, model, high)]
+    assert there == sorted(there)
+    assert there[2] > 1.02 * there[0]
+    assert truth.extremes() == (truth, truth)
+
+
+def test_bounds_know_nothing_of_slowdown() -> None:
+    """Give the bounds of communication as long as on the network alone, but always around the prediction."""
+    case = make_training_case(cap="1")
+    usual, slow = make_truth().predict(case), make_truth(slowdown=1.05).predict(case)
+    assert (slow.overlapped_ms, slow.serial_ms) == (usual.overlapped_ms, usual.serial_ms)
+    much = make_truth(slowdown=2.0).predict(case)
+    assert much.overlapped_ms == usual.overlapped_ms
+    assert much.serial_ms == much.step_ms
 
 
 def test_what_a_step_is_made_of_is_found() -> None:

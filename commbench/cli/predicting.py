@@ -21,14 +21,14 @@ from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.larger_steps import TrainedWorkload
 from commbench.prediction.links import link_of
 from commbench.prediction.outlook import (
+    AnyOutlook,
     BreakEvenOutlook,
     CollectiveOutlook,
     Networks,
     StepOutlook,
-    break_even_outlooks,
     collective_outlooks,
     columns_of,
-    step_outlooks,
+    training_outlooks,
 )
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
 from commbench.store import Run, load_run
@@ -95,6 +95,10 @@ def predict(
         basis=render_basis(network, [run.path.name for run in runs]),
     )
     outlook = _with_training(outlook, runs, network, asked, workload, hook.split(",") if hook else None)
+    rows = outlook.rows
+    if all(row.status != "ok" for row in rows):
+        reasons = [*(row.reason for row in rows), *outlook.missing]
+        raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
     _print(outlook, output_format)
     return 0
 
@@ -161,6 +165,11 @@ class _Outlook:
     missing: Sequence[str] = ()
     """What of the training cannot be predicted, a sentence each."""
 
+    @property
+    def rows(self) -> list[AnyOutlook]:
+        """All predictions."""
+        return [*self.collectives, *self.steps, *self.break_evens]
+
 
 def _with_training(
     outlook: _Outlook,
@@ -179,8 +188,9 @@ def _with_training(
             with _noting(missing):
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run))
-                steps += step_outlooks(trained, network, asked, hooks)
-                break_evens += break_even_outlooks(trained, network, asked)
+                found = training_outlooks(trained, network, asked, hooks)
+                steps += found[0]
+                break_evens += found[1]
     if workload and not steps and not missing:
         raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
     return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)

@@ -22,8 +22,17 @@ SMALLEST_MB = 0.25
 FEWEST = 4
 #: Factor between neighbouring bucket sizes.
 STEP = math.sqrt(2)
-#: A list of bucket sizes is worth its words where its step is predicted to be shorter by more than this.
-WORTHWHILE = 0.01
+#: A list of bucket sizes is worth its words where its step is predicted to be shorter by more than this, which is how
+#: far predictions at bucket sizes that were not measured are off.
+WORTHWHILE = 0.03
+#: Lists whose steps differ by less than this share are equally good: the one that is easiest to write is taken.
+EQUAL = 0.005
+#: A bucket of less than this share of the model is no bucket worth its message.
+SMALLEST_SHARE = 0.01
+#: How much larger the last size may be than its bucket, so that it holds what rounding the others leaves.
+ROOM = 1.25
+#: Significant digits that sizes of a list are rounded to, as far as the step allows.
+DIGITS = (2, 3)
 #: Places at most at which the search for a list may cut: neighbouring parameters are taken together in larger models.
 MOST_CUTS = 400
 #: Bucket sizes at which the cost of a bucket is computed; in between it is interpolated.
@@ -37,8 +46,7 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     A geometric series from 0.25 MiB, or a fourth of a model of less than 1 MiB, to one bucket for the whole model; of
     more than ``most`` every so manieth is left, the ends always.
     """
-    total_mb = sum(parameter.numel * parameter.itemsize for parameter in facts.parameters) / MIB
-    smallest = max(SMALLEST_CAP_MB, min(SMALLEST_MB, total_mb / FEWEST))
+    total_mb, smallest = _total_mb(facts), _smallest_mb(facts)
     count = math.ceil(math.log(max(1.0, total_mb / smallest), STEP))
     series = [canonical_cap(f"{float(f'{smallest * STEP**i:.2g}'):.9f}") for i in range(count + 2)]
     caps = unique_layouts([DEFAULT_CAP, *series], facts)
@@ -46,6 +54,14 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
         return caps
     kept = np.linspace(1, len(caps) - 1, max(1, most - 1)).round().astype(int)
     return [caps[0], *(caps[i] for i in dict.fromkeys(kept.tolist()))]
+
+
+def _total_mb(facts: WorkloadFacts) -> float:
+    return sum(parameter.numel * parameter.itemsize for parameter in facts.parameters) / MIB
+
+
+def _smallest_mb(facts: WorkloadFacts) -> float:
+    return max(SMALLEST_CAP_MB, min(SMALLEST_MB, _total_mb(facts) / FEWEST))
 
 
 def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
@@ -56,13 +72,15 @@ def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
     return list(first.values())
 
 
-def best_list(model: StepModel, case: TrainingCase, *, most: int = 8) -> str | None:
+def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | None:
     """The ``bucket_cap_mb_list`` of at most ``most`` sizes with the shortest predicted step, by dynamic programming.
 
     The search is exact for a network that serves one bucket at a time and for communication that takes nothing from
-    computing. Elsewhere it is a heuristic: of the best lists of every length the one with the shortest predicted step
-    is taken, and of equal ones the shortest. None where that is not predicted to beat the best single size by 1 %, or
-    where the parameters are of several types, for which DDP counts separately.
+    computing. Elsewhere it is a heuristic: the best lists of every length are predicted, as they are and with sizes
+    rounded, and of those within 0.5 % of the best the shortest is taken. No bucket is smaller than the smallest single
+    size that is tried or 1 % of the model: what such buckets gain is less than what the model knows. None where the
+    list is not predicted to beat the best single size by more than 3 %, or than the model's own error where that is
+    more, or where the parameters are of several types, for which DDP counts separately.
 
     Args:
         model: predicts steps of the case's hook.
@@ -72,19 +90,24 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 8) -> str | N
     facts = model.facts
     if len({parameter.dtype for parameter in facts.parameters}) > 1:
         return None
-    lists = [_as_caps(cuts, facts) for cuts in best_cuts(model, case, most=most)]
-    found = {caps: round(_step_ms(model, case, caps), _DECIMALS) for caps in lists if caps is not None}
+    smallest_mb = max(_smallest_mb(facts), SMALLEST_SHARE * _total_mb(facts))
+    cuts = best_cuts(model, case, most=most, smallest_mb=smallest_mb)
+    lists = dict.fromkeys(caps for ends in cuts for caps in _as_caps(ends, facts, smallest_mb))
+    found = {caps: _step_ms(model, case, caps) for caps in lists}
     single = min(_step_ms(model, case, cap) for cap in candidate_caps(facts))
-    best = min(found, key=lambda caps: (found[caps], caps.count("+")), default=None)
-    return best if best is not None and found[best] < (1 - WORTHWHILE) * single else None
+    good = [caps for caps in found if found[caps] <= (1 + EQUAL) * min(found.values())]
+    best = min(good, key=lambda caps: (caps.count("+"), len(caps), found[caps]), default=None)
+    return best if best is not None and found[best] < (1 - max(WORTHWHILE, model.error)) * single else None
 
 
 def _step_ms(model: StepModel, case: TrainingCase, cap: str) -> float:
     return model.predict(dataclasses.replace(case, bucket_cap_mb=cap)).step_ms
 
 
-def best_cuts(model: StepModel, case: TrainingCase, *, most: int) -> list[tuple[int, ...]]:
+def best_cuts(model: StepModel, case: TrainingCase, *, most: int, smallest_mb: float = 0.0) -> list[tuple[int, ...]]:
     """For each number of buckets up to ``most`` the ends of the buckets, as numbers of parameters in ready order.
+
+    No bucket is smaller than ``smallest_mb``, in MiB, so that there may be none of some numbers.
 
     The last bucket of b that ends with parameter j is done at ``max(ready_j, done before) + cost``: the earlier what is
     before it is done, the earlier it is, so that for each j and b only the earliest needs to be known.
@@ -93,7 +116,7 @@ def best_cuts(model: StepModel, case: TrainingCase, *, most: int) -> list[tuple[
     cost = _Cost(model, case, int(elements[-1]))
     sizes = elements[:, None] - np.concatenate(([0.0], elements[:-1]))[None, :]  # of a bucket from place i to place j
     comm = cost.of(np.maximum(sizes, 0.0))
-    comm[sizes <= 0] = np.inf
+    comm[(sizes <= 0) | (sizes * FLOAT32_BYTES < min(smallest_mb, _total_mb(model.facts)) * MIB)] = np.inf
     done = np.full(len(ends), -np.inf)
     done[1:] = np.inf  # before the first bucket nothing may be left out
     before: list[NDArray[np.int64]] = []
@@ -177,16 +200,19 @@ def _by_tensors(model: StepModel, case: TrainingCase) -> list[BucketWork]:
     return [model.bucket_of(case, model.facts.ready_order[:end]) for end in ends]
 
 
-def _as_caps(cuts: Sequence[int], facts: WorkloadFacts) -> str | None:
-    """Write a list that makes these buckets; None where none does, as behind a bucket of nothing."""
-    sizes = [facts.parameters[i].numel * facts.parameters[i].itemsize for i in facts.ready_order]
-    caps = []
+def _as_caps(cuts: Sequence[int], facts: WorkloadFacts, smallest_mb: float) -> Iterator[str]:
+    """Lists that make these buckets, or with rounded sizes nearly these, and none that is smaller than asked for."""
+    sizes_mb = [facts.parameters[i].numel * facts.parameters[i].itemsize / MIB for i in facts.ready_order]
+    ranges = []
     for start, end in itertools.pairwise([0, *cuts]):
-        bucket = sum(sizes[start:end])
-        caps.append(_between((bucket - sizes[end - 1]) / MIB, bucket / MIB))
-    text = canonical_cap("+".join(caps))
-    wanted = tuple(tuple(facts.ready_order[start:end]) for start, end in itertools.pairwise([0, *cuts]))
-    return text if _layout(caps_bytes(text), facts) == wanted else None
+        bucket = sum(sizes_mb[start:end])
+        ranges.append((bucket - sizes_mb[end - 1], bucket if end < cuts[-1] else ROOM * bucket))
+    rounded = ([f"{float(f'{sum(ends) / 2:.{digits}g}'):.{_DECIMALS}f}" for ends in ranges] for digits in DIGITS)
+    for caps in ([_between(*ends) for ends in ranges], *rounded):
+        layout = _layout(caps_bytes("+".join(caps)), facts)
+        numels = (sum(facts.parameters[i].numel for i in bucket) for bucket in layout)
+        if len(layout) <= len(cuts) and min(numels) * FLOAT32_BYTES >= min(smallest_mb, sum(sizes_mb)) * MIB:
+            yield canonical_cap("+".join(caps))
 
 
 def _between(low: float, high: float) -> str:

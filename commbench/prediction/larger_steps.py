@@ -90,14 +90,13 @@ class TrainedWorkload:
 def on_network(model: StepModel, network: Network) -> StepModel:
     """The model of the same step on another network; what a hook decodes grows with the ranks that it is from."""
     ranks = model.network.world_size, network.world_size
-    costs, slowdown = dict(model.hooks), dict(model.slowdown)
+    costs = dict(model.hooks)
     for name, cost in model.hooks.items():
         hook = parse_hook(name)
         if hook["hook"] == _TOP_K:
             loads = [hook["density"] * count for count in ranks]
             costs[name] = _decoded(cost, loads)
-            slowdown |= _slowed(model, name, loads)
-    return dataclasses.replace(model, network=network, hooks=costs, slowdown=slowdown)
+    return dataclasses.replace(model, network=network, hooks=costs)
 
 
 def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
@@ -117,15 +116,13 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     nearest, hook = min(known, key=lambda each: (bool(each[1]["hook_options"]), _distance(each[1], density)))
     name = hook_case(model, nearest, "default", density=density).hook_name
     loads = [hook["density"] * model.network.world_size, density * model.network.world_size]
-    slowed = _slowed(model, nearest, loads)
     same: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
         for field in ("overlap", "rest_ms")
         if nearest in getattr(model, field)
     }
-    slowdown = {**model.slowdown, **({name: slowed[nearest]} if slowed else {})}
     hooks = {**model.hooks, name: _decoded(model.hooks[nearest], loads)}
-    return dataclasses.replace(model, hooks=hooks, slowdown=slowdown, **same), name
+    return dataclasses.replace(model, hooks=hooks, **same), name
 
 
 def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = None) -> TrainingCase:
@@ -159,19 +156,3 @@ def _decoded(cost: HookCost, loads: Sequence[float]) -> HookCost:
     """The cost where other values are added: ``loads`` are those of all ranks for an element, before and now."""
     before, now = (1.0 + ADDING_OVER_ZEROING * load for load in loads)
     return dataclasses.replace(cost, decode_ms_per_element=now / before * cost.decode_ms_per_element)
-
-
-def _slowed(model: StepModel, hook: str, loads: Sequence[float]) -> dict[str, float]:
-    """How much longer communication takes than on the network alone, with other ``loads``, before and now.
-
-    Towards a load of 1, where top-k sends as many bytes as gradients sent whole, it becomes that of hook none: what
-    slows small messages down is not what slows down large ones.
-    """
-    if hook not in model.slowdown:
-        return {}
-    own, dense = model.slowdown[hook], model.slowdown.get("none")
-    before, now = (math.log(min(1.0, load)) for load in loads)
-    if dense is None or now <= before:
-        return {hook: own}
-    share = (now - before) / -before
-    return {hook: own ** (1 - share) * dense**share}

@@ -10,12 +10,11 @@ from typing import Any
 
 from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
-from commbench.prediction.breakeven import break_even
 from commbench.prediction.bucketing import candidate_caps
 from commbench.prediction.growing import GrowingCurve
-from commbench.prediction.larger import Family, GrowingNetwork, LargerNetwork
-from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms, on_network
-from commbench.prediction.steps import StepModel
+from commbench.prediction.larger import Family, GrowingNetwork
+from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms
+from commbench.prediction.uncertainty import UncertainSteps
 from commbench.training.cases import DEFAULT_CAP
 from commbench.units import algbw_GBps, format_link_rate
 
@@ -51,6 +50,11 @@ class CollectiveOutlook:
     status: str = "ok"
     reason: str = _column("one sentence where nothing is predicted", "")
 
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return f"{self.backend} {self.operation}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutlook:
@@ -66,8 +70,10 @@ class StepOutlook:
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    overlapped_ms: float | None = _column("if communication overlapped perfectly")
-    serial_ms: float | None = _column("if it did not overlap at all")
+    step_ms_low: float | None = _column("95 % interval; of the network alone where there is no held-out error")
+    step_ms_high: float | None = None
+    overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
+    serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
     default_step_ms: float | None = _column("with DDP's default buckets")
     local_step_ms: float | None = _column("the step without DDP, as measured")
@@ -76,6 +82,11 @@ class StepOutlook:
     held_out_over: str = ""
     status: str = "ok"
     reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.hook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +102,21 @@ class BreakEvenOutlook:
     rate: str = ""
     dense_step_ms: float | None = None
     density: float | None = _column("below it top-k is faster; empty: at none")
+    density_low: float | None = _column("95 % interval; 0: at none")
+    density_high: float | None = None
     byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
+    held_out_error: float | None = _column("median absolute relative error of such steps")
+    held_out_over: str = ""
     status: str = "ok"
     reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.workload
+
+
+AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +186,14 @@ def _some_sizes(curve: GrowingCurve) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def step_outlooks(
+def training_outlooks(
     trained: TrainedWorkload, network: GrowingNetwork, asked: Networks, hooks: Iterable[str] | None = None
-) -> list[StepOutlook]:
-    """Predict the step of every hook that was trained, or of ``hooks``, at the best bucket size of each network.
+) -> tuple[list[StepOutlook], list[BreakEvenOutlook]]:
+    """Predict a workload's training on each network.
+
+    Returns:
+        The step of every hook that was trained, or of ``hooks``, at its best bucket size; and below which density top-k
+        beats the best step that sends gradients whole in float32.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -175,25 +202,23 @@ def step_outlooks(
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
     known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
-    rows = []
+    chosen = list(hooks or trained.hooks)
+    steps, break_evens = [], []
     for rate, ranks in asked:
-        there = on_network(model, _at(network, trained, asked, ranks, rate))
+        there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
+        uncertain = UncertainSteps.on(model, there, held_out)
         named = {**known, **asked.named(ranks, rate)}
-        rows += [_step(there, hook, caps, {**named, "hook": hook}) for hook in hooks or trained.hooks]
-    return rows
+        steps += [_step(uncertain, hook, caps, {**named, "hook": hook}) for hook in chosen]
+        break_evens.append(_break_even(uncertain, caps, named))
+    return steps, break_evens
 
 
-def _at(
-    network: GrowingNetwork, trained: TrainedWorkload, asked: Networks, world_size: int, rate_bps: float | None
-) -> LargerNetwork:
-    """One of the networks that are asked about, as the training sees it."""
-    return network.at(trained.backend, world_size, rate_bps=rate_bps, ranks_per_node=asked.ranks_per_node)
-
-
-def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, Any]) -> StepOutlook:
+def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any]) -> StepOutlook:
+    model = steps.likely
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
+        interval, (overlapped_ms, serial_ms) = steps.interval_ms(best), steps.bounds_ms(best)
     except InputError as error:
         return StepOutlook(**named, status="unsupported", reason=str(error))
     local_ms = local_step_ms(model)
@@ -201,8 +226,10 @@ def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, 
         **named,
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
-        overlapped_ms=best.overlapped_ms,
-        serial_ms=best.serial_ms,
+        step_ms_low=interval.low,
+        step_ms_high=interval.high,
+        overlapped_ms=overlapped_ms,
+        serial_ms=serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
         default_step_ms=default.step_ms,
         local_step_ms=local_ms,
@@ -210,28 +237,18 @@ def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, 
     )
 
 
-def break_even_outlooks(trained: TrainedWorkload, network: GrowingNetwork, asked: Networks) -> list[BreakEvenOutlook]:
-    """Predict on each network below which density top-k beats the best step that sends gradients whole in float32.
-
-    Raises:
-        InputError: as `TrainedWorkload.model`.
-    """
-    model = trained.model(network)
-    caps = candidate_caps(trained.facts, most=_CAPS)
-    rows = []
-    for rate, ranks in asked:
-        there = on_network(model, _at(network, trained, asked, ranks, rate))
-        rows.append(_break_even(there, caps, {**trained.named, **asked.named(ranks, rate)}))
-    return rows
-
-
-def _break_even(model: StepModel, caps: Sequence[str], named: Mapping[str, Any]) -> BreakEvenOutlook:
+def _break_even(steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any]) -> BreakEvenOutlook:
     try:
-        found = break_even(model, caps)
+        found, interval = steps.break_even(caps)
     except InputError as error:
         return BreakEvenOutlook(**named, status="unsupported", reason=str(error))
     return BreakEvenOutlook(
-        **named, dense_step_ms=found.dense_ms, density=found.density, byte_density=found.byte_density
+        **named,
+        dense_step_ms=found.dense_ms,
+        density=found.density,
+        density_low=interval.low,
+        density_high=interval.high,
+        byte_density=found.byte_density,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
-from commbench.prediction.calibration import Observation, Setting, Sharing, fit_sharing, settings_of
+from commbench.prediction.calibration import Calibration, Observation, Setting, Sharing, fit_sharing, settings_of
 from commbench.prediction.exchange import HookCost, Shapes, messages_of
 from commbench.prediction.network import Network
 from commbench.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
@@ -29,9 +29,9 @@ class StepPrediction:
     case: TrainingCase
     step_ms: float
     overlapped_ms: float
-    """If communication overlapped perfectly: the lower bound."""
+    """The lower bound: if communication took as long as on the network alone and overlapped perfectly, or less."""
     serial_ms: float
-    """If it did not overlap at all: the upper bound."""
+    """The upper bound: if it took as long and did not overlap at all, or more."""
     exposed_comm_ms: float
     buckets: Sequence[BucketPrediction]
 
@@ -58,10 +58,12 @@ class StepModel:
     """By `TrainingCase.hook_name`."""
     overlap: Mapping[str, float] = field(default_factory=dict)
     """1 - `Sharing.contention` by `TrainingCase.hook_name`: the efficiency, 1 at the lower bound and 0 at the upper."""
-    slowdown: Mapping[str, float] = field(default_factory=dict)
-    """`Sharing.slowdown` by `TrainingCase.hook_name`."""
+    slowdown: float = 1.0
+    """`Sharing.slowdown`, the same for all hooks."""
     rest_ms: Mapping[str, float] = field(default_factory=dict)
     """`Sharing.rest_ms` by `TrainingCase.hook_name`."""
+    calibration: Calibration | None = field(default=None, repr=False, compare=False)
+    """What the last three come from."""
 
     @classmethod
     def calibrate(cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]) -> StepModel:
@@ -93,10 +95,15 @@ class StepModel:
             ddp_forward_ms=max(0.0, forward_ms - model.forward_ms),
             copy_ms_per_byte=base.copy_ms_per_byte,
         )
-        for hook in dict.fromkeys(setting.case.hook_name for setting in measured):
-            if hook == base.case.hook_name or model._can_send(hook, measured):  # noqa: SLF001 - of the same class
-                model = model._with_hook(hook, [s for s in measured if s.case.hook_name == hook])  # noqa: SLF001
-        return model
+        by_hook: dict[str, list[Setting]] = {}
+        for setting in measured:
+            by_hook.setdefault(setting.case.hook_name, []).append(setting)
+        kept = {
+            hook: of_hook
+            for hook, of_hook in by_hook.items()
+            if hook == base.case.hook_name or model._can_send(of_hook[0].case)  # noqa: SLF001 - of the same class
+        }
+        return model._with_hooks(kept)  # noqa: SLF001 - of the same class
 
     @classmethod
     def _of_local(cls, facts: WorkloadFacts, network: Network, local: Setting) -> StepModel:
@@ -113,26 +120,44 @@ class StepModel:
             hooks={},
         )
 
-    def _can_send(self, hook: str, measured: Iterable[Setting]) -> bool:
-        """Whether the network knows the collectives of a hook."""
-        case = next(setting.case for setting in measured if setting.case.hook_name == hook)
+    def _can_send(self, case: TrainingCase) -> bool:
+        """Whether the network knows the collectives of a case's hook."""
         try:
-            dataclasses.replace(self, hooks={hook: HookCost()})._work_alone(case)  # noqa: SLF001 - of the same class
+            dataclasses.replace(self, hooks={case.hook_name: HookCost()})._work_alone(case)  # noqa: SLF001 - of the same class
         except InputError:
             return False
         return True
 
-    def _with_hook(self, hook: str, measured: Sequence[Setting]) -> StepModel:
-        """The model that also knows a hook, fitted to the measured settings of it."""
-        cost = HookCost.of(record for setting in measured for record in setting.records)
-        model = dataclasses.replace(self, hooks={**self.hooks, hook: cost})
-        sharing = fit_sharing([model._observed(setting) for setting in measured])  # noqa: SLF001 - of the same class
+    def _with_hooks(self, measured: Mapping[str, Sequence[Setting]]) -> StepModel:
+        """The model that also knows hooks, fitted to the measured settings of them."""
+        costs = {hook: HookCost.of(r for s in settings for r in s.records) for hook, settings in measured.items()}
+        model = dataclasses.replace(self, hooks=costs)
+        observe = model._observed  # noqa: SLF001 - of the same class
+        calibration = fit_sharing({hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()})
+        return dataclasses.replace(model, calibration=calibration)._shared(calibration.likely)  # noqa: SLF001 - likewise
+
+    def _shared(self, sharings: Mapping[str, Sharing]) -> StepModel:
+        """The model in which hooks share as given."""
         return dataclasses.replace(
-            model,
-            overlap={**self.overlap, hook: 1 - sharing.contention},
-            slowdown={**self.slowdown, hook: sharing.slowdown},
-            rest_ms={**self.rest_ms, hook: sharing.rest_ms},
+            self,
+            overlap={hook: 1 - sharing.contention for hook, sharing in sharings.items()},
+            slowdown=next(iter(sharings.values())).slowdown,
+            rest_ms={hook: sharing.rest_ms for hook, sharing in sharings.items()},
         )
+
+    @property
+    def error(self) -> float:
+        """Root mean square of the relative errors at the measured settings; 0 where they leave none."""
+        return self.calibration.error if self.calibration else 0.0
+
+    def extremes(self) -> tuple[StepModel, StepModel]:
+        """The model with the least and with the most slowdown that the measured steps allow, at 95 %.
+
+        All predict the measured steps alike, and on networks that communicate longer the more apart the less
+        communication there was in these. A model that was not calibrated is its own extremes.
+        """
+        found = self.calibration
+        return (self._shared(found.least), self._shared(found.most)) if found else (self, self)
 
     def _observed(self, setting: Setting) -> Observation:
         return Observation(
@@ -146,7 +171,7 @@ class StepModel:
     def _sharing(self, case: TrainingCase) -> Sharing:
         hook, usual = case.hook_name, Sharing()
         overlap = self.overlap.get(hook, 1 - usual.contention)
-        return Sharing(contention=1 - overlap, slowdown=self.slowdown.get(hook, usual.slowdown))
+        return Sharing(contention=1 - overlap, slowdown=self.slowdown)
 
     def predict(self, case: TrainingCase) -> StepPrediction:
         """Predict a setting; gradients as views of buckets are predicted as gradients of their own, which cost as much.
@@ -158,14 +183,16 @@ class StepModel:
         self._check(case)
         work, servers, others_ms = self.work(case), self._servers(case), self._others_ms(case)
         contention = self._sharing(case).contention
-        best = overlapped(work, self.backward_ms, servers=servers)
+        alone = self._work_alone(case)
+        best = overlapped(alone, self.backward_ms, servers=servers)
         likely = overlapped(work, self.backward_ms, servers=servers, contention=contention)
-        # A bucket that others overtake is copied back late, so that slower computing can, by little, gain time.
+        # Communication may be faster or slower than alone. A bucket that others overtake is copied back late, so that
+        # slower computing, too, can by little gain time.
         return StepPrediction(
             case=case,
             step_ms=others_ms + likely.end_ms,
             overlapped_ms=others_ms + min(best.end_ms, likely.end_ms),
-            serial_ms=others_ms + max(serial(work, self.backward_ms).end_ms, likely.end_ms),
+            serial_ms=others_ms + max(serial(alone, self.backward_ms).end_ms, likely.end_ms),
             exposed_comm_ms=likely.exposed_ms,
             buckets=likely.buckets,
         )

@@ -17,7 +17,8 @@ from commbench.prediction.growing import HeldOut
 from commbench.prediction.hops import FittedHop
 from commbench.prediction.larger import GrowingNetwork
 from commbench.prediction.links import Link
-from commbench.prediction.outlook import BreakEvenOutlook, CollectiveOutlook, StepOutlook
+from commbench.prediction.outlook import AnyOutlook, BreakEvenOutlook, CollectiveOutlook, StepOutlook
+from commbench.report.declined import declined
 from commbench.units import format_size, format_time, three_digits
 
 _AS_MEASURED = "as measured"
@@ -68,8 +69,12 @@ def _error(held_out: HeldOut) -> str:
 def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType]:
     """A table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
     parts: list[RenderableType] = []
+    declines: list[CollectiveOutlook] = []
     for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
         group = list(members)
+        declines.extend(row for row in group if row.reason)
+        if not _any_ok(group):
+            continue
         words = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
         table = _table("size", "ranks", "predicted time [95 % interval]", "busbw GB/s", "algorithm")
         table.columns[-1].justify = "left"
@@ -77,32 +82,43 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
             time = Text(_time(row) if row.time_us is not None else "-")
             busbw = "" if row.busbw_GBps is None else f"{row.busbw_GBps:.3g}"
             table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *_reasons(group)]
-    return parts
+        parts += [_title(words, rate, group[0].ranks_per_node), table]
+    return [*parts, *_reasons(declines)]
 
 
 def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
     """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
     parts: list[RenderableType] = []
+    declines: list[StepOutlook] = []
     for (workload, backend, batch, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        table = _table("hook", "ranks", "predicted ms", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB")
+        table = _table(
+            "hook", "ranks", "predicted ms [95 %]", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
+        )
+        declines.extend(row for row in group if row.reason)
+        if not _any_ok(group):
+            continue
+        known_hooks = {row.hook for row in group if row.status == "ok"}
         for row in sorted(group, key=lambda row: row.world_size):
-            table.add_row(row.hook, str(row.world_size), *_step_cells(row))
+            if row.hook in known_hooks:
+                table.add_row(row.hook, str(row.world_size), *_step_cells(row))
+        for hook in dict.fromkeys(row.hook for row in group if row.hook not in known_hooks):
+            table.add_row(hook, "all", "not predicted", "", "", "", "")
         words = [f"{workload} ({backend}, batch {batch} a rank)"]
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
         error = _error(HeldOut(error=group[0].held_out_error, over=group[0].held_out_over))
         known = [Text(f"Without DDP a step takes {three_digits(local)} ms, as measured; {error}.")] if local else []
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *known, *_reasons(group)]
-    return parts
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *known]
+    return [*parts, *_reasons(declines)]
 
 
 def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     if row.step_ms is None:
         return "-", "", "", "", ""
-    bounds = Text(f"[{_digits(row.overlapped_ms)}, {_digits(row.serial_ms)}]")
+    bounds = Text(_between(row.overlapped_ms, row.serial_ms))
     efficiency = f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
-    return _digits(row.step_ms), bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
+    time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
+    return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
 
 def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
@@ -110,6 +126,8 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
     parts: list[RenderableType] = []
     for (workload, backend, batch), members in itertools.groupby(rows, lambda row: _workload_of(row)[:3]):
         group = list(members)
+        if not _any_ok(group):
+            continue
         rates = list(dict.fromkeys(row.rate for row in group))
         cells = {(row.world_size, row.rate): row for row in group}
         table = _table("ranks", *(rate or _AS_MEASURED for rate in rates), "fewer bytes below")
@@ -117,16 +135,21 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
             found = (_density(cells[ranks, rate]) for rate in rates)
             table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
         title = f"\n{workload} ({backend}, batch {batch} a rank): the density below which top-k is predicted to pay"
-        parts += [Text(title, style="bold"), table, *_reasons(group)]
-    return parts
+        parts += [Text(title, style="bold"), table]
+    return [*parts, *_reasons(rows)]
 
 
-def _density(row: BreakEvenOutlook) -> str:
+def _density(row: BreakEvenOutlook) -> Text:
     if row.status != "ok":
-        return "-"
-    if row.density is None:
+        return Text("-")
+    likely, low, high = (_below(each) for each in (row.density, row.density_low, row.density_high))
+    return Text(likely if low == likely == high else f"{likely} [{low}, {high}]")
+
+
+def _below(density: float | None) -> str:
+    if not density:
         return "never"
-    return "always" if row.density >= DENSEST else f"{row.density:.2g}"
+    return "always" if density >= DENSEST else f"{density:.2g}"
 
 
 def _algorithm(names: str) -> str:
@@ -144,6 +167,10 @@ def _time(row: CollectiveOutlook) -> str:
     number, unit = text.split()
     decimals, scale = len(number.partition(".")[2]), {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
     return f"{text} [{low * scale:.{decimals}f}, {high * scale:.{decimals}f}]"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f"[{_digits(low)}, {_digits(high)}]"
 
 
 def _digits(value: float | None) -> str:
@@ -164,9 +191,13 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _reasons(rows: Iterable[Any]) -> list[RenderableType]:
+def _any_ok(rows: Iterable[AnyOutlook]) -> bool:
+    return any(row.status == "ok" for row in rows)
+
+
+def _reasons(rows: Iterable[AnyOutlook]) -> list[RenderableType]:
     """Why there is no prediction, each reason once."""
-    return [Text(f"- {reason}") for reason in dict.fromkeys(row.reason for row in rows if row.reason)]
+    return [Text(f"- {reason}") for reason in declined(rows)]
 
 
 def _table_of(row: CollectiveOutlook) -> tuple[str, ...]:
