@@ -70,7 +70,7 @@ class StepOutlook:
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    step_ms_low: float | None = _column("95 % interval; of the network alone where there is no held-out error")
+    step_ms_low: float | None = _column("95 % interval; without the error of steps where no held-out error is known")
     step_ms_high: float | None = None
     overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
     serial_ms: float | None = _column("the same if it did not overlap at all")
@@ -218,7 +218,7 @@ def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval, (overlapped_ms, serial_ms) = steps.interval_ms(best), steps.bounds_ms(best)
+        interval = steps.interval_ms(best)
     except InputError as error:
         return StepOutlook(**named, status="unsupported", reason=str(error))
     local_ms = local_step_ms(model)
@@ -228,8 +228,8 @@ def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[
         step_ms=best.step_ms,
         step_ms_low=interval.low,
         step_ms_high=interval.high,
-        overlapped_ms=overlapped_ms,
-        serial_ms=serial_ms,
+        overlapped_ms=best.overlapped_ms,
+        serial_ms=best.serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
         default_step_ms=default.step_ms,
         local_step_ms=local_ms,
