@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from networks import (
 )
 
 from commbench import cli
-from commbench.cli.predicting import parse_rates, parse_world_sizes
+from commbench.cli.asking import hook_name, parse_rates, parse_world_sizes
 from commbench.errors import InputError
+from commbench.prediction.closed_forms import Hop
 
 KEPT = Path(__file__).parent.parent / "results" / "bench_xeon2core_20261121"
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
@@ -84,6 +86,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
     """The same rows for programs: labelled, with the rate asked for and the held-out error."""
     line = (network, "--world-size", "8,16", "--rate", "measured,10gbit", "--sizes", "64K,16M")
     rows = list(csv.DictReader(io.StringIO(predict(*line, "--format", "csv")[1])))
+    assert {"collective"} == {row["about"] for row in rows}
     assert len(rows) == 2 * 2 * 2 * 2
     assert {"predicted"} == {row["kind"] for row in rows}
     assert {"", "10gbit"} == {row["rate"] for row in rows}
@@ -92,7 +95,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
     assert [float(row["time_us"]) for row in rows] == pytest.approx(
         [row["time_us"] for row in plain["collectives"]], 1e-4
     )
-    assert (plain["steps"], plain["break_evens"]) == ([], [])
+    assert (plain["runs"], plain["steps"], plain["break_evens"]) == (["network"], [], [])
     reduced = [row for row in plain["collectives"] if row["operation"] == "all_reduce" and row["rate"] == ""]
     for row in reduced:
         expected = float(RING(row["world_size"], row["message_bytes"], HOP))
@@ -123,6 +126,20 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
+def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
+    """A program reads collectives, steps and break-evens in one go; sentences go elsewhere."""
+    rows = list(csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1])))
+    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(row["about"] for row in rows)
+    assert all(None not in row and None not in row.values() for row in rows)
+    for row in rows:
+        assert (row["operation"] != "") == (row["about"] == "collective")
+        assert (row["step_ms"] != "") == (row["about"] == "step")
+    unknown = write_run(tmp_path / "old", training=training_of(STEPS), **network_info(2))
+    _, out, err = predict(both, unknown, "--world-size", "8", "--format", "csv")
+    assert "keeps no facts of mlp" not in out
+    assert "keeps no facts of mlp" in " ".join(err.split())
+
+
 def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
     """What one run lacks another has."""
     trained = write_run(
@@ -141,9 +158,29 @@ def test_training_over_other_links(predict: Predict, network: Path, tmp_path: Pa
     for rate in ("1gbit", "100mbit"):
         info = network_info(2, rate, facts=workload_facts().to_json())
         path = write_run(tmp_path / rate, training=training, **info)
-        rows = json.loads(predict(network, path, "--world-size", "8", "--hook", "none", "--format", "json")[1])["steps"]
+        asked = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
+        rows = json.loads(predict(network, path, *asked)[1])["steps"]
         densities.append(rows[0]["exposed_comm_ms"])
     assert densities[1] < densities[0], "the same step over a slower link means better overlap or fewer bytes"
+
+
+def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """They join, but which of the rates is "measured" is not for us to say."""
+    slow = write_run(
+        tmp_path / "slow",
+        network_records((8,), hop=Hop(alpha_us=50.0, beta_us_per_byte=8e-2)),
+        **network_info(8, "100mbit"),
+    )
+    trained = write_run(
+        tmp_path / "t", training=training_of(STEPS), **network_info(2, "100mbit", facts=workload_facts().to_json())
+    )
+    for other in (slow, trained):
+        code, out, err = predict(network, other, "--world-size", "16")
+        assert (code, out) == (2, "")
+        words = " ".join(err.split())
+        assert "measured over links of different rates (100mbit and 1gbit)" in words
+        assert "such as --rate 100mbit" in words
+        assert predict(network, other, "--world-size", "16", "--rate", "100mbit,1gbit")[0] == 0
 
 
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
@@ -188,7 +225,17 @@ def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
         (["RUN", "--world-size", "many"], "World sizes 'many' are not understood"),
         (["RUN", "--world-size", "1,8"], "World sizes '1,8' are not all from 2 to 10000"),
         (["RUN", "--world-size", "8:20000"], "are not all from 2 to 10000"),
-        (["RUN", "--world-size", "64:8"], "range '64:8' ends below its start"),
+        (["RUN", "--world-size", "64:8"], "World sizes '64:8' end below their start; write the fewer ranks first"),
+        (["RUN", "--world-size", "8:16:1"], "World sizes '8:16:1' have a factor below 2; write e.g. 8:512:4"),
+        (["RUN", "--world-size", "8,,16"], "World sizes '8,,16' are not understood"),
+        (["RUN", "--world-size", ""], "World sizes '' are not understood; write ranks such as 8"),
+        (["RUN", "--world-size", "8", "--rate", ""], "The rate '' is not understood"),
+        (["RUN", "--world-size", "8", "--sizes", "0"], "Messages of 0 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", "4,7"], "Messages of 7 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", ""], "hold an empty item"),
+        (["RUN", "--world-size", "8", "--hook", ""], "Unknown hook ''"),
+        (["RUN", "--world-size", "8", "--hook", "nope"], "Unknown hook 'nope'; choose from none"),
+        (["RUN", "--world-size", "8", "--hook", "fp16"], "but no training is in these runs"),
         (["RUN", "--world-size", "8", "--rate", "fast"], "The rate 'fast' is not understood; write rates such as"),
         (["RUN", "--world-size", "8", "--format", "osu"], "Unknown format 'osu'; choose from table, csv, json"),
         (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
@@ -203,13 +250,27 @@ def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[
     assert sentence in " ".join(err.split())
 
 
+def test_hooks_as_typed(predict: Predict, both: Path) -> None:
+    """Spaces and other ways to write a number do not matter; what was not trained is refused."""
+    assert hook_name(" topk:0.010") == "topk:0.01"
+    line = (both, "--world-size", "8", "--format", "json", "--hook")
+    assert ["none", "topk:0.01"] == [row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]]
+    code, _, err = predict(*line, "none,fp16")
+    assert code == 2
+    assert "hook fp16 were to be predicted, but only none, topk:0.01 can be" in " ".join(err.split())
+
+
 def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
     """Too few sizes: the command that measures more."""
     few = write_run(tmp_path / "few", network_records((2,), sizes=[64 * KIB]), **network_info(2))
     code, _, err = predict(few, "--world-size", "8")
     assert code == 2
     assert "has no curve of a collective over at least 3 message sizes" in " ".join(err.split())
-    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4" in " ".join(err.split())
+    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4" in " ".join(err.split())
+    assert "on two hosts or more" in " ".join(err.split())
+    trained = write_run(tmp_path / "trained", training=training_of(STEPS), **network_info(2))
+    words = " ".join(predict(few, trained, "--world-size", "8")[2].split())
+    assert f"{few} and {trained} have no curve" in words
 
 
 def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) -> None:
@@ -227,6 +288,21 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
     out = predict(dense, "--world-size", "8")[1]
     assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
     assert "predicted ms" in out
+
+
+def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_path: Path) -> None:
+    """Hook none is predicted beside two that send what was not measured, each of which has a line."""
+    info = network_info(2, facts=workload_facts().to_json())
+    steps = STEPS | {"fp16": 250.0}
+    lacking = {"all_reduce": "ring"}
+    path = write_run(tmp_path / "run", network_records((2,), algorithms=lacking), training_of(steps), **info)
+    code, out, _ = predict(path, "--world-size", "2,8")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "fp16 all not predicted" in words
+    assert "topk:0.01 all not predicted" in words
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("none") and line.split()[1] == "2")
+    assert float(row[2]) > 0
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:

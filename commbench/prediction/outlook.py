@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from commbench.collectives import OPERATIONS
@@ -32,6 +31,7 @@ class CollectiveOutlook:
     """One operation on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "collective"
     operation: str = ""
     backend: str = ""
     dtype: str = ""
@@ -61,6 +61,7 @@ class StepOutlook:
     """A training step with one hook at the best bucket size on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "step"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -94,6 +95,7 @@ class BreakEvenOutlook:
     """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "break_even"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -117,6 +119,10 @@ class BreakEvenOutlook:
 
 
 AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
+#: Of one table of all that is predicted: a row leaves those empty that it has not.
+COLUMNS = tuple(
+    dict.fromkeys(each.name for row in (CollectiveOutlook, StepOutlook, BreakEvenOutlook) for each in fields(row))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,8 +256,3 @@ def _break_even(steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, 
         density_high=interval.high,
         byte_density=found.byte_density,
     )
-
-
-def columns_of(row: type[Any]) -> tuple[str, ...]:
-    """The columns of a kind of row."""
-    return tuple(each.name for each in dataclasses.fields(row))
