@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -338,3 +340,20 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
     assert "8 ranks a host" in words
     assert "gloo broadcast, float32, links" not in words, "no table of dashes"
     assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "json"])
+def test_who_reads_may_have_enough(network: Path, style: str) -> None:
+    """With ``head`` behind it, it ends as other tools do: code 141 in a shell, and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["predict", str(network), "--world-size", "8", "--format", style]
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
