@@ -1,9 +1,11 @@
 """Tests of the command predict: from a run's directory alone, in seconds, labelled; one sentence on what is missing."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,8 +75,9 @@ def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
     assert code == 0
     assert out.startswith("PREDICTED, not measured, from network\n")
     words = " ".join(out.split())
-    assert "gloo all_reduce of float32: measured on 2, 4 ranks over 1gbit (emulated); ring," in words
-    assert "held-out error" in words
+    assert "gloo all_reduce of float32 2, 4 1gbit (emulated) ring" in words
+    assert "All figures below are predicted, busbw, efficiency and exposed time, too." in words
+    assert words.count("Held-out error: the median over * larger numbers of ranks") == 1
     assert "larger numbers of ranks, predicted from the smaller" in words
     assert "gloo all_reduce, float32, links as measured" in out
     assert "predicted time [95 % interval]" in out
@@ -185,6 +188,23 @@ def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) 
         assert predict(network, other, "--world-size", "16", "--rate", "100mbit,1gbit")[0] == 0
 
 
+def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
+    """Of ranks that took far longer than the smaller ones foretold: a warning, and nothing that is derived."""
+    records = [
+        *network_records((2,)),
+        *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),
+    ]
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    path = write_run(tmp_path / "off", records, **network_info(8))
+    line = (path, "--world-size", "16", "--sizes", "1M")
+    words = " ".join(predict(*line)[1].split())
+    assert "Too uncertain to use: such predictions were off by" in words
+    (cells,) = (ln.split() for ln in predict(*line)[1].split("gloo all_reduce, float32")[1].splitlines() if "MiB" in ln)
+    assert cells[-2].endswith("]"), "no busbw"
+    rows = json.loads(predict(*line, "--format", "json")[1])["collectives"]
+    assert all(row["held_out_error"] > 0.5 for row in rows)
+
+
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
     """From a laptop to 10000 ranks over three rates, training included."""
     begun = time.perf_counter()
@@ -199,8 +219,7 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
     code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
     assert code == 0
     words = " ".join(out.split())
-    assert "over within one host" not in words
-    assert "measured on 2 ranks within one host" in words
+    assert re.search(r"gloo all_gather of float32 +2 +within one host +ring", out)
     assert "which algorithm the library takes there is not known" in words
     assert "tells nothing of a network's start-up time" in words
     assert "keeps no facts of mlp (an earlier version trained it)" in words
