@@ -223,8 +223,7 @@ def test_a_time_limit_is_shared_out() -> None:
     """Give calibration and rounds their shares, the confirmation the rest."""
     world = World(plan=make_plan(time_limit_s=100.0))
     limits = {request.name: request.time_limit_s for request in play(world).requests}
-    assert limits["calibrate"] == limits["network"] == 25.0
-    assert 55.0 == pytest.approx(limits["round 1"])
+    assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
     assert 100.0 == limits["confirm"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from commbench.budgets import BUDGETS, TuningBudget
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.launch.plan import RunRequest, Stage
-from commbench.launch.sweep import SWEEP_SHARE, training_request
+from commbench.launch.sweep import training_request
 from commbench.launch.timeplan import dry_run_estimate
 from commbench.prediction.bucketing import candidate_caps, unique_layouts
 from commbench.prediction.choosing import Chooser
@@ -39,8 +39,8 @@ from commbench.units import counted
 NETWORK, ROUND = "network", "round"
 #: Of the steps that a full sweep takes, tuning may take this share.
 COST_SHARE = 0.25
-#: Share of a time limit that ends the network and the calibration; that of the rounds is `SWEEP_SHARE`.
-CALIBRATE_SHARE = 0.25
+#: Shares of a time limit at which a stage ends; fresh launches have the rest.
+NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: Settings of the first round beside the default, at most.
 MOST_PROMISING = 8
 #: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution.
@@ -192,12 +192,12 @@ class TuningPlan:
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
         cases = self._calibrated
-        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=CALIBRATE_SHARE)
+        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
 
     def network_request(self) -> RunRequest:
         """The collectives that the hooks use, over the sizes of buckets."""
         plain = BUDGETS[self.budget.training.name]
-        limit_s = None if self.time_limit_s is None else CALIBRATE_SHARE * self.time_limit_s
+        limit_s = None if self.time_limit_s is None else NETWORK_SHARE * self.time_limit_s
         return RunRequest(
             name=NETWORK,
             cases=network_cases(self.hooks, self.facts, self.ranks, self.backend),
@@ -219,7 +219,7 @@ class TuningPlan:
             f"{ROUND} {number}",
             [self.baseline, *cases, self.baseline.local()],
             number * launches,
-            share=SWEEP_SHARE,
+            share=ROUNDS_SHARE,
             first_launch=(number - 1) * launches,
         )
 
