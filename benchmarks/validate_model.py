@@ -51,7 +51,7 @@ from commbench.store import Run, load_run
 from commbench.tables import csv_text
 from commbench.terminal import make_console
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
-from commbench.training.conclusion import Recommendation
+from commbench.training.conclusion import Recommendation, setting_of
 from commbench.training.workload import WorkloadFacts
 from commbench.units import parse_link_rate
 
@@ -65,11 +65,11 @@ HOSTS = 2
 #: Networks whose collectives are measured at many sizes.
 DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
-#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, densities around 1/hosts.
+#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, sparse and dense ones.
 BREAK_EVENS = (
-    ("mlp@500mbit", 2, "500mbit", (0.05, 0.2, 0.6)),
-    ("mlp@2gbit", 2, "2gbit", (0.05, 0.2, 0.6)),
-    ("mlp@500mbit", 4, "500mbit", (0.02, 0.1, 0.5)),
+    ("mlp@500mbit", 2, "500mbit", (0.02, 0.1, 0.5)),
+    ("mlp@2gbit", 2, "2gbit", (0.002, 0.05, 0.5)),
+    ("mlp@500mbit", 4, "500mbit", (0.005, 0.05, 0.4)),
 )
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
@@ -240,7 +240,7 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
             regret=regret.against_best,
             regret_ci=(regret.interval.low - 1, regret.interval.high - 1) if regret.interval else None,
             regret_fair=regret.fair,
-            within_noise=regret.is_none,
+            outcome=regret.outcome,
             steps=recommendation.measured_steps,
             exhaustive_steps=sweep.steps,
             step_error=median_error(held_out),
@@ -254,17 +254,7 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
 
 def _setting(row: Any, like: TrainingCase) -> TrainingCase:  # noqa: ANN401 - any row with the columns of a setting
     """The setting of a row, as the sweep names it."""
-    names = (
-        "bucket_cap_mb",
-        "hook",
-        "density",
-        "hook_options",
-        "precision",
-        "bucket_view",
-        "static_graph",
-        "accumulation",
-    )
-    return dataclasses.replace(like, **{name: getattr(row, name) for name in names})
+    return dataclasses.replace(like, **setting_of(row))
 
 
 def _short(case: TrainingCase) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from commbench.budgets import BUDGETS, TRAINING_BUDGETS
+from commbench.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.collectives import OPERATIONS, Layout, Operation, Shape
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
+from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
@@ -45,7 +46,8 @@ A run is one directory, schema {SCHEMA}:
 | file | what |
 |---|---|
 | `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
-ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`) |
+ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`; \
+of tuning `network`, `calibrate`, `round 1` and so on, `confirm`) |
 | `samples.jsonl` | one line per case per launch, appended and synced after every case: the source of truth; of two \
 kinds, see below |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
@@ -55,6 +57,7 @@ that follow |
 | `model.json` | the model of the network, if three sizes or more of an operation were measured: see below |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
+| `predictions.csv` | one line per candidate of a tuning: what was predicted, and what was measured later |
 | `recommendation.json` | what the training concludes |
 
 A line of `samples.jsonl` whose `case` has an `operation` is of a collective: every valid repetition's time, mean over
@@ -113,6 +116,11 @@ A flag is a doubt about a row, never a reason to drop it. The mark is what table
 TRAINING_FLAGS_HEAD = """## Flags of training
 
 Those above also apply where they make sense: to steps in place of repetitions.
+"""
+
+TUNING_BUDGETS_HEAD = """## Budgets of tuning
+
+At most; blocks and fresh launches are those of training, as far as the [cost](tuning.md#what-it-costs) allows them.
 """
 
 RECOMMENDATION_HEAD = """## recommendation.json
@@ -203,6 +211,8 @@ def _training() -> list[str]:
         _columns(TrainingRow),
         "## buckets.csv\n",
         _columns(BucketRow),
+        "## predictions.csv\n",
+        _columns(PredictionRow),
         TRAINING_FLAGS_HEAD,
         _flags(TRAINING_FLAGS, TRAINING_MARKS),
         "## Budgets of training\n",
@@ -227,6 +237,20 @@ def _training() -> list[str]:
                     f"{b.aim_s:g} s" if b.aim_s else "",
                 )
                 for b in TRAINING_BUDGETS.values()
+            ),
+        ),
+        TUNING_BUDGETS_HEAD,
+        _table(
+            ("`--budget`", "launches of the network", "of the calibration", "rounds", "launches of a round"),
+            (
+                (
+                    f"`{name}`",
+                    str(b.network_launches),
+                    str(b.calibrate_launches),
+                    str(b.rounds),
+                    str(b.round_launches),
+                )
+                for name, b in TUNING_BUDGETS.items()
             ),
         ),
         RECOMMENDATION_HEAD,

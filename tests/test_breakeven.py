@@ -113,6 +113,20 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
         compare_with_measured(BreakEven(world_size=8, dense_ms=1.0, density=0.1), rows)
 
 
+@pytest.mark.parametrize(("bounds", "won"), [((1.1, 1.3), True), ((0.7, 0.9), False), ((0.9, 1.2), None)])
+def test_launches_are_paired_against_the_default(bounds: tuple[float, float], won: bool | None) -> None:
+    """Go by the speedup's own interval where it is over the best dense setting, however far launches differ."""
+    sparse = dataclasses.replace(row("topk:0.01", 99.0, off=0.5), speedup_ci_low=bounds[0], speedup_ci_high=bounds[1])
+    (point,) = compare_with_measured(
+        BreakEven(world_size=4, dense_ms=100.0, density=0.03), [row("none", 100.0, off=0.5), sparse]
+    )
+    assert won is point.has_won
+    (point,) = compare_with_measured(
+        BreakEven(world_size=4, dense_ms=100.0, density=0.03), [row("none", 100.0, off=0.5, cap="5"), sparse]
+    )
+    assert point.has_won is None
+
+
 def test_one_launch_shows_nothing() -> None:
     """Without intervals neither side has won."""
     rows = [dataclasses.replace(each, step_ms_ci_low=None) for each in (row("none", 100.0), row("topk:0.01", 50.0))]

@@ -12,7 +12,7 @@ from typing import Any
 from commbench.budgets import BUDGETS, TuningBudget
 from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.launch.plan import RunRequest, Stage
-from commbench.launch.sweep import SWEEP_SHARE, training_request
+from commbench.launch.sweep import training_request
 from commbench.launch.timeplan import dry_run_estimate
 from commbench.prediction.bucketing import candidate_caps, unique_layouts
 from commbench.prediction.choosing import Chooser
@@ -39,8 +39,8 @@ from commbench.units import counted
 NETWORK, ROUND = "network", "round"
 #: Of the steps that a full sweep takes, tuning may take this share.
 COST_SHARE = 0.25
-#: Share of a time limit that ends the network and the calibration; that of the rounds is `SWEEP_SHARE`.
-CALIBRATE_SHARE = 0.25
+#: Shares of a time limit at which a stage ends; fresh launches have the rest.
+NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: Settings of the first round beside the default, at most.
 MOST_PROMISING = 8
 #: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution.
@@ -130,7 +130,7 @@ class TuningPlan:
 
     @property
     def allowance(self) -> int:
-        """Blocks that all stages together may train with DDP."""
+        """Blocks that all stages together should train with DDP; small sweeps take more."""
         return int(COST_SHARE * len(self.candidates) * self.budget.training.launches)
 
     @property
@@ -146,18 +146,30 @@ class TuningPlan:
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
-        """How many settings beside the default each round is planned to have; none where the cost allows no round."""
+        """How many settings beside the default each round is planned to have; none where there is one setting only.
+
+        One round is always made, be it beyond `allowance`: a prediction that nothing was measured beside is a guess.
+        """
         full = self.budget.training.confirm_launches
-        options = (self._halving(self._left - 2 * launches) for launches in (full, min(full, ENOUGH_CONFIRMED)))
-        return next((sizes for sizes in options if sizes), ())
+        for launches in (full, min(full, ENOUGH_CONFIRMED), FEWEST_CONFIRMED):
+            if sizes := self._halving(self._left - 2 * launches):
+                return sizes
+        return (self._fewest_promising,) if self._fewest_promising > 1 else ()
+
+    @property
+    def _fewest_promising(self) -> int:
+        """Settings of the shortest first round: one of each hook, and two at least to choose from."""
+        hooks = {case.hook_name for case in self.candidates}
+        return min(max(2, len(hooks)), len(self.candidates) - 1, MOST_PROMISING)
 
     def _halving(self, blocks: int) -> tuple[int, ...]:
-        """The rounds with the most settings that so many blocks allow."""
-        for first in range(min(MOST_PROMISING, len(self.candidates) - 1), 1, -1):
-            sizes = [math.ceil(first / 2**number) for number in range(self.budget.rounds)]
-            sizes = [size for size in sizes if size > 1]
-            if self._blocks_of(sizes) <= blocks:
-                return tuple(sizes)
+        """The most rounds that so many blocks allow, and the most settings in them."""
+        for rounds in range(self.budget.rounds, 0, -1):
+            for first in range(min(MOST_PROMISING, len(self.candidates) - 1), max(2, self._fewest_promising) - 1, -1):
+                sizes = [math.ceil(first / 2**number) for number in range(rounds)]
+                sizes = [size for size in sizes if size > 1]
+                if self._blocks_of(sizes) <= blocks:
+                    return tuple(sizes)
         return ()
 
     def _blocks_of(self, sizes: Iterable[int]) -> int:
@@ -171,6 +183,12 @@ class TuningPlan:
             return self.confirm_launches
         fitting = (self._left - self._blocks_of(self.round_sizes)) // 2
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
+
+    @property
+    def planned_share(self) -> float:
+        """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
+        blocks = self.allowance - self._left + self._blocks_of(self.round_sizes) + 2 * self.first_look
+        return blocks / (len(self.candidates) * self.budget.training.launches)
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Blocks left after the rounds."""
@@ -192,12 +210,12 @@ class TuningPlan:
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
         cases = self._calibrated
-        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=CALIBRATE_SHARE)
+        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
 
     def network_request(self) -> RunRequest:
         """The collectives that the hooks use, over the sizes of buckets."""
         plain = BUDGETS[self.budget.training.name]
-        limit_s = None if self.time_limit_s is None else CALIBRATE_SHARE * self.time_limit_s
+        limit_s = None if self.time_limit_s is None else NETWORK_SHARE * self.time_limit_s
         return RunRequest(
             name=NETWORK,
             cases=network_cases(self.hooks, self.facts, self.ranks, self.backend),
@@ -219,7 +237,7 @@ class TuningPlan:
             f"{ROUND} {number}",
             [self.baseline, *cases, self.baseline.local()],
             number * launches,
-            share=SWEEP_SHARE,
+            share=ROUNDS_SHARE,
             first_launch=(number - 1) * launches,
         )
 
@@ -362,7 +380,8 @@ class TuningPlan:
         sizes = self.round_sizes
         rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
-        return f"{rounds}the best again in {counted(self.first_look, 'fresh launch')}"
+        fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
+        return f"{rounds}{fresh}: about {100 * self.planned_share:.0f} % of the steps of a full sweep"
 
     def estimate_s(self) -> float:
         """What all of it takes, in seconds, if a step takes as on the default and no second look is needed."""

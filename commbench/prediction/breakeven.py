@@ -13,6 +13,7 @@ from commbench.errors import InputError
 from commbench.prediction.closed_forms import Hop
 from commbench.prediction.larger_steps import best_buckets, with_density
 from commbench.prediction.steps import StepModel
+from commbench.training.cases import DEFAULT_CAP
 from commbench.training.records import TrainingRow
 
 #: Densities that are looked at, and how many halvings of the range between them a break-even takes: to 2 %.
@@ -38,13 +39,16 @@ class BreakEven:
         return 1 / self.world_size
 
 
-def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
+def break_even(
+    model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",), handicap: float = 1.0
+) -> BreakEven:
     """Find the break-even density by halving; both sides take the bucket size that is best for them.
 
     Args:
         model: of the network at hand (`commbench.prediction.larger_steps.on_network`).
         caps: bucket sizes to choose from.
         dense: hooks that send gradients whole, by name.
+        handicap: by what the steps with top-k are multiplied, to learn how far the break-even moves.
 
     Raises:
         InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
@@ -53,7 +57,7 @@ def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = 
 
     def gains(log_density: float) -> bool:
         sparse, name = with_density(model, math.exp(log_density))
-        return best_buckets(sparse, name, caps).step_ms < dense_ms
+        return handicap * best_buckets(sparse, name, caps).step_ms < dense_ms
 
     low, high = math.log(SPARSEST), math.log(DENSEST)
     density: float | None = None
@@ -97,7 +101,7 @@ class MeasuredPoint:
     speedup: float
     """The dense step over the step with top-k."""
     has_won: bool | None
-    """None where the two intervals overlap: not shown either way."""
+    """None where the interval of the speedup holds 1, or the two of the steps overlap: not shown either way."""
     predicted: float | None
     """The break-even density."""
 
@@ -152,7 +156,10 @@ def _step_ms(row: TrainingRow) -> float:
 
 
 def _has_won(sparse: TrainingRow, dense: TrainingRow) -> bool | None:
-    """Whether top-k is faster, slower, or neither is shown."""
+    """Whether top-k is faster, slower, or neither is shown; launch by launch where speedups are over that dense row."""
+    low, high = sparse.speedup_ci_low, sparse.speedup_ci_high
+    if (dense.hook, dense.bucket_cap_mb) == ("none", DEFAULT_CAP) and low is not None and high is not None:
+        return None if low <= 1 <= high else low > 1
     bounds = (sparse.step_ms_ci_low, sparse.step_ms_ci_high, dense.step_ms_ci_low, dense.step_ms_ci_high)
     if any(bound is None for bound in bounds):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,10 +12,12 @@ import numpy as np
 
 from commbench.errors import InputError
 from commbench.prediction.algorithms import forms_of
+from commbench.prediction.carrying import carried_us, rising_us
 from commbench.prediction.closed_forms import SHARE_BY_SHARE, Hop
 from commbench.prediction.curves import Curve
 from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
 from commbench.prediction.links import Link
+from commbench.stats import Floats
 from commbench.units import format_size
 
 #: An algorithm is plausible at a size if its fit there is at most so many times as far off as the best one's, or
@@ -25,6 +27,8 @@ _AS_GOOD, _GOOD_ENOUGH = 2.0, 0.10
 DISAGREEMENT = 4.0
 #: Half the width of a 95 % interval over the median absolute error, where errors are normal: 1.96 / 0.6745.
 _HALF_WIDTH = 2.9
+#: A distance between logarithms that counts as none: there nothing else has any weight.
+_NEAR = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +131,24 @@ class GrowingCurve:
         """
         times = self._agreeing(message_bytes, world_size, rate_bps, crowded=crowded)
         low, high = min(times.values()), max(times.values())
+        middle = math.sqrt(low * high)
         below, above = self._spread(message_bytes, world_size)
         return Estimate(
-            time_us=math.sqrt(low * high),
-            low_us=low / below,
+            time_us=middle,
+            low_us=min(middle, max(low / below, self._least_us(times, message_bytes, world_size, rate_bps))),
             high_us=above * max(high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
             algorithm=" or ".join(times),
         )
+
+    def _least_us(self, names: Iterable[str], message_bytes: float, world_size: int, rate_bps: float | None) -> float:
+        """What the links take at least for what any of the algorithms sends; 0 where that was measured."""
+        link = self._link_at(rate_bps)
+        if any(one.world_size == world_size and one.link.rate_bps == link.rate_bps for one in self.measured):
+            return 0.0
+        return min(self.hops[name].least_us(message_bytes, world_size, link) for name in names)
+
+    def _link_at(self, rate_bps: float | None) -> Link:
+        return self.link if rate_bps is None else self.link.at_rate(rate_bps)
 
     def _without_gain(self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool) -> float:
         """What it takes if local work that a slower link hid eats up all that a faster one than any measured gains."""
@@ -167,20 +182,38 @@ class GrowingCurve:
         self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
     ) -> dict[str, float]:
         """What each plausible algorithm predicts, in microseconds; arguments as for `estimate`."""
-        link = self.link if rate_bps is None else self.link.at_rate(rate_bps)
+        link = self._link_at(rate_bps)
         link = link if crowded else dataclasses.replace(link, shared_cores=None)
-        weights = _nearness([one.world_size for one in self.measured], world_size)
-        times = {}
-        for name in self._plausible(message_bytes):
-            hop, log_us = self.hops[name], 0.0
-            there = float(hop.time_us(message_bytes, world_size, link))
-            for one, weight in zip(self.measured, weights, strict=True):
-                if weight:
-                    alike = message_bytes * (one.world_size / world_size if name in SHARE_BY_SHARE else 1.0)
-                    here = float(hop.time_us(alike, one.world_size, one.link))
-                    log_us += weight * math.log(one.curve.time_us(alike) * there / here)
-            times[name] = math.exp(log_us)
-        return times
+        return {name: self._time_us(name, message_bytes, world_size, link) for name in self._plausible(message_bytes)}
+
+    def _time_us(self, name: str, message_bytes: float, world_size: int, link: Link) -> float:
+        """What one algorithm predicts; where its textbook time does not fall with the ranks, nor does the prediction.
+
+        A textbook time of n/p bytes at a time rises with every rank; those of halving and doubling fall after all but
+        powers of two.
+        """
+        hop, most = self.hops[name], self.world_sizes[-1]
+        measured_on = [one.world_size for one in self.measured]
+
+        def times_us(ranks: Floats, weighed_at: Floats) -> Floats:
+            logs_us = np.zeros_like(ranks)
+            for one, weights in zip(self.measured, _weights(measured_on, weighed_at), strict=True):
+                alike_bytes = message_bytes * (
+                    one.world_size / ranks if name in SHARE_BY_SHARE else np.ones_like(ranks)
+                )
+                found_us = carried_us(
+                    hop, one, alike_bytes=alike_bytes, message_bytes=message_bytes, ranks=ranks, link=link
+                )
+                logs_us += weights * np.log(found_us)
+            return np.exp(logs_us)
+
+        if name in SHARE_BY_SHARE:
+            time_us = rising_us(lambda ranks: times_us(ranks, ranks), self.world_sizes, world_size)
+            return time_us if world_size in measured_on else max(time_us, hop.least_us(message_bytes, world_size, link))
+        there = np.array([world_size, most], float)
+        there_us, most_us = times_us(there, np.where(there > most, 2.0 * most, there)).tolist()
+        rises = hop.time_us(message_bytes, most, link) <= hop.time_us(message_bytes, world_size, link)
+        return float(max(there_us, most_us) if world_size > most and rises else there_us)
 
     @cached_property
     def held_out(self) -> HeldOut:
@@ -259,8 +292,12 @@ class GrowingCurve:
         return math.exp(math.hypot(low, off)), math.exp(math.hypot(high, off))
 
 
-def _nearness(measured: Sequence[int], wanted: int) -> list[float]:
-    """Weights, 1 together, that fall with the square of the distance between logarithms: the nearest decides."""
-    distances = np.abs(np.log(np.asarray(measured, float) / wanted))
-    weights = (distances == 0).astype(float) if (distances == 0).any() else distances**-2.0
-    return list((weights / weights.sum()).tolist())
+def _weights(measured: Sequence[int], wanted: Floats) -> Floats:
+    """What each measured number of ranks counts, for each that is wanted; shape (measured, wanted), columns sum to 1.
+
+    It falls with the square of the distance between logarithms: the nearest decides. From twice the most ranks on
+    it stays as it is.
+    """
+    ratios = np.minimum(wanted, 2 * measured[-1]) / np.asarray(measured, float)[:, None]
+    distances = np.maximum(np.abs(np.log(ratios)), _NEAR)
+    return np.asarray(distances**-2 / (distances**-2).sum(axis=0))

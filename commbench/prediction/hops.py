@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench.prediction.closed_forms import Form, Hop
 from commbench.prediction.curves import Curve
 from commbench.prediction.links import Link
-
-Floats = NDArray[np.float64]
+from commbench.stats import Floats
 
 #: Values tried for each of two or three unknowns, in how many rounds, and over which range in the first.
 _TRIED, _REFINED, _LARGEST_OVER_SMALLEST = {2: 61, 3: 25}, 8, 1e9
@@ -44,16 +43,27 @@ class FittedHop:
     call_us: float = 0.0
     """What an operation takes whatever its ranks and bytes: threads that wake up, for instance."""
 
-    def at(self, link: Link, world_size: int) -> Hop:
+    def at(self, link: Link, world_size: float | Floats) -> Hop:
         """The hop over a link, for so many ranks."""
         crowding = link.crowding(world_size)
         of_link = link.us_per_byte if link.rate_bps is not None else self.link_us_per_byte or 0.0
         beta = of_link * (1 + crowding * self.link_excess) + crowding * self.local_us_per_byte
         return Hop(alpha_us=crowding * self.alpha_us, beta_us_per_byte=beta)
 
-    def time_us(self, message_bytes: float | Floats, world_size: int, link: Link) -> Floats:
+    def time_us(self, message_bytes: float | Floats, world_size: float | Floats, link: Link) -> Floats:
         """The algorithm's time in microseconds, of the shape of ``message_bytes``."""
         return self.call_us + self.form(world_size, message_bytes, self.at(link, world_size))
+
+    def link_us(self, message_bytes: float | Floats, world_size: float | Floats, link: Link) -> Floats:
+        """What the link alone takes for the algorithm's bytes, in microseconds."""
+        beta = link.us_per_byte if link.rate_bps is not None else self.link_us_per_byte or 0.0
+        carried, nothing = (Hop(alpha_us=0.0, beta_us_per_byte=each) for each in (beta, 0.0))
+        return self.form(world_size, message_bytes, carried) - self.form(world_size, message_bytes, nothing)
+
+    def least_us(self, message_bytes: float, world_size: int, link: Link) -> float:
+        """What the link takes if there are no headers at all: less is impossible. 0 where its rate is not known."""
+        bare = dataclasses.replace(link, payload=1.0)
+        return 0.0 if link.rate_bps is None else float(self.link_us(message_bytes, world_size, bare))
 
     def errors(self, measured: MeasuredCurve) -> Floats:
         """log(fitted / measured) at each size of a curve."""
@@ -79,14 +89,14 @@ def fit_hop(form: Form, measured: Sequence[MeasuredCurve]) -> FittedHop:
     excess, loss_of_link = _fit(form, measured, "link_excess")
     if len(rates) > 1:
         return excess if loss_of_link < loss else local
-    widest = max(one.link.crowding(one.world_size) for one in measured)
+    widest = max(float(one.link.crowding(one.world_size)) for one in measured)
     return excess if widest * excess.link_excess < 1 else local
 
 
 def _fit(form: Form, measured: Sequence[MeasuredCurve], name: str) -> tuple[FittedHop, float]:
     """The best fit whose cost of a byte beyond the link's own is the field of that name, and its loss."""
     points = [
-        (one.world_size, size, time, one.link.crowding(one.world_size), one.link.us_per_byte)
+        (one.world_size, size, time, float(one.link.crowding(one.world_size)), one.link.us_per_byte)
         for one in measured
         for size, time in zip(one.curve.sizes, one.curve.times_us, strict=True)
     ]

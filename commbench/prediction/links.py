@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from commbench.stats import Floats
 from commbench.units import format_link_rate, parse_link_rate
 
 #: Bytes of IPv4, TCP with timestamps, and Ethernet, in every frame; a real wire adds preamble, checksum and gap.
@@ -44,9 +47,13 @@ class Link:
         payload = self.payload if self.payload < 1 else _payload(_USUAL_MTU, _WIRE)
         return Link(rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, told_by="what if")
 
-    def crowding(self, world_size: int) -> float:
+    def is_like(self, other: Link, world_size: int) -> bool:
+        """Whether so many ranks find the same over both."""
+        return bool(self.rate_bps == other.rate_bps and self.crowding(world_size) == other.crowding(world_size))
+
+    def crowding(self, world_size: float | Floats) -> Floats:
         """How many times as long a rank's own work takes because ranks of other hosts want the same cores."""
-        return max(1.0, world_size / self.shared_cores) if self.shared_cores else 1.0
+        return np.maximum(1.0, np.asarray(world_size) / (self.shared_cores or math.inf))
 
     def __str__(self) -> str:
         """Name it for people."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
-from commbench.prediction.breakeven import break_even
 from commbench.prediction.bucketing import candidate_caps
 from commbench.prediction.growing import GrowingCurve
-from commbench.prediction.larger import Family, GrowingNetwork, LargerNetwork
-from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms, on_network
-from commbench.prediction.steps import StepModel
+from commbench.prediction.larger import Family, GrowingNetwork
+from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms
+from commbench.prediction.uncertainty import UncertainSteps
 from commbench.training.cases import DEFAULT_CAP
 from commbench.units import algbw_GBps, format_link_rate
 
@@ -33,6 +31,7 @@ class CollectiveOutlook:
     """One operation on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "collective"
     operation: str = ""
     backend: str = ""
     dtype: str = ""
@@ -51,12 +50,18 @@ class CollectiveOutlook:
     status: str = "ok"
     reason: str = _column("one sentence where nothing is predicted", "")
 
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return f"{self.backend} {self.operation}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutlook:
     """A training step with one hook at the best bucket size on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "step"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -66,8 +71,10 @@ class StepOutlook:
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    overlapped_ms: float | None = _column("if communication overlapped perfectly")
-    serial_ms: float | None = _column("if it did not overlap at all")
+    step_ms_low: float | None = _column("95 % interval; without the error of steps where no held-out error is known")
+    step_ms_high: float | None = None
+    overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
+    serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
     default_step_ms: float | None = _column("with DDP's default buckets")
     local_step_ms: float | None = _column("the step without DDP, as measured")
@@ -77,12 +84,18 @@ class StepOutlook:
     status: str = "ok"
     reason: str = ""
 
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.hook
+
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenOutlook:
     """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "break_even"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -91,9 +104,25 @@ class BreakEvenOutlook:
     rate: str = ""
     dense_step_ms: float | None = None
     density: float | None = _column("below it top-k is faster; empty: at none")
+    density_low: float | None = _column("95 % interval; 0: at none")
+    density_high: float | None = None
     byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
+    held_out_error: float | None = _column("median absolute relative error of such steps")
+    held_out_over: str = ""
     status: str = "ok"
     reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.workload
+
+
+AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
+#: Of one table of all that is predicted: a row leaves those empty that it has not.
+COLUMNS = tuple(
+    dict.fromkeys(each.name for row in (CollectiveOutlook, StepOutlook, BreakEvenOutlook) for each in fields(row))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +192,14 @@ def _some_sizes(curve: GrowingCurve) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def step_outlooks(
+def training_outlooks(
     trained: TrainedWorkload, network: GrowingNetwork, asked: Networks, hooks: Iterable[str] | None = None
-) -> list[StepOutlook]:
-    """Predict the step of every hook that was trained, or of ``hooks``, at the best bucket size of each network.
+) -> tuple[list[StepOutlook], list[BreakEvenOutlook]]:
+    """Predict a workload's training on each network.
+
+    Returns:
+        The step of every hook that was trained, or of ``hooks``, at its best bucket size; and below which density top-k
+        beats the best step that sends gradients whole in float32.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -175,25 +208,23 @@ def step_outlooks(
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
     known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
-    rows = []
+    chosen = list(hooks or trained.hooks)
+    steps, break_evens = [], []
     for rate, ranks in asked:
-        there = on_network(model, _at(network, trained, asked, ranks, rate))
+        there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
+        uncertain = UncertainSteps.on(model, there, held_out)
         named = {**known, **asked.named(ranks, rate)}
-        rows += [_step(there, hook, caps, {**named, "hook": hook}) for hook in hooks or trained.hooks]
-    return rows
+        steps += [_step(uncertain, hook, caps, {**named, "hook": hook}) for hook in chosen]
+        break_evens.append(_break_even(uncertain, caps, named))
+    return steps, break_evens
 
 
-def _at(
-    network: GrowingNetwork, trained: TrainedWorkload, asked: Networks, world_size: int, rate_bps: float | None
-) -> LargerNetwork:
-    """One of the networks that are asked about, as the training sees it."""
-    return network.at(trained.backend, world_size, rate_bps=rate_bps, ranks_per_node=asked.ranks_per_node)
-
-
-def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, Any]) -> StepOutlook:
+def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any]) -> StepOutlook:
+    model = steps.likely
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
+        interval = steps.interval_ms(best)
     except InputError as error:
         return StepOutlook(**named, status="unsupported", reason=str(error))
     local_ms = local_step_ms(model)
@@ -201,6 +232,8 @@ def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, 
         **named,
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
+        step_ms_low=interval.low,
+        step_ms_high=interval.high,
         overlapped_ms=best.overlapped_ms,
         serial_ms=best.serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
@@ -210,31 +243,16 @@ def _step(model: StepModel, hook: str, caps: Sequence[str], named: Mapping[str, 
     )
 
 
-def break_even_outlooks(trained: TrainedWorkload, network: GrowingNetwork, asked: Networks) -> list[BreakEvenOutlook]:
-    """Predict on each network below which density top-k beats the best step that sends gradients whole in float32.
-
-    Raises:
-        InputError: as `TrainedWorkload.model`.
-    """
-    model = trained.model(network)
-    caps = candidate_caps(trained.facts, most=_CAPS)
-    rows = []
-    for rate, ranks in asked:
-        there = on_network(model, _at(network, trained, asked, ranks, rate))
-        rows.append(_break_even(there, caps, {**trained.named, **asked.named(ranks, rate)}))
-    return rows
-
-
-def _break_even(model: StepModel, caps: Sequence[str], named: Mapping[str, Any]) -> BreakEvenOutlook:
+def _break_even(steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any]) -> BreakEvenOutlook:
     try:
-        found = break_even(model, caps)
+        found, interval = steps.break_even(caps)
     except InputError as error:
         return BreakEvenOutlook(**named, status="unsupported", reason=str(error))
     return BreakEvenOutlook(
-        **named, dense_step_ms=found.dense_ms, density=found.density, byte_density=found.byte_density
+        **named,
+        dense_step_ms=found.dense_ms,
+        density=found.density,
+        density_low=interval.low,
+        density_high=interval.high,
+        byte_density=found.byte_density,
     )
-
-
-def columns_of(row: type[Any]) -> tuple[str, ...]:
-    """The columns of a kind of row."""
-    return tuple(each.name for each in dataclasses.fields(row))

@@ -8,23 +8,25 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal
 
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.network import CurveKey, NetworkModel
 from commbench.records import Record, known_fields
-from commbench.stats import Interval
+from commbench.stats import MARGIN, Interval
 from commbench.training.cases import SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Recommendation, setting_of
+from commbench.training.effort import exhaustive_steps
 from commbench.training.recommendation import INSTRUMENTS
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, speedup_of, trained
 
-#: As for `commbench.training.recommendation.MARGIN`: a loss up to this share is none.
-MARGIN = 0.02
+#: An interval of a ratio that is wider excludes nothing worth excluding: nothing was shown by it.
+WIDEST = 0.20
+#: Of a choice: ``within`` 2 % of the best; more, but ``not shown`` to be slower by an interval that would show 20 %;
+#: shown to be ``slower``; or ``too noisy`` to tell.
+Outcome = Literal["within", "not shown", "slower", "too noisy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +56,12 @@ def rank_correlation(held: Sequence[Held]) -> float | None:
     """Spearman's: how alike predictions and measurements are ordered, 1 if equally; None for fewer than three."""
     if len(held) < 3:  # noqa: PLR2004 - two are always in order, or never
         return None
-    ranks = [_ranks([getattr(one, name) for one in held]) for name in ("predicted", "measured")]
-    if min(map(np.ptp, ranks)) == 0:
+    import pandas as pd  # takes long to load, and only this needs it
+
+    predicted, measured = (pd.Series([getattr(one, name) for one in held]) for name in ("predicted", "measured"))
+    if predicted.min() == predicted.max() or measured.min() == measured.max():
         return None
-    centred = [np.asarray(rank) - np.mean(rank) for rank in ranks]
-    return float(np.dot(*centred) / np.sqrt(np.dot(centred[0], centred[0]) * np.dot(centred[1], centred[1])))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1, equal values with their mean rank."""
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]
+    return float(predicted.rank().corr(measured.rank()))
 
 
 # -------------------------------------------------------------------------------------------------------- the tuner
@@ -82,9 +79,14 @@ class Regret:
     """In each launch against the setting that was fastest in the others, the median; None for one launch."""
 
     @property
-    def is_none(self) -> bool:
-        """Whether it is within 2 %, or not shown to be anything."""
-        return self.against_best <= MARGIN or (self.interval is not None and self.interval.low <= 1)
+    def outcome(self) -> Outcome:
+        """What it shows; see `Outcome`."""
+        if self.against_best <= MARGIN:
+            return "within"
+        if self.interval is not None and self.interval.low > 1:
+            return "slower"
+        is_wide = self.interval is None or self.interval.high - self.interval.low > WIDEST
+        return "too noisy" if is_wide else "not shown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +141,8 @@ class Exhaustive:
 
     @property
     def steps(self) -> int:
-        """Steps with DDP that were made."""
-        records = [record for one in self.settings.values() for record in one.timed.values()]
-        return sum(record.block_steps * len(record.block_lengths) for record in records)
+        """What measuring these settings takes: one block of each in every launch, as a tuning counts it."""
+        return exhaustive_steps([record for one in self.settings.values() for record in one.timed.values()], {})
 
     def regret(self, choice: TrainingCase) -> Regret:
         """How much slower a setting is than the best.

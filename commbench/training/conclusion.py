@@ -186,7 +186,7 @@ def paragraph(recommendation: Recommendation) -> str:
 
 def _without_compression(plain: Choice, baseline: Choice) -> str:
     if setting_of(plain) == setting_of(baseline):
-        return "Without compression nothing was faster than the default."
+        return "Without compression nothing faster than the default was found."
     return f"Without compression the fastest is {plain.name}, {plain.gain}."
 
 

@@ -1,0 +1,121 @@
+"""How sure a step and a break-even elsewhere are: the network's interval, what calibration allows, errors of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from commbench.prediction.breakeven import SPARSEST, BreakEven, break_even
+from commbench.prediction.growing import HeldOut
+from commbench.prediction.larger import LargerNetwork
+from commbench.prediction.larger_steps import best_buckets, on_network, with_density
+from commbench.prediction.steps import StepModel, StepPrediction
+from commbench.stats import Interval
+
+#: Half the width of a 95 % interval over the median absolute error, where errors are normal.
+_HALF_WIDTH = 1.96 / 0.6745
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEnd:
+    """A predicted network whose collectives all take what one end of their 95 % interval says."""
+
+    network: LargerNetwork
+    is_high: bool
+    _known: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def world_size(self) -> int:
+        """Its ranks."""
+        return self.network.world_size
+
+    @property
+    def servers(self) -> int:
+        """Buckets that it serves at once."""
+        return self.network.servers
+
+    def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
+        """How long one operation alone takes at that end, in microseconds.
+
+        Raises:
+            InputError: as `LargerNetwork.time_us`.
+        """
+        key = operation, dtype, message_bytes
+        if key not in self._known:
+            likely = self.network.time_us(*key)
+            estimate = self.network.curve(operation, dtype).estimate(
+                message_bytes, self.world_size, self.network.rate_bps, crowded=self.network.crowded
+            )
+            self._known[key] = max(likely, estimate.high_us) if self.is_high else min(likely, estimate.low_us)
+        return self._known[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncertainSteps:
+    """The model of a step on one network, and pairs of models between which it lies for one reason each."""
+
+    likely: StepModel
+    ends: Sequence[tuple[StepModel, StepModel]]
+    """With the network at either end of its interval, and with the slowdowns that the measured steps allow."""
+    held_out: HeldOut
+    """Of steps."""
+
+    @classmethod
+    def on(cls, model: StepModel, network: LargerNetwork, held_out: HeldOut) -> UncertainSteps:
+        """The model of a measured step on another network."""
+        low, high = (on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
+        least, most = (on_network(extreme, network) for extreme in model.extremes())
+        return cls(likely=on_network(model, network), ends=[(low, high), (least, most)], held_out=held_out)
+
+    def interval_ms(self, step: StepPrediction) -> Interval:
+        """The 95 % interval of a step that `likely` predicted; it lacks the error of steps where none is known.
+
+        Raises:
+            InputError: nothing is known of what its hook sends.
+        """
+        below, above = self._reach(step)
+        return Interval(
+            low=step.step_ms * math.exp(-math.hypot(below, self._off)),
+            high=step.step_ms * math.exp(math.hypot(above, self._off)),
+            level=_LEVEL,
+        )
+
+    def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
+        """The density below which top-k pays, and its 95 % interval; 0 at an end where it pays at none.
+
+        The times of what either side sends and the error of steps are taken to be independent of each other.
+
+        Raises:
+            InputError: as `commbench.prediction.breakeven.break_even`.
+        """
+        found = break_even(self.likely, caps)
+        below, above = self._reach(best_buckets(self.likely, "none", caps))
+        sparse, hook = self._with_density(found.density or SPARSEST)
+        faster, slower = sparse._reach(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
+        worst = math.exp(math.hypot(below, slower, self._off))
+        best = math.exp(math.hypot(above, faster, self._off))
+        low, high = (break_even(self.likely, caps, handicap=by).density or 0.0 for by in (worst, 1 / best))
+        return found, Interval(low=low, high=high, level=_LEVEL)
+
+    @property
+    def _off(self) -> float:
+        """Half the interval of a step's logarithm on a network that is known."""
+        return _HALF_WIDTH * math.log1p(self.held_out.error or 0.0)
+
+    def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
+        """The same with top-k of a density, and the name of that hook."""
+        likely, hook = with_density(self.likely, density)
+        ends = [(with_density(low, density)[0], with_density(high, density)[0]) for low, high in self.ends]
+        return dataclasses.replace(self, likely=likely, ends=ends), hook
+
+    def _reach(self, step: StepPrediction) -> tuple[float, float]:
+        """How far a step's logarithm may be off below and above, for reasons that are independent of each other."""
+        below, above = [0.0], [0.0]
+        for pair in self.ends:
+            logs = [math.log(model.predict(step.case).step_ms / step.step_ms) for model in pair]
+            below.append(max(0.0, -min(logs)))
+            above.append(max(0.0, *logs))
+        return math.hypot(*below), math.hypot(*above)
