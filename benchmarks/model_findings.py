@@ -177,7 +177,18 @@ def tables(found: Findings) -> list[Table]:
     made: list[Table] = []
     columns: tuple[str, ...]
     if found.judged:
-        columns = ("scenario", "default ms", "exposed", "best of all", "gain", "choice", "verdict", "regret", "95 %", "")
+        columns = (
+            "scenario",
+            "default ms",
+            "exposed",
+            "best of all",
+            "gain",
+            "choice",
+            "verdict",
+            "regret",
+            "95 %",
+            "",
+        )
         made.append(
             _table("The tuner against the exhaustive sweep", (*columns, "fair", "steps"), map(_chosen, found.judged))
         )
