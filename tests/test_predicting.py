@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -129,6 +130,21 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     densities = [row["density"] for row in plain["break_evens"]]
     assert sorted(densities, reverse=True) == densities
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
+
+
+def test_the_example_in_the_docs_is_output(predict: Predict, both: Path) -> None:
+    """The page's example has the titles and headings that the command prints, and nothing is left to be filled in."""
+    page = (Path(__file__).parent.parent / "docs" / "predicting.md").read_text(encoding="utf-8")
+    assert "EXAMPLE" not in page
+    (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))
+    out = predict(both, "--world-size", "8", "--rate", "measured,10gbit")[1]
+
+    def headings(text: str) -> set[str]:
+        lines = text.splitlines()
+        return {" ".join(above.split()) for above, line in itertools.pairwise(lines) if line.startswith("───")}
+
+    assert len(headings(example)) == 4
+    assert headings(example) <= headings(out)
 
 
 def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
