@@ -1,5 +1,6 @@
 """Tests of which settings are measured next, on predictions and launches made by hand."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -8,6 +9,7 @@ from training_builders import make_training_case, make_training_record
 
 from commbench.prediction.rounds import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
 from commbench.prediction.steps import StepPrediction
+from commbench.prediction.timeline import BucketPrediction
 from commbench.training.cases import TrainingCase
 from commbench.training.records import TrainingRecord
 
@@ -99,14 +101,34 @@ def test_what_slows_a_whole_launch_counts_for_nothing() -> None:
     assert math.log(0.8) == pytest.approx(one.log_ratio)
 
 
-def test_the_promising_are_the_best_the_best_plain_one_and_the_best_of_the_second_hook() -> None:
-    """Then follows what is within the model's error of the first, in the order of prediction."""
+def test_the_promising_are_the_best_of_every_hook() -> None:
+    """Begin with the fastest and the fastest without compression; end with what is within the model's error."""
     standing = stand()
     must = [("fp16", "25"), ("none", "25"), ("topk:0.01", "5")]
     assert must == names(standing.promising(3))
     assert must[:2] == names(standing.promising(2))
     assert [*must, ("fp16", "5")] == names(standing.promising(8))
     assert [] == Standing(estimates=(), model_error=0.1, launch_spread=0.1).promising(3)
+
+
+def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
+    """Measure the best of a hook whose one block was disturbed before further sizes of the leader's."""
+    near = {("topk:0.01", cap): 50.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
+    standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 160.0})
+    assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
+
+
+def test_different_layouts_come_before_nearly_equal_ones() -> None:
+    """Of settings that are predicted to be as fast, take those first whose numbers of buckets differ."""
+    predicted = predict({("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0})
+    numbers = {"5": 9, "6": 9, "25": 2, "default": 2}
+    bucket = BucketPrediction(size_bytes=1, ready_ms=0.0, start_ms=0.0, done_ms=1.0)
+    split = {
+        case: dataclasses.replace(one, buckets=[bucket] * numbers[case.bucket_cap_mb])
+        for case, one in predicted.items()
+    }
+    promising = names(Standing.of(split, [], BASE).promising(8))
+    assert [("fp16", "5"), ("none", "25"), ("fp16", "25"), ("fp16", "6")] == promising
 
 
 def test_the_better_half_survives_whatever_the_room() -> None:

@@ -92,6 +92,15 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     assert found.measured_steps <= found.exhaustive_steps / 4
 
 
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
+    """Measure every hook again after the calibration, and find the one that did badly there."""
+    world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
+    played = play(world)
+    assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
+    assert ("change", "topk") == ((found := conclude(world, played.records)).verdict, found.best.hook)
+
+
 def test_a_gain_that_matters_is_found() -> None:
     """Change to top-k where the link is slow."""
     world = World(plan=make_plan(), link=Link(gbit=1.0))

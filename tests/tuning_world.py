@@ -17,7 +17,7 @@ from commbench.launch.tuning import TuningPlan
 from commbench.prediction.exchange import HookCost
 from commbench.prediction.steps import StepModel
 from commbench.records import Record
-from commbench.training.cases import SWEEP, TrainingCase
+from commbench.training.cases import CALIBRATE, SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import ParameterFacts, WorkloadFacts
 
@@ -86,6 +86,8 @@ class World:
     overlap: float = 0.7
     failing: str = ""
     """A hook that cannot be trained."""
+    disturbed: str = ""
+    """A hook whose block of the calibration takes twice as long."""
 
     def __post_init__(self) -> None:
         hooks = {case.hook_name for case in self.plan.candidates}
@@ -129,7 +131,8 @@ class World:
         if case.hook_name == self.failing:
             return make_training_record(case, launch=launch, status="failed", reason="boom", block_steps=0)
         shared = 0.03 * _gauss("launch", case.phase, launch)
-        step_ms = self.true_ms(case) * math.exp(shared + self.noise * _gauss(_name(case), case.phase, launch))
+        twice = 2.0 if (case.phase, case.hook_name) == (CALIBRATE, self.disturbed) else 1.0
+        step_ms = twice * self.true_ms(case) * math.exp(shared + self.noise * _gauss(_name(case), case.phase, launch))
         return make_training_record(
             case,
             launch=launch,

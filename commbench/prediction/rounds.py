@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,16 +100,21 @@ class Standing:
     def promising(self, room: int) -> list[TrainingCase]:
         """The settings to measure first, at most ``room``.
 
-        The one predicted to be fastest, the fastest without compression, the fastest of the second-best hook, then
-        whatever is predicted within the model's error of the first, in the order of prediction.
+        The fastest of every hook by prediction, as one disturbed block of the calibration is enough to misjudge a hook:
+        the fastest of all first, then the one without compression. Then whatever is predicted within the model's error
+        of the first, in the order of prediction; those of which the hook has one with as many buckets come last.
         """
         if not self.estimates:
             return []
         leader, plain = self.estimates[0], self.best(plain=True)
-        second = next((one for one in self.estimates if one.case.hook_name != leader.case.hook_name), None)
-        near = [one for one in self.estimates if one.log_ratio <= leader.log_ratio + self.model_error]
-        wanted = [one.case for one in (leader, plain, second, *near) if one]
-        return list(dict.fromkeys(wanted))[:room]
+        hooks = _firsts((one.case for one in self.estimates), lambda case: case.hook_name)
+        chosen = [leader.case, *([plain.case] if plain else []), *hooks]
+        near = [one.case for one in self.estimates if one.log_ratio <= leader.log_ratio + self.model_error]
+        return list(dict.fromkeys([*chosen, *_firsts([*chosen, *near], self._layout), *near]))[:room]
+
+    def _layout(self, case: TrainingCase) -> tuple[str, int]:
+        """The hook and the number of buckets: settings that share both are nearly the same."""
+        return case.hook_name, len(self.predicted[case].buckets)
 
     def survivors(self, previous: Sequence[TrainingCase], room: int) -> list[TrainingCase]:
         """The settings of the next round: the better half of the previous one's, then what else may be best.
@@ -147,6 +152,14 @@ def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: Trainin
         return True
     limit_ms = base_ms / (1 + MARGIN)
     return any(one.overlapped_ms < limit_ms for case, one in predicted.items() if case != baseline)
+
+
+def _firsts(cases: Iterable[TrainingCase], kind: Callable[[TrainingCase], object]) -> list[TrainingCase]:
+    """The first of each kind."""
+    first: dict[object, TrainingCase] = {}
+    for case in cases:
+        first.setdefault(kind(case), case)
+    return list(first.values())
 
 
 def _measured(one: Trained | None, base: Trained | None) -> dict[int, float]:
