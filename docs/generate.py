@@ -23,7 +23,7 @@ from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
-from commbench.training.conclusion import Choice, Cost, Difference, Recommendation
+from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Search
 from commbench.training.records import TRAINING_FLAGS, BucketRow, TrainingRow
 
 PAGE = Path(__file__).parent / "columns.md"
@@ -166,6 +166,7 @@ KINDS = {
     "Choice": "a choice",
     "Cost": "a cost",
     "Difference": "a difference",
+    "Search": "a search",
 }
 MB = 1e6
 
@@ -261,6 +262,8 @@ def _training() -> list[str]:
         _fields(Cost),
         "A difference:\n",
         _fields(Difference),
+        "A search:\n",
+        _fields(Search),
         HOOKS_HEAD,
         _table(("hook", "what it does", "bytes a rank sends"), (_hook(hook) for hook in HOOKS.values())),
         _table(

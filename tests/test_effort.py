@@ -6,6 +6,7 @@ from training_builders import make_training_case, make_training_record
 
 from commbench import stats
 from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.units import format_duration
 
 ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "sweep", "status": "ok", "seconds": 99.0}]
 
@@ -34,9 +35,10 @@ def test_so_many_launches_would_decide() -> None:
     """Name a number with which the interval leaves the margin in most cases, its time, and how to make them."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
     sentence = surer(ratios, 0.02, ENTRIES)
-    more = int(sentence.split()[1])
+    low, more = (int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to "))
+    assert 0 < low < more
     assert f"--confirm-launches {6 + more}" in sentence
-    assert f"{more * 10 // 60} min {more * 10 % 60:02d} s" in sentence if more >= 6 else f"{more * 10} s" in sentence
+    assert f" to {format_duration(10 * more)}, would" in sentence
     generator = np.random.default_rng(1)
     spread = float(np.std(np.log(ratios), ddof=1))
     decided = 0
@@ -44,7 +46,25 @@ def test_so_many_launches_would_decide() -> None:
         interval = stats.median_interval(np.exp(spread * generator.standard_normal(6 + more)))
         assert interval is not None
         decided += interval.high <= 1.02
-    assert decided > 80
+    assert decided > 130
+
+
+def test_another_level_takes_more_launches() -> None:
+    """Ask for more launches of an interval that misses less often, and for as many as it takes to be one at all."""
+    ratios = [0.98, 1.015, 0.99, 1.01]
+    numbers = [int(surer(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)]
+    assert numbers[0] < numbers[1]
+    sure = [1.5, 1.51, 1.49]
+    assert "About 3 more" in surer(sure, 0.02, [])
+    assert "About 4 more" in surer(sure, 0.02, [], level=0.975)
+
+
+def test_a_noisy_machine_is_named() -> None:
+    """Propose no launches where it takes hundreds, also if the gain happens to lie at the margin."""
+    for shift in (1.0, 1.02, 1.05):
+        sentence = surer([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
+        assert "quieter machine" in sentence
+        assert "hardly" not in sentence
 
 
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])

@@ -13,10 +13,12 @@ from commbench.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.cli.conducting import Place, Task, carry_out
 from commbench.cli.settings import Settings, takes_settings
 from commbench.errors import InputError
+from commbench.kinds import collective_records
 from commbench.launch.probe import probe_workload
 from commbench.launch.sweep import TrainingPlan
 from commbench.options import draw_seed, parse_numbers, split_names
 from commbench.parameters import listed
+from commbench.prediction.searched import with_search
 from commbench.store import Store
 from commbench.training.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
 from commbench.training.recommendation import recommend
@@ -241,9 +243,11 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
 
 def write_recommendation(store: Store) -> None:
     """Conclude from what the store holds, as far as it goes."""
-    recommendation = recommend(store.training_records, store.info)
+    trainings = store.training_records
+    recommendation = recommend(trainings, store.info)
     if recommendation is not None:
-        store.write_recommendation(recommendation.to_json())
+        found = with_search(recommendation, collective_records(store.records), trainings, store.info)
+        store.write_recommendation(found.to_json())
 
 
 def find_training_budget(name: str, launches: int | None = None, confirm_launches: int | None = None) -> TrainingBudget:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from commbench.errors import InputError
-from commbench.records import SCHEMA
+from commbench.records import SCHEMA, known_fields
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
+from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
 Bounds = tuple[float, float]
@@ -85,6 +86,36 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """How a tuning came to its choice; the default is not counted."""
+
+    settings: int
+    """All that were considered."""
+    afresh: int
+    """Measured in fresh launches."""
+    in_rounds: int
+    """Measured in rounds only."""
+    predicted: int
+    """Judged by prediction."""
+    speedup_error: float | None = None
+    """Median absolute error of predicted speedups at held-out settings, as a share; None where none was measured."""
+    held_out: int = 0
+    """How many those were."""
+
+    @property
+    def sentence(self) -> str:
+        """It for people."""
+        held = f"at {counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
+        error = "of unknown error" if self.speedup_error is None else f"median error {100 * self.speedup_error:.1f} %"
+        error += f" {held}" if self.held_out else ""
+        return (
+            f"Of {counted(self.settings, 'alternative')} {self.afresh} {'was' if self.afresh == 1 else 'were'} "
+            f"measured in fresh launches, {self.in_rounds} in rounds only, and {self.predicted} judged by prediction "
+            f"({error})."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """What ``recommendation.json`` holds: whether another setting than DDP's default is worth it."""
 
@@ -102,7 +133,8 @@ class Recommendation:
     speedup_ci: Bounds | None
     """Its interval over launches, like all others of the level ``level``."""
     verdict: Verdict
-    """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's reaches above it."""
+    """``change``: the interval lies above the margin of 2 %; ``keep``: that of no alternative in fresh launches
+    reaches above it."""
     reason: str
     """One sentence: what was compared, how much it gained, how sure that is."""
     snippet: str
@@ -125,6 +157,8 @@ class Recommendation:
     """What a setting that alters learning may lose; None: that was not judged."""
     too_costly: tuple[str, ...] = ()
     """Settings that may lose more, each with the reason."""
+    search: Search | None = None
+    """How a tuning came to it; None for a sweep, which measures all."""
     surer: str = ""
     """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
@@ -146,6 +180,7 @@ class Recommendation:
                 "alternatives": tuple(_choice(one) for one in data.get("alternatives", ())),
                 "cost": _cost(data["cost"]) if data.get("cost") else None,
                 "speedup_ci": _bounds(data.get("speedup_ci")),
+                "search": Search(**known_fields(Search, data["search"])) if data.get("search") else None,
                 "doubts": tuple(data.get("doubts", ())),
                 "too_costly": tuple(data.get("too_costly", ())),
             }
@@ -177,6 +212,8 @@ def paragraph(recommendation: Recommendation) -> str:
         )
     if found.max_accuracy_loss is not None:
         sentences.append(_accuracy_sentence(found))
+    if found.search is not None:
+        sentences.append(found.search.sentence)
     if found.surer:
         sentences.append(found.surer)
     if found.doubts:

@@ -185,8 +185,8 @@ def recommend(
     """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
 
     An alternative calls for a change if the 95 % interval of its speedup, paired by launch, lies wholly above the
-    margin of 2 %; the default is kept if that of no alternative reaches above it. Without fresh launches nothing is
-    decided, for the best of many equals looks faster by luck.
+    margin of 2 %; the default is kept if that of no alternative in fresh launches reaches above it. Without fresh
+    launches nothing is decided, for the best of many equals looks faster by luck.
 
     Args:
         records: of the run, both phases.
@@ -251,7 +251,7 @@ class _Decision:
             doubts=self._doubts(best, launches),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            surer=self._surer(weighed) if verdict == "inconclusive" and weighed else "",
+            surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
         )
 
     def _speedup(self, one: Trained) -> Speedup | None:
@@ -276,13 +276,15 @@ class _Decision:
         best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
         return _choice_of(best, None) if best else None
 
-    def _surer(self, weighed: Trained) -> str:
+    def _surer(self, weighed: Trained, level: float) -> str:
         """What would decide, see `commbench.training.effort.surer`."""
         if not self.fresh or self.group.baseline is None:
             return ""
         own, base = paired_sample_ms(weighed, self.group.baseline)
         ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
-        return surer(ratios, MARGIN, self.info.get("launches") or ())
+        if self.info.get("status") == "partial" or len(ratios) < (self.info.get("first_look") or 0):
+            return ""  # what is planned comes first
+        return surer(ratios, MARGIN, self.info.get("launches") or (), level=level)
 
     def _weigh(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
