@@ -250,11 +250,14 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
 
 
 def test_a_time_limit_is_shared_out() -> None:
-    """Give calibration and rounds their shares, the confirmation the rest."""
+    """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
     world = World(plan=make_plan(time_limit_s=100.0))
     limits = {request.name: request.time_limit_s for request in play(world).requests}
     assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
     assert 100.0 == limits["confirm"]
+    vital = {request.name: request.fewest_launches for request in play(world).requests}
+    assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
+    assert {100.0} == {request.whole_limit_s for request in play(world).requests}
 
 
 class KeptRun:

@@ -91,6 +91,8 @@ def tune(
     and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
     process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
     """
+    if settings.time_limit is not None and not settings.time_limit > 0:
+        raise InputError(f"--time-limit {settings.time_limit:g} was asked for; give more than 0 s.")
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
     chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
     TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
