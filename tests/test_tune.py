@@ -98,9 +98,14 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert 0 == again.returncode, again.stdout + again.stderr
     assert "Resuming" in again.stdout
     assert 4 + len(rounds) == len(stages_of(out))
-    other = tune(tmp_path, *TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.2", "-n", "2")
-    assert 2 == other.returncode
-    assert "another plan" in other.stderr
+    for words, difference in (
+        (["--bucket-cap-mb", "default,0.2"], "candidates"),
+        (["--max-accuracy-loss", "0.01"], "max_accuracy_loss is null there and 0.01 here"),
+    ):
+        other = tune(tmp_path, *FEW, *words, "-n", "2", "--oversubscribe")
+        assert 2 == other.returncode
+        assert "another plan" in other.stderr
+        assert difference in other.stderr
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def tune(
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        facts = known_facts(settings) or probe_workload(workload, batch, hooks)
+        facts = known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks)
         return tuning_task(
             TuningPlan(
                 workload=workload,
@@ -132,19 +132,30 @@ def tuning_task(plan: TuningPlan) -> Task:
         requests=[plan.network_request(), plan.calibrate_request()],
         stages=plan.stages(),
         info=plan.info,
-        identity={"candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates]},
+        identity={
+            "workload": plan.workload,
+            "batch": plan.facts.batch_size,
+            "max_accuracy_loss": plan.max_accuracy_loss,
+            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
+        },
         then=plan.then,
         seconds=plan.estimate_s(),
         conclude=write_recommendation,
     )
 
 
-def known_facts(settings: Settings) -> WorkloadFacts | None:
-    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that."""
+def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
+    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that.
+
+    None where there is no such run, or it is of another workload or batch.
+    """
     if settings.out is None or not (settings.out / "run.json").is_file():
         return None
-    facts = load_run(settings.out).info.get("facts")
-    return WorkloadFacts.from_json(facts) if facts else None
+    info = load_run(settings.out).info
+    if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
+        return None
+    facts = WorkloadFacts.from_json(info["facts"])
+    return facts if batch in {None, facts.batch_size} else None
 
 
 def torch_takes_lists() -> bool:
