@@ -77,7 +77,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(out)
     predictions = predictions_of(out)
     assert 4 == len(predictions)
-    assert {"calibrated", "held_out" if rounds else "not_measured"} <= {row["used"] for row in predictions}
+    assert ("held_out" if rounds else "calibrated") in {row["used"] for row in predictions}
     assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
     assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
     recommended = json.loads((out / "recommendation.json").read_text())
@@ -121,7 +121,7 @@ def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
     assert "confirm" == stages[-1][0]
     used = {row["used"] for row in predictions_of(tmp_path / "r")}
     if rounds_of(tmp_path / "r"):
-        assert {"calibrated", "held_out", "not_measured"} == used
+        assert {"held_out", "not_measured"} <= used
 
 
 @pytest.mark.slow
