@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
-TINY = ["--workload", f"{WORKLOADS}:tiny", "--steps", "5", "--seed", "1", "--out", "r"]
+TINY = ["--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
 FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--confirm-launches", "1"]
 
 
@@ -81,10 +81,10 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
     assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
     recommended = json.loads((out / "recommendation.json").read_text())
-    steps = 5 * (4 + 3 * len(rounds))
-    assert (steps, 4 * 3 * 5) == (recommended["measured_steps"], recommended["exhaustive_steps"])
+    steps = 6 * (4 + 3 * len(rounds))
+    assert (steps, 4 * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
-    assert f"Measured {steps} steps, {100 * steps / 60:.0f} % of the 60 that a full sweep takes." in done.stdout
+    assert f"Measured {steps} steps, {100 * steps / 72:.0f} % of the 72 that a full sweep takes." in done.stdout
     assert "58 % of the steps of a full sweep" in " ".join(done.stdout.split())
     assert "Predicted from the calibration" in done.stdout
     assert "Nothing has been trained" not in done.stdout
@@ -154,6 +154,7 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
         ("--bucket-cap-mb fast", "Bucket size 'fast' is not understood"),
         ("--budget endless", "Unknown budget 'endless'; choose from quick, standard, rigorous"),
         ("--steps 0", "--steps 0 was asked for; give at least 1"),
+        ("--steps 5", "--steps 5 was asked for; the first 3 are not timed, so give at least 6"),
         ("--batch -1", "--batch -1 was asked for; give at least 1"),
         ("--confirm-launches 0", "--confirm-launches 0 was asked for; give at least 1"),
         ("--time-limit -3", "--time-limit -3 was asked for; give more than 0 s"),

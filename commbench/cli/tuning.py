@@ -37,6 +37,8 @@ from commbench.training.workload import WorkloadFacts
 AUTO = "auto"
 #: What ``--allow`` takes without a number.
 NUMBERS = {"topk": "topk:0.01", "randomk": "randomk:0.01", "powersgd": "powersgd:2"}
+#: Steps of a block at least: 3 that are never timed, and 3 to take a median of.
+FEWEST_STEPS = 6
 #: The first torch whose DDP takes ``bucket_cap_mb_list``.
 LISTS_SINCE = (2, 13)
 
@@ -94,6 +96,8 @@ def tune(
     if settings.time_limit is not None and not settings.time_limit > 0:
         raise InputError(f"--time-limit {settings.time_limit:g} was asked for; give more than 0 s.")
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
+    if steps is not None and steps < FEWEST_STEPS:
+        raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
     chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
     TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
     allowed = check_accuracy_loss(max_accuracy_loss)

@@ -53,7 +53,7 @@ class PredictionRow:
     speedup: float | None = _column("measured, paired by launch: the default's step over that of the row")
     error: float | None = _column("(predicted - measured) / measured step; empty where it was fitted to just that")
     used: str = _column(
-        "where step_ms is from: held_out: rounds, after the prediction; calibrated: what it was fitted to; not_measured",
+        "where step_ms is from: held_out: rounds, measured later; calibrated: what it was fitted to; not_measured",
         "not_measured",
     )
 
