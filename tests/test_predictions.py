@@ -31,22 +31,27 @@ def printed(rows: list[PredictionRow]) -> str:
 
 
 def test_every_candidate_has_a_row_beside_what_was_measured() -> None:
-    """Say of each whether the prediction was fitted to it, held against it, or never measured."""
+    """Say of each whether its time was measured after the prediction, is what that was fitted to, or is unknown."""
     world = World(plan=make_plan())
     records = play(world).records
     rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
     assert 36 == len(rows)
     hooks = ("none", "fp16", "topk")
-    assert {(hook, "default") for hook in hooks} == {name for name, row in rows.items() if row.used == "calibrated"}
     swept = {(r.case.hook, r.case.bucket_cap_mb): [] for r in training_records(records) if r.case.phase == SWEEP}
     held_out = {name for name, row in rows.items() if row.used == "held_out"}
-    assert set(swept) - {("local", "default")} - {(hook, "default") for hook in hooks} == held_out
+    assert set(swept) - {("local", "default")} == held_out
+    assert ("none", "default") in held_out
+    calibrated = {name for name, row in rows.items() if row.used == "calibrated"}
+    assert {(hook, "default") for hook in hooks} - held_out == calibrated
+    assert calibrated
     for row in rows.values():
         assert row.predicted_overlapped_ms is not None
         assert row.predicted_step_ms is not None
         assert row.predicted_overlapped_ms <= row.predicted_step_ms
-        assert (row.step_ms is None) == (row.used == "not_measured") == (row.error is None)
-        if row.step_ms is not None:
+        assert (row.step_ms is None) == (row.used == "not_measured")
+        assert (row.error is None) == (row.used != "held_out")
+        if row.error is not None:
+            assert row.step_ms is not None
             assert row.predicted_step_ms / row.step_ms - 1 == pytest.approx(row.error)
     default = rows["none", "default"]
     assert (1.0, 1.0) == (default.predicted_speedup, default.speedup)
@@ -68,21 +73,22 @@ def test_predictions_rest_on_the_calibration_alone() -> None:
 
 
 def test_the_errors_are_those_at_held_out_settings() -> None:
-    """Take the median of absolute values, of steps and of speedups."""
+    """Take the median of absolute values, of steps and of speedups; the default counts as a step only."""
 
-    def row(used: str, error: float | None, predicted: float, measured: float | None) -> PredictionRow:
-        return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured)
+    def row(used: str, error: float | None, predicted: float, measured: float | None, **more: str) -> PredictionRow:
+        return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured, **more)
 
     rows = [
         row("calibrated", 0.9, 1.0, 2.0),
         row("held_out", -0.1, 1.1, 1.0),
         row("held_out", 0.3, 1.0, 1.25),
         row("held_out", 0.2, 1.2, 1.2),
+        row("held_out", 0.25, 1.0, 1.0, hook="none", bucket_cap_mb="default"),
         row("not_measured", None, 1.0, None),
     ]
     found = held_out_accuracy(rows)
     assert found is not None
-    assert (3, 0.2, 0.3) == (found.settings, found.step_error, found.worst_step_error)
+    assert (4, 0.225, 0.3) == (found.settings, found.step_error, found.worst_step_error)
     assert 0.1 == pytest.approx(found.speedup_error)
     assert held_out_accuracy(rows[:1]) is None
 

@@ -205,6 +205,25 @@ def test_a_time_limit_in_the_last_stage_needs_something_of_it(tmp_path: Path) ->
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path: Path, fewest: int) -> None:
+    """Let them use up the whole limit, add none to them, and name the limit that was given."""
+
+    def more(records: Sequence[AnyRecord]) -> RunRequest | None:
+        request = confirm(records)
+        assert request is not None
+        budget = dataclasses.replace(request.budget, launches=2)
+        limits = {"time_limit_s": 0.1, "whole_limit_s": 60.0, "fewest_launches": fewest}
+        return dataclasses.replace(request, budget=budget, **limits)
+
+    script = "assert plan.deadline_s is None or 30 < plan.deadline_s < 60, plan.deadline_s\n" + ALL
+    code, info, _ = run(tmp_path, script, [*single_stage(sweep()), more])
+    assert (0, "complete" if fewest else "partial") == (code, info["status"])
+    assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
+    said = f"The time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
+    assert info["reason"].startswith(said)
+
+
 def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
     """Leave launches out, go on with the next stage, and measure nothing the next time."""
     request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
-TINY = ["--workload", f"{WORKLOADS}:tiny", "--steps", "5", "--seed", "1", "--out", "r"]
+TINY = ["--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
 FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--confirm-launches", "1"]
 
 
@@ -77,14 +77,14 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(out)
     predictions = predictions_of(out)
     assert 4 == len(predictions)
-    assert {"calibrated", "held_out" if rounds else "not_measured"} <= {row["used"] for row in predictions}
+    assert ("held_out" if rounds else "calibrated") in {row["used"] for row in predictions}
     assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
     assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
     recommended = json.loads((out / "recommendation.json").read_text())
-    steps = 5 * (4 + 3 * len(rounds))
-    assert (steps, 4 * 3 * 5) == (recommended["measured_steps"], recommended["exhaustive_steps"])
+    steps = 6 * (4 + 3 * len(rounds))
+    assert (steps, 4 * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
-    assert f"Measured {steps} steps, {100 * steps / 60:.0f} % of the 60 that a full sweep takes." in done.stdout
+    assert f"Measured {steps} steps, {100 * steps / 72:.0f} % of the 72 that a full sweep takes." in done.stdout
     assert "58 % of the steps of a full sweep" in " ".join(done.stdout.split())
     assert "Predicted from the calibration" in done.stdout
     assert "Nothing has been trained" not in done.stdout
@@ -98,9 +98,14 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert 0 == again.returncode, again.stdout + again.stderr
     assert "Resuming" in again.stdout
     assert 4 + len(rounds) == len(stages_of(out))
-    other = tune(tmp_path, *TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.2", "-n", "2")
-    assert 2 == other.returncode
-    assert "another plan" in other.stderr
+    for words, difference in (
+        (["--bucket-cap-mb", "default,0.2"], "candidates"),
+        (["--max-accuracy-loss", "0.01"], "max_accuracy_loss is null there and 0.01 here"),
+    ):
+        other = tune(tmp_path, *FEW, *words, "-n", "2", "--oversubscribe")
+        assert 2 == other.returncode
+        assert "another plan" in other.stderr
+        assert difference in other.stderr
 
 
 @pytest.mark.slow
@@ -116,7 +121,7 @@ def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
     assert "confirm" == stages[-1][0]
     used = {row["used"] for row in predictions_of(tmp_path / "r")}
     if rounds_of(tmp_path / "r"):
-        assert {"calibrated", "held_out", "not_measured"} == used
+        assert {"held_out", "not_measured"} <= used
 
 
 @pytest.mark.slow
@@ -149,8 +154,10 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
         ("--bucket-cap-mb fast", "Bucket size 'fast' is not understood"),
         ("--budget endless", "Unknown budget 'endless'; choose from quick, standard, rigorous"),
         ("--steps 0", "--steps 0 was asked for; give at least 1"),
+        ("--steps 5", "--steps 5 was asked for; the first 3 are not timed, so give at least 6"),
         ("--batch -1", "--batch -1 was asked for; give at least 1"),
         ("--confirm-launches 0", "--confirm-launches 0 was asked for; give at least 1"),
+        ("--time-limit -3", "--time-limit -3 was asked for; give more than 0 s"),
         ("--max-accuracy-loss -1", "--max-accuracy-loss -1 was asked for"),
         ("--backend nccl", "Unknown training backend 'nccl'"),
         ("-n 1", "takes 2 ranks or more"),

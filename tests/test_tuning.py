@@ -2,18 +2,24 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
 
 from commbench.budgets import TUNING_BUDGETS
+from commbench.cli.settings import Settings
+from commbench.cli.tuning import known_facts, tuning_task
+from commbench.errors import InputError
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.display import SilentDisplay
 from commbench.launch.plan import RunRequest, missing_cases, next_launch
 from commbench.launch.standalone import _Standalone
 from commbench.launch.whoami import Identity
+from commbench.store import Store
+from commbench.store.checking import check_plan
 from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.training.conclusion import setting_of
 from commbench.training.recommendation import Recommendation, recommend
@@ -251,11 +257,49 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
 
 
 def test_a_time_limit_is_shared_out() -> None:
-    """Give calibration and rounds their shares, the confirmation the rest."""
+    """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
     world = World(plan=make_plan(time_limit_s=100.0))
     limits = {request.name: request.time_limit_s for request in play(world).requests}
     assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
     assert 100.0 == limits["confirm"]
+    vital = {request.name: request.fewest_launches for request in play(world).requests}
+    assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
+    assert {100.0} == {request.whole_limit_s for request in play(world).requests}
+
+
+def kept_plan(**changes: Any) -> Mapping[str, Any]:
+    """Return what must be equal for a tuning to be resumed."""
+    plan: Mapping[str, Any] = tuning_task(make_plan(**changes)).header()["plan"]
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"max_accuracy_loss": 0.01}, "max_accuracy_loss is null there and 0.01 here"),
+        ({"facts": dataclasses.replace(make_facts(), batch_size=64)}, "batch is 8 there and 64 here"),
+        ({"workload": "digits"}, 'workload is "mlp" there and "digits" here'),
+        ({"hooks": ["none", "bf16"]}, "candidates"),
+    ],
+)
+def test_what_was_asked_for_is_part_of_the_plan(changes: dict[str, Any], difference: str) -> None:
+    """Refuse to resume under other options than to leave them out of account."""
+    check_plan(Path("r"), {"plan": kept_plan()}, kept_plan())
+    with pytest.raises(InputError, match="holds a run with another plan") as refused:
+        check_plan(Path("r"), {"plan": kept_plan()}, kept_plan(**changes))
+    assert difference in str(refused.value)
+
+
+def test_facts_are_those_of_the_same_workload_and_batch(tmp_path: Path) -> None:
+    """Look at the workload anew where the run in the directory is of another one, or of another batch."""
+    settings = Settings(out=tmp_path)
+    assert known_facts(settings, "mlp", None) is None
+    header = tuning_task(make_plan()).header()
+    with Store.open(tmp_path, header):
+        pass
+    assert make_facts() == known_facts(settings, "mlp", None) == known_facts(settings, "mlp", 8)
+    assert known_facts(settings, "digits", None) is None
+    assert known_facts(settings, "mlp", 64) is None
 
 
 class KeptRun:

@@ -37,6 +37,8 @@ from commbench.training.workload import WorkloadFacts
 AUTO = "auto"
 #: What ``--allow`` takes without a number.
 NUMBERS = {"topk": "topk:0.01", "randomk": "randomk:0.01", "powersgd": "powersgd:2"}
+#: Steps of a block at least: 3 that are never timed, and 3 to take a median of.
+FEWEST_STEPS = 6
 #: The first torch whose DDP takes ``bucket_cap_mb_list``.
 LISTS_SINCE = (2, 13)
 
@@ -91,7 +93,11 @@ def tune(
     and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
     process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
     """
+    if settings.time_limit is not None and not settings.time_limit > 0:
+        raise InputError(f"--time-limit {settings.time_limit:g} was asked for; give more than 0 s.")
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
+    if steps is not None and steps < FEWEST_STEPS:
+        raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
     chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
     TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
     allowed = check_accuracy_loss(max_accuracy_loss)
@@ -99,7 +105,7 @@ def tune(
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        facts = known_facts(settings) or probe_workload(workload, batch, hooks)
+        facts = known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks)
         return tuning_task(
             TuningPlan(
                 workload=workload,
@@ -130,19 +136,30 @@ def tuning_task(plan: TuningPlan) -> Task:
         requests=[plan.network_request(), plan.calibrate_request()],
         stages=plan.stages(),
         info=plan.info,
-        identity={"candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates]},
+        identity={
+            "workload": plan.workload,
+            "batch": plan.facts.batch_size,
+            "max_accuracy_loss": plan.max_accuracy_loss,
+            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
+        },
         then=plan.then,
         seconds=plan.estimate_s(),
         conclude=write_recommendation,
     )
 
 
-def known_facts(settings: Settings) -> WorkloadFacts | None:
-    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that."""
+def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
+    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that.
+
+    None where there is no such run, or it is of another workload or batch.
+    """
     if settings.out is None or not (settings.out / "run.json").is_file():
         return None
-    facts = load_run(settings.out).info.get("facts")
-    return WorkloadFacts.from_json(facts) if facts else None
+    info = load_run(settings.out).info
+    if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
+        return None
+    facts = WorkloadFacts.from_json(info["facts"])
+    return facts if batch in {None, facts.batch_size} else None
 
 
 def torch_takes_lists() -> bool:

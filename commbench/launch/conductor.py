@@ -162,7 +162,12 @@ class _StageRun:
         self.run_ = run
         self.request = request
         self.label = request.name if len(run.stages) > 1 else ""
-        self.times = TimePlan(budget=request.budget, begun=run.begun, limit_s=request.time_limit_s)
+        self.times = TimePlan(
+            budget=request.budget,
+            begun=run.begun,
+            limit_s=request.time_limit_s,
+            whole_limit_s=request.whole_limit_s,
+        )
         if startup_s is not None:
             self.times.startup_s = startup_s
 
@@ -197,9 +202,13 @@ class _StageRun:
         if run.interrupts.number is not None:
             name = signal.Signals(run.interrupts.number).name
             return Ending(status="interrupted", reason=f"interrupted by {name} between launches")
-        if run.store.records and not self.times.fits(time.monotonic(), slices=slices):
+        if run.store.records and not self.times.fits(time.monotonic(), slices=slices, whole=self.is_vital(launch)):
             return self._out_of_time(launch)
         return None
+
+    def is_vital(self, launch: int) -> bool:
+        """Whether a launch is made for as long as the whole time limit lasts."""
+        return launch < self.request.fewest_launches
 
     def _judge(self, ending: Ending, attempt: _LaunchRun) -> Ending | None:
         """What the end of a start means for the launch; None where it goes on with new ranks."""
@@ -229,10 +238,13 @@ class _StageRun:
 
     def _out_of_time(self, launch: int) -> Ending:
         """End a run whose time limit is reached."""
-        limit, name = f"{self.request.time_limit_s:g} s", f"{self.label} " if self.label else ""
+        own, whole = self.request.time_limit_s, self.request.whole_limit_s
+        limit = f"{own:g} s{f' for all up to the {self.label}' if self.label else ''}"
+        name = f"{self.label} " if self.label else ""
         text = (
-            f"The time limit of {limit}{f' for all up to the {self.label}' if name else ''} was reached after {launch} "
-            f"of {self.request.budget.launches} {name}launches; the same command with a longer limit adds the rest."
+            f"The time limit of {limit}{f', of {whole:g} s in all,' if whole not in {None, own} else ''} was reached "
+            f"after {launch} of {self.request.budget.launches} {name}launches; the same command with a longer limit "
+            "adds the rest."
         )
         self.run_.display.warning(text)
         return Ending(status="cut", reason=text)
@@ -277,7 +289,7 @@ class _LaunchRun:
             run.store.records,
             launch,
             slice_s=stage.times.slice_s(self.begun, slices=self.left_slices, launches=len(left)),
-            deadline_s=stage.times.deadline_s(self.begun),
+            deadline_s=stage.times.deadline_s(self.begun, whole=stage.is_vital(launch)),
             left_out=run.failed,
         )
 

@@ -35,7 +35,9 @@ class RunRequest:
     case_timeout_s: float = 60.0
     """A case that makes no progress for so long is hung, in seconds."""
     time_limit_s: float | None = None
-    """Wall time that the whole run may take, in seconds; None: as long as it needs."""
+    """Wall time that the run may take up to the end of this stage, in seconds; None: as long as it needs."""
+    whole_limit_s: float | None = None
+    """Wall time that all stages may take, which ``fewest_launches`` of this one may use up; None: ``time_limit_s``."""
     frozen: Mapping[str, Frozen] = field(default_factory=dict)
     """By case key, what another run has fixed that this one is to be compared with; the first launch finds the rest."""
     training: Terms | None = None
@@ -45,7 +47,7 @@ class RunRequest:
     aim_s: float | None = None
     """What all launches together should take, in seconds: a launch is left out rather than exceed it."""
     fewest_launches: int = 1
-    """So many launches are made whatever ``aim_s`` says."""
+    """So many launches are made whatever ``aim_s`` says, and for as long as ``whole_limit_s`` lasts."""
     first_launch: int = 0
     """Launches below this number are left as they are: they were made for a stage before this one."""
     settles: bool = False

@@ -31,6 +31,8 @@ class TimePlan:
     budget: Budget
     begun: float
     limit_s: float | None = None
+    whole_limit_s: float | None = None
+    """The limit of what is begun with ``whole``; None: ``limit_s``."""
     startup_s: float = field(default=STARTUP_S, init=False)
     per_slice_s: float | None = field(default=None, init=False)
     other_s: float = field(default=OTHER_S, init=False)
@@ -42,9 +44,10 @@ class TimePlan:
             self.per_slice_s = max(0.0, seconds - startup_s) / slices
             self.other_s = max(0.0, seconds - startup_s - measuring_s) / slices
 
-    def left_s(self, now: float) -> float | None:
+    def left_s(self, now: float, *, whole: bool = False) -> float | None:
         """Time left until the limit; None without a limit."""
-        return None if self.limit_s is None else self.begun + self.limit_s - LEAVING_S - now
+        limit_s = self.whole_limit_s if whole and self.whole_limit_s is not None else self.limit_s
+        return None if limit_s is None else self.begun + limit_s - LEAVING_S - now
 
     def slice_s(self, now: float, *, slices: float, launches: int) -> float | None:
         """How long a time slice is where ``launches`` launches have still to measure so many ``slices`` together.
@@ -58,14 +61,14 @@ class TimePlan:
         share = (left - launches * self.startup_s) / slices - self.other_s
         return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
-    def fits(self, now: float, *, slices: float) -> bool:
+    def fits(self, now: float, *, slices: float, whole: bool = False) -> bool:
         """Whether a launch of so many slices would end before the limit if they were as short as may be."""
-        left = self.left_s(now)
+        left = self.left_s(now, whole=whole)
         return left is None or left >= self.startup_s + slices * (SHORTEST_SLICE_S + self.other_s)
 
-    def deadline_s(self, now: float) -> float | None:
+    def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
         """How long after its ranks have come together a launch that is started now may begin cases."""
-        left = self.left_s(now)
+        left = self.left_s(now, whole=whole)
         return None if left is None else max(0.0, left - self.startup_s)
 
     def eta_s(self, now: float, *, slices: float, launches: int) -> float:

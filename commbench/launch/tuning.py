@@ -39,7 +39,8 @@ from commbench.units import counted
 NETWORK, ROUND = "network", "round"
 #: Of the steps that a full sweep takes, tuning may take this share.
 COST_SHARE = 0.25
-#: Shares of a time limit at which a stage ends; fresh launches have the rest.
+#: Shares of a time limit at which a stage ends; fresh launches have the rest. Without one launch of the network and one
+#: of the calibration there is nothing to choose from: they are made as long as the whole limit lasts.
 NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: Settings of the first round beside the default, at most.
 MOST_PROMISING = 8
@@ -224,6 +225,7 @@ class TuningPlan:
             budget=dataclasses.replace(plain, launches=self.budget.network_launches),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=limit_s,
+            whole_limit_s=self.time_limit_s,
             settles=True,
         )
 
@@ -239,6 +241,7 @@ class TuningPlan:
             number * launches,
             share=ROUNDS_SHARE,
             first_launch=(number - 1) * launches,
+            fewest_launches=0,
         )
 
     def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -287,6 +290,7 @@ class TuningPlan:
         blocks: int = 1,
         share: float = 1.0,
         first_launch: int = 0,
+        fewest_launches: int = 1,
     ) -> RunRequest:
         budget = self.budget.training
         return training_request(
@@ -305,7 +309,9 @@ class TuningPlan:
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=None if self.time_limit_s is None else share * self.time_limit_s,
+            whole_limit_s=self.time_limit_s,
             first_launch=first_launch,
+            fewest_launches=fewest_launches,
             settles=True,
             depends=name != CALIBRATE,
         )

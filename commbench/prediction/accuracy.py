@@ -13,7 +13,7 @@ from commbench.errors import InputError
 from commbench.prediction.choosing import fit_steps, predict_all
 from commbench.prediction.steps import StepPrediction
 from commbench.records import SCHEMA, Record, known_fields
-from commbench.training.cases import CALIBRATE, SWEEP, TrainingCase
+from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, median, speedup_of, trained
 from commbench.training.workload import WorkloadFacts
@@ -51,9 +51,10 @@ class PredictionRow:
     step_ms_ci_low: float | None = _column("its 95 % interval over launches, low end; empty for one launch")
     step_ms_ci_high: float | None = _column("and its high end")
     speedup: float | None = _column("measured, paired by launch: the default's step over that of the row")
-    error: float | None = _column("(predicted - measured) / measured step")
+    error: float | None = _column("(predicted - measured) / measured step; empty where it was fitted to just that")
     used: str = _column(
-        "calibrated: the prediction was fitted to it; held_out: measured later; not_measured", "not_measured"
+        "where step_ms is from: held_out: rounds, measured later; calibrated: what it was fitted to; not_measured",
+        "not_measured",
     )
 
 
@@ -85,8 +86,8 @@ def prediction_rows(
         return []
     if model is None:
         return []
-    tables = [trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))]
-    measured = [one.case for one in tables[0].values() if one.case.uses_ddp and one.is_ok]
+    rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
+    measured = [one.case for one in rounds.values() if one.case.uses_ddp and one.is_ok]
     predicted = predict_all(model, dict.fromkeys([*candidates, *measured]))
     base = predicted[candidates[0]]
     return [
@@ -94,7 +95,7 @@ def prediction_rows(
             run_id=str(info.get("run_id", "")),
             **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
             **_predicted(one, base),
-            **_measured(one, candidates[0], tables),
+            **_measured(one, candidates[0], {"held_out": rounds, "calibrated": calibrated}),
         )
         for case, one in predicted.items()
     ]
@@ -116,10 +117,11 @@ def _predicted(one: StepPrediction, base: StepPrediction) -> dict[str, Any]:
     }
 
 
-def _measured(one: StepPrediction, baseline: TrainingCase, tables: Sequence[Mapping[str, Trained]]) -> dict[str, Any]:
-    """What the rounds, or else the calibration, measured of a setting."""
-    calibrated = one.case.key in tables[1] and tables[1][one.case.key].is_ok
-    for known in tables:
+def _measured(
+    one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]
+) -> dict[str, Any]:
+    """What the rounds, or else the calibration, measured of a setting; ``tables`` by what ``used`` calls them."""
+    for used, known in tables.items():
         found, base = known.get(one.case.key), known.get(baseline.key)
         if found is None or not found.is_ok:
             continue
@@ -131,31 +133,32 @@ def _measured(one: StepPrediction, baseline: TrainingCase, tables: Sequence[Mapp
             "step_ms_ci_low": interval.low if interval else None,
             "step_ms_ci_high": interval.high if interval else None,
             "speedup": speedup.ratio if speedup else None,
-            "error": one.step_ms / step_ms - 1,
-            "used": "calibrated" if calibrated else "held_out",
+            "error": one.step_ms / step_ms - 1 if used == "held_out" else None,
+            "used": used,
         }
     return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How predictions compare with measurements of settings that they were not fitted to; shares, absolute values."""
+    """How predictions compare with measurements that they were not fitted to; shares, absolute values."""
 
     settings: int
     step_error: float
     """Median error of the step."""
     worst_step_error: float
     speedup_error: float
-    """Median error of the speedup, from which what slows a whole launch cancels out."""
+    """Median error of the speedup, from which what slows a whole launch cancels out; the default has none."""
 
 
 def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
-    """The errors at held-out settings; None where none was measured."""
+    """The errors of settings measured in rounds; None where none was."""
     held_out = [row for row in rows if row.used == "held_out" and row.error is not None]
     if not held_out:
         return None
     errors = [abs(row.error or 0.0) for row in held_out]
-    both = [(row.predicted_speedup, row.speedup) for row in held_out]
+    others = [row for row in held_out if (row.hook, row.bucket_cap_mb) != ("none", DEFAULT_CAP)]
+    both = [(row.predicted_speedup, row.speedup) for row in others]
     speedups = [abs(expected / found - 1) for expected, found in both if expected and found]
     return Accuracy(
         settings=len(held_out),
