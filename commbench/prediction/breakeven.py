@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,36 +40,66 @@ class BreakEven:
         return 1 / self.world_size
 
 
-def break_even(
-    model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",), handicap: float = 1.0
-) -> BreakEven:
-    """Find the break-even density by halving; both sides take the bucket size that is best for them.
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenSearch:
+    """The search for the break-even on one network, which may be asked again with other handicaps at little cost."""
 
-    Args:
-        model: of the network at hand (`commbench.prediction.larger_steps.on_network`).
-        caps: bucket sizes to choose from.
-        dense: hooks that send gradients whole, by name.
-        handicap: by what the steps with top-k are multiplied, to learn how far the break-even moves.
+    model: StepModel
+    """Of the network at hand (`commbench.prediction.larger_steps.on_network`)."""
+    caps: Sequence[str]
+    """Bucket sizes to choose from: both sides take the one that is best for them."""
+    dense: Sequence[str] = ("none",)
+    """Hooks that send gradients whole, by name."""
+    _known_ms: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
-    Raises:
-        InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
-    """
-    dense_ms = min(best_buckets(model, hook, caps).step_ms for hook in dense)
+    @cached_property
+    def dense_ms(self) -> float:
+        """The best step that sends gradients whole.
 
-    def gains(log_density: float) -> bool:
-        sparse, name = with_density(model, math.exp(log_density))
-        return handicap * best_buckets(sparse, name, caps).step_ms < dense_ms
+        Raises:
+            InputError: nothing is known of what a hook sends on the network.
+        """
+        return min(best_buckets(self.model, hook, self.caps).step_ms for hook in self.dense)
 
-    low, high = math.log(SPARSEST), math.log(DENSEST)
-    density: float | None = None
-    if gains(high):
-        density = DENSEST
-    elif gains(low):
-        for _ in range(_HALVINGS):
+    def density(self, *, handicap: float = 1.0, halvings: int = _HALVINGS) -> float | None:
+        """Below it top-k is faster; `DENSEST` where it always is, None where it never is.
+
+        Args:
+            handicap: by what the steps with top-k are multiplied, to learn how far the break-even moves.
+            halvings: of the range between `SPARSEST` and `DENSEST`.
+
+        Raises:
+            InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
+        """
+
+        def gains(log_density: float) -> bool:
+            return handicap * self._sparse_ms(log_density) < self.dense_ms
+
+        low, high = math.log(SPARSEST), math.log(DENSEST)
+        if gains(high):
+            return DENSEST
+        if not gains(low):
+            return None
+        for _ in range(halvings):
             middle = (low + high) / 2
             low, high = (middle, high) if gains(middle) else (low, middle)
-        density = math.exp((low + high) / 2)
-    return BreakEven(world_size=model.network.world_size, dense_ms=dense_ms, density=density)
+        return math.exp((low + high) / 2)
+
+    def _sparse_ms(self, log_density: float) -> float:
+        if log_density not in self._known_ms:
+            sparse, name = with_density(self.model, math.exp(log_density))
+            self._known_ms[log_density] = best_buckets(sparse, name, self.caps).step_ms
+        return self._known_ms[log_density]
+
+
+def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
+    """Find the break-even density by halving; the arguments are `BreakEvenSearch`'s.
+
+    Raises:
+        InputError: as `BreakEvenSearch.density`.
+    """
+    search = BreakEvenSearch(model=model, caps=caps, dense=dense)
+    return BreakEven(world_size=model.network.world_size, dense_ms=search.dense_ms, density=search.density())
 
 
 def crossover_density(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from commbench.prediction.breakeven import SPARSEST, BreakEven, break_even
+from commbench.prediction.breakeven import SPARSEST, BreakEven, BreakEvenSearch
 from commbench.prediction.growing import HeldOut
 from commbench.prediction.larger import LargerNetwork
 from commbench.prediction.larger_steps import best_buckets, on_network, with_density
@@ -17,6 +17,8 @@ from commbench.stats import Interval
 #: Half the width of a 95 % interval over the median absolute error, where errors are normal.
 _HALF_WIDTH = 1.96 / 0.6745
 _LEVEL = 0.95
+#: Of the range of densities, for an end of an interval: to 10 %.
+_HALVINGS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +93,16 @@ class UncertainSteps:
         Raises:
             InputError: as `commbench.prediction.breakeven.break_even`.
         """
-        found = break_even(self.likely, caps)
+        search = BreakEvenSearch(model=self.likely, caps=caps)
+        density = search.density()
         below, above = self._reach(best_buckets(self.likely, "none", caps))
-        sparse, hook = self._with_density(found.density or SPARSEST)
+        sparse, hook = self._with_density(density or SPARSEST)
         faster, slower = sparse._reach(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
         worst = math.exp(math.hypot(below, slower, self._off))
         best = math.exp(math.hypot(above, faster, self._off))
-        low, high = (break_even(self.likely, caps, handicap=by).density or 0.0 for by in (worst, 1 / best))
-        return found, Interval(low=low, high=high, level=_LEVEL)
+        low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, 1 / best))
+        found = BreakEven(world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density)
+        return found, Interval(low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL)
 
     @property
     def _off(self) -> float:
