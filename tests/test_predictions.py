@@ -122,8 +122,11 @@ def test_the_table_is_short() -> None:
     measured = sum(row.used != "not_measured" for row in rows)
     lines = [line for line in text.splitlines() if line.startswith(("none", "fp16", "topk"))]
     assert measured + 3 == len(lines)
-    assert "held-out settings: step" in text
-    assert f"{len(rows) - measured - 3} slower settings by prediction: see predictions.csv." in text
+    assert "held-out settings)" in text
+    assert "(step ±" in text
+    assert "no.: launches" in text
+    assert "*: the prediction was fitted" in text
+    assert f"{len(rows) - measured - 3} more settings not measured, slower by prediction" in text
     assert all(len(line) <= 100 for line in text.splitlines())
     assert [] == render_predictions([])
 

@@ -17,7 +17,15 @@ from commbench.units import counted, three_digits
 
 #: So many settings that were only predicted are shown; the others are in the file.
 MOST_UNMEASURED = 3
-_HEADINGS = ("step, ms\npredicted", "\n[bounds]", "\nmeasured", "\nerror", "speedup\npredicted", "\nmeasured", "\nno.")
+_HEADINGS = (
+    "step, ms\npredicted",
+    "overlap:\n[full, none]",
+    "\nmeasured",
+    "\nerror",
+    "speedup\npredicted",
+    "\nmeasured",
+    "\nno.",
+)
 
 
 def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
@@ -36,9 +44,16 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
         if id(row) not in hidden:
             table.add_row(*_cells(row))
     accuracy = held_out_accuracy(rows)
+    meanings = "no.: launches behind what was measured"
+    if any(row.error is not None and row.used == "calibrated" for row in rows):
+        meanings = f"*: the prediction was fitted to such a measurement; {meanings}"
     parts: list[RenderableType] = [Text(f"Predicted from the calibration{_said(accuracy)}", style="bold"), table]
+    parts.append(Text(meanings, style="dim"))
     if hidden:
-        parts.append(Text(f"{counted(len(hidden), 'slower setting')} by prediction: see {PREDICTIONS}.", style="dim"))
+        text = (
+            f"{counted(len(hidden), 'more setting')} not measured, slower by prediction"
+        )
+        parts.append(Text(f"{text}: see {PREDICTIONS}.", style="dim"))
     return parts
 
 
@@ -53,8 +68,8 @@ def _said(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
     return (
-        f" (median error at {counted(accuracy.settings, 'held-out setting')}: step {100 * accuracy.step_error:.1f} %, "
-        f"speedup {100 * accuracy.speedup_error:.1f} %)"
+        f" (step ±{100 * accuracy.step_error:.1f} %, speedup ±{100 * accuracy.speedup_error:.1f} %: median error at "
+        f"{counted(accuracy.settings, 'held-out setting')})"
     )
 
 
