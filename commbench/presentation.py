@@ -60,7 +60,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
     for part in render_recommendation(found):
         console.print(part)
     if run_.prediction_rows:
-        console.print(render_cost(found))
+        console.print(render_cost(found, run_.info.get("launches") or ()))
 
 
 def _texts(run_: Run, style: str) -> list[str]:

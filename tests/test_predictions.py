@@ -134,7 +134,10 @@ def test_the_table_is_short() -> None:
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
     """Name both numbers."""
     text = render_cost({"measured_steps": 180, "exhaustive_steps": 960}).plain
-    assert "Measured 180 steps, 19 % of the 960 that a full sweep takes." == text
+    assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
+    launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
+    took = render_cost({"measured_steps": 5, "exhaustive_steps": 0}, launches).plain
+    assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
     assert "Measured 5 steps." == render_cost({"measured_steps": 5, "exhaustive_steps": 0}).plain
 
 
