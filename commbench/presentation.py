@@ -24,7 +24,7 @@ from commbench.scaling import growths, whole_rows
 from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
-from commbench.units import format_duration
+from commbench.units import counted, format_duration
 
 
 def print_run(run_: Run, style: str, console: Console) -> None:
@@ -39,14 +39,28 @@ def print_run(run_: Run, style: str, console: Console) -> None:
     if run_.training_records:
         for part in [*render_training(run_), *render_predictions(run_.prediction_rows)]:
             console.print(part)
+    if run_.info.get("candidates"):
+        _print_conclusion(run_, console)
     for advice in _advice(run_.info):
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
     console.print(f"Results: {', '.join(_results_files(run_))}", markup=False, soft_wrap=True)
-    if run_.prediction_rows and run_.recommendation:
-        console.print(render_cost(run_.recommendation))
-    for part in render_recommendation(run_.recommendation) if run_.recommendation else []:
+    if not run_.info.get("candidates"):
+        _print_conclusion(run_, console)
+
+
+def _print_conclusion(run_: Run, console: Console) -> None:
+    """What is recommended and what it cost; of a tuning nothing before its first look is complete."""
+    found, planned = run_.recommendation, run_.info.get("first_look") or 0
+    if not found:
+        return
+    if run_.info.get("status") == "partial" and found["launches"] < planned:
+        console.print(f"No verdict yet: {found['launches']} of {counted(planned, 'fresh launch')} made.")
+        return
+    for part in render_recommendation(found):
         console.print(part)
+    if run_.prediction_rows:
+        console.print(render_cost(found, run_.info.get("launches") or ()))
 
 
 def _texts(run_: Run, style: str) -> list[str]:

@@ -45,6 +45,7 @@ class LineDisplay:
 
     def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
         """Say which launch begins."""
+        self._place, self._eta_s = (0, 0), 0.0
         self._launch = f"{stage + ' ' if stage else ''}launch {launch + 1} of {launches}"
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch

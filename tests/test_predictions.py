@@ -128,8 +128,11 @@ def test_the_table_is_short() -> None:
     measured = sum(row.used != "not_measured" for row in rows)
     lines = [line for line in text.splitlines() if line.startswith(("none", "fp16", "topk"))]
     assert measured + 3 == len(lines)
-    assert "held-out settings: step" in text
-    assert f"{len(rows) - measured - 3} slower settings by prediction: see predictions.csv." in text
+    assert "held-out settings)" in text
+    assert "(step ±" in text
+    assert "no.: launches" in text
+    assert "*: the prediction was fitted" in text
+    assert f"{len(rows) - measured - 3} more settings not measured, slower by prediction" in text
     assert all(len(line) <= 100 for line in text.splitlines())
     assert [] == render_predictions([])
 
@@ -137,7 +140,10 @@ def test_the_table_is_short() -> None:
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
     """Name both numbers."""
     text = render_cost({"measured_steps": 180, "exhaustive_steps": 960}).plain
-    assert "Measured 180 steps, 19 % of the 960 that a full sweep takes." == text
+    assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
+    launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
+    took = render_cost({"measured_steps": 5, "exhaustive_steps": 0}, launches).plain
+    assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
     assert "Measured 5 steps." == render_cost({"measured_steps": 5, "exhaustive_steps": 0}).plain
 
 

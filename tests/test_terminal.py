@@ -32,3 +32,18 @@ def test_a_log_counts_what_is_finished() -> None:
     display.case(0, 9, "a case", 12.0)
     display.launch_finished(5.0)
     assert "0 of 9 measurements" in stream.getvalue()
+
+
+def test_a_launch_that_measured_nothing_says_so() -> None:
+    """Forget what the launch before has measured."""
+    stream = io.StringIO()
+    display = LineDisplay(make_console(stream))
+    for launch in range(2):
+        display.launch_started(launch, 2)
+        if not launch:
+            display.case(8, 9, "a case", 12.0)
+            display.record(make_record())
+        display.launch_finished(5.0)
+    first, second = stream.getvalue().splitlines()
+    assert "9 of 9 measurements" in first
+    assert second.endswith("nothing was measured")

@@ -201,3 +201,22 @@ def test_recommendation_ends_the_report() -> None:
     assert run.recommendation is not None
     assert 2 == len(render_recommendation(run.recommendation))
     assert render(run).splitlines()[-1] not in lines[-2:]
+
+
+def test_a_tuning_says_its_answer_after_its_tables() -> None:
+    """Leave out what to do about single rows, which a tuning decides, and give no verdict before the first look."""
+    fresh = [
+        make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
+        for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
+        for i, factor in enumerate(EVEN)
+    ]
+    tuned = {"candidates": [make_training_case().key, FIVE.key]}
+    for planned, status, is_early in ((6, "complete", False), (6, "partial", False), (7, "partial", True)):
+        run = run_of([*launches_of(20)[:1], *fresh], decided=True, first_look=planned, status=status, **tuned)
+        console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
+        print_run(run, "table", console)
+        text = console.export_text()
+        assert is_early == ("No verdict yet: 6 of 7 fresh launches made." in text)
+        assert is_early != ("change to 5 MiB buckets" in text)
+        assert "! " not in text
+        assert text.index("No verdict" if is_early else "change to") < text.index("Results:")

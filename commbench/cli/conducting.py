@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import socket
@@ -27,9 +28,11 @@ from commbench.launch.launchers import (
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.launch.whoami import Identity, identify
 from commbench.options import default_out, run_header
+from commbench.parameters import listed
 from commbench.presentation import check_style, print_run, print_unfinished
 from commbench.store import Store, load_run
 from commbench.terminal import make_console, make_display
+from commbench.training.cases import TrainingCase
 from commbench.units import counted, format_duration
 
 #: Ranks that are started where nobody says how many and the host has more cores.
@@ -166,9 +169,20 @@ def _show(task: Task, messages: Console) -> int:
     for request in task.requests:
         for case in request.cases:
             messages.print(str(case), markup=False)
-    closing = f"{task.extent}, at most about {format_duration(task.estimate_s())}. Nothing was measured."
+    for sentence in _candidates(task):
+        messages.print(sentence, markup=False, soft_wrap=True)
+    closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
     messages.print(closing, soft_wrap=True)
     return 0
+
+
+def _candidates(task: Task) -> list[str]:
+    """What a tuning chooses from, a sentence for each hook."""
+    by_hook: dict[str, list[str]] = {}
+    for key in task.info.get("candidates") or ():
+        case = TrainingCase(**json.loads(key))
+        by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
+    return [f"To choose from: {hook} with buckets of {listed(caps)} MiB" for hook, caps in by_hook.items()]
 
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:

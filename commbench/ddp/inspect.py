@@ -323,12 +323,17 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str])
 
 
 def _try_hooks(hooks: Sequence[str]) -> None:
-    """Make each hook, so that an option that it does not have is found before anything is measured."""
+    """Make each hook, so that an option that it does not have is found before anything is measured.
+
+    What a hook compiles is compiled here, where no case's timeout runs: on a busy machine it takes longer than that.
+    """
+    from commbench.ddp.session import compile_hooks
     from commbench.hooks import make_hook
 
-    for text in hooks:
-        parsed = TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
-        make_hook(parsed.hook, density=parsed.density, options=parsed.options)
+    cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in hooks]
+    for each in cases:
+        make_hook(each.hook, density=each.density, options=each.options)
+    compile_hooks(each.hook for each in cases)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import gc
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,10 +63,7 @@ def train_launch(
     session = _Session(terms, launch, control, progress)
     for case in cases:  # before a case's time runs: a person's workload may read much
         session.build(case)
-    if any(case.hook in COMPILED_HOOKS for case in cases):
-        from commbench.compression.selection import prepare
-
-        prepare()
+    compile_hooks(case.hook for case in cases)
     for index in order:
         if not left[index]:
             continue  # it has failed, or this is a block of the baseline beyond those that are left
@@ -80,6 +77,14 @@ def train_launch(
         if outcome.record is not None:
             finish(outcome.record)
     return True
+
+
+def compile_hooks(hooks: Iterable[str]) -> None:
+    """Compile what hooks of these names use, or load it from the machine's cache."""
+    if any(hook in COMPILED_HOOKS for hook in hooks):
+        from commbench.compression.selection import prepare
+
+        prepare()
 
 
 @dataclass(frozen=True, kw_only=True)

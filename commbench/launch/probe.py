@@ -11,6 +11,7 @@ from typing import Any
 
 from commbench.errors import InputError
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.launch.whoami import identify
 from commbench.training.workload import WorkloadFacts
 
 PROBE_RANKS = 2
@@ -64,6 +65,8 @@ def probe_workload(workload: str, batch: int | None = None, hooks: Sequence[str]
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
     command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
+    if identify(os.environ).rank == 0:  # it may take a minute, in which nothing else is said
+        sys.stderr.write(f"Trying out workload {workload} ...\n")
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         done = subprocess.run(

@@ -40,6 +40,7 @@ from commbench.records import Status
 from commbench.store import Store
 from commbench.timing.progress import Progress
 from commbench.training.records import TrainingRecord
+from commbench.units import counted
 
 _DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
 #: How long other ranks leave rank 0 to say, or to write, why the launch ends.
@@ -323,12 +324,15 @@ class _Standalone:
         if launch >= launches:
             return None
         if request.depends and (self.waits or self.has_trained):
-            self.waits = self.waits or f"stage {request.name} comes next, launch {launch + 1} of {launches}"
+            self.waits = self.waits or _waiting(
+                f"stage {request.name} comes next, launch {launch + 1} of {launches}", launches - launch
+            )
             self.stages.clear()
             return None
         self.has_trained = self.has_trained or request.training is not None
         if launch + 1 < launches:
-            self.waits = f"stage {request.name} has got {launch + 1} of its {launches} launches"
+            made = f"stage {request.name} has got {launch + 1} of its {launches} launches"
+            self.waits = _waiting(made, launches - launch - 1)
         return request
 
     def _plan(self, store: Store, request: RunRequest) -> LaunchPlan:
@@ -404,3 +408,8 @@ class _Standalone:
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")
+
+
+def _waiting(what: str, invocations: int) -> str:
+    """What comes next, and how often the command has to be repeated for it: stages that follow are decided later."""
+    return f"{what}, which takes this command {counted(invocations, 'more time')}, and what follows may take more"

@@ -307,7 +307,7 @@ def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: 
     known = [flag for flag in meanings if counts[flag]]
     unknown = sorted(counts.keys() - meanings.keys())
     seen = {flag: _SEEN[flag](flag, info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
-    return [*_failures(rows), *(f"{_count(counts[flag], rows)} {text}" for flag, text in seen.items())]
+    return [*failures(rows, len(rows)), *(f"{_count(counts[flag], len(rows))} {text}" for flag, text in seen.items())]
 
 
 def budget_of(info: Mapping[str, Any]) -> str | None:
@@ -318,16 +318,17 @@ def budget_of(info: Mapping[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _count(count: int, rows: Sequence[Flagged]) -> str:
-    return f"{count} of {len(rows)} {_plural(len(rows), 'row')}"
+def _count(count: int, rows: int) -> str:
+    return f"{count} of {rows} {_plural(rows, 'row')}"
 
 
-def _failures(rows: Sequence[Flagged]) -> list[str]:
+def failures(rows: Sequence[Flagged], total: int) -> list[str]:
+    """What has no result, each kind once, out of ``total`` rows."""
     by_status: dict[str, list[Flagged]] = {}
     for row in rows:
         by_status.setdefault(row.status, []).append(row)
     return [
-        f"{_count(len(by_status[status]), rows)} {text}{_example(by_status[status])}"
+        f"{_count(len(by_status[status]), total)} {text}{_example(by_status[status])}"
         for status, text in _STATUS.items()
         if status in by_status
     ]

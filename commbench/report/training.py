@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.records import FLAGS
-from commbench.report.table import MARKS, UNBOUNDED, legend, marks_of, warnings_for
+from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.stats import family_hint
 from commbench.store import Run
 from commbench.training.cases import TrainingCase
@@ -51,6 +51,9 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
         shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
         parts += [Text(_title(group), style="bold"), ConfigurationTable(shown), *_local(group), *_reasons(shown)]
     parts += legend(rows, TRAINING_MARKS)
+    if run.info.get("candidates"):  # a tuning's launches are planned, so that only what failed is worth a word
+        broken = [row for row in rows if row.status != "ok"]
+        return parts + [Text(f"! {warning}") for warning in failures(broken, len(rows))]
     doubted = [row for row in rows if "same_layout" not in row.flags.split(";")]  # its stand-in has the same doubts
     warnings = [*warnings_for(doubted, run.info, meanings=_MEANINGS), *_undecidable(doubted)]
     return parts + [Text(f"! {warning}") for warning in warnings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -13,11 +13,19 @@ from rich.text import Text
 from commbench.prediction.accuracy import Accuracy, PredictionRow, held_out_accuracy
 from commbench.store import PREDICTIONS
 from commbench.training.cases import TrainingCase
-from commbench.units import counted, three_digits
+from commbench.units import counted, format_duration, three_digits
 
 #: So many settings that were only predicted are shown; the others are in the file.
 MOST_UNMEASURED = 3
-_HEADINGS = ("step, ms\npredicted", "\n[bounds]", "\nmeasured", "\nerror", "speedup\npredicted", "\nmeasured", "\nno.")
+_HEADINGS = (
+    "step, ms\npredicted",
+    "overlap:\n[full, none]",
+    "\nmeasured",
+    "\nerror",
+    "speedup\npredicted",
+    "\nmeasured",
+    "\nno.",
+)
 
 
 def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
@@ -36,25 +44,39 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
         if id(row) not in hidden:
             table.add_row(*_cells(row))
     accuracy = held_out_accuracy(rows)
+    meanings = "no.: launches behind what was measured"
+    if any(row.error is not None and row.used == "calibrated" for row in rows):
+        meanings = f"*: the prediction was fitted to such a measurement; {meanings}"
     parts: list[RenderableType] = [Text(f"Predicted from the calibration{_said(accuracy)}", style="bold"), table]
+    parts.append(Text(meanings, style="dim"))
     if hidden:
-        parts.append(Text(f"{counted(len(hidden), 'slower setting')} by prediction: see {PREDICTIONS}.", style="dim"))
+        text = f"{counted(len(hidden), 'more setting')} not measured, slower by prediction"
+        parts.append(Text(f"{text}: see {PREDICTIONS}.", style="dim"))
     return parts
 
 
-def render_cost(conclusion: Mapping[str, Any]) -> Text:
-    """How many steps were made, as a share of a full sweep's, from what ``recommendation.json`` holds."""
+def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, Any]] = ()) -> Text:
+    """How many steps were made, as a share of a full sweep's, and how long all of it took, the network included.
+
+    Args:
+        conclusion: what ``recommendation.json`` holds.
+        launches: as ``run.json`` lists them.
+    """
     measured, full = conclusion["measured_steps"], conclusion["exhaustive_steps"]
-    share = f", {100 * measured / full:.0f} % of the {full} that a full sweep takes" if full else ""
-    return Text(f"Measured {counted(measured, 'step')}{share}.")
+    share = f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes" if full else ""
+    launches = list(launches)
+    total = sum(launch["seconds"] for launch in launches)
+    network = sum(launch["seconds"] for launch in launches if launch["stage"] == "network")
+    time = f", in {format_duration(total)}, {format_duration(network)} of it for the network" if total else ""
+    return Text(f"Measured {counted(measured, 'step')}{share}{time}.")
 
 
 def _said(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
     return (
-        f" (median error at {counted(accuracy.settings, 'held-out setting')}: step {100 * accuracy.step_error:.1f} %, "
-        f"speedup {100 * accuracy.speedup_error:.1f} %)"
+        f" (step ±{100 * accuracy.step_error:.1f} %, speedup ±{100 * accuracy.speedup_error:.1f} %: median error at "
+        f"{counted(accuracy.settings, 'held-out setting')})"
     )
 
 
