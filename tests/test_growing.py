@@ -78,9 +78,9 @@ def test_a_faster_link_than_any_may_gain_nothing() -> None:
     once = grow(slow).estimate(16 * MIB, 8, 1e9)
     same = grow(slow).estimate(16 * MIB, 8)
     assert once.time_us < once.high_us
-    assert once.high_us == pytest.approx(same.high_us)
+    assert once.high_us >= same.high_us
     both = grow(slow, fast).estimate(16 * MIB, 8, 1e9)
-    assert both.high_us < 1.5 * both.time_us
+    assert both.high_us < 0.7 * once.high_us / once.time_us * both.time_us
 
 
 def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:

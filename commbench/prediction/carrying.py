@@ -41,8 +41,8 @@ def carried_us(
     # What beats its link has fewer headers than was assumed: at least none.
     beating_us = link_there_us * np.maximum(link.payload, time_us / np.maximum(link_here_us, _TINY))
     found_us = np.where(time_us < link_here_us, beating_us, np.maximum(found_us, link_there_us))
-    is_here = (ranks == measured.world_size) & (alike_bytes == message_bytes)
-    return np.where(is_here & link.is_like(measured.link, measured.world_size), time_us, found_us)
+    is_here = (ranks == measured.world_size) & (alike_bytes == message_bytes) & measured.holds(message_bytes, link)
+    return np.where(is_here, time_us, found_us)
 
 
 def rising_us(times_us: Callable[[Floats], Floats], measured: Sequence[int], world_size: int) -> float:
