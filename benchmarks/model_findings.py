@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from commbench.prediction.validating import MARGIN, WIDEST, Held, Outcome
+from commbench.prediction.validating import WIDEST, Held, Outcome
+from commbench.stats import MARGIN
 
 #: What the model must come to, as shares.
 STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25
@@ -126,8 +127,8 @@ class Findings:
         yield Aim(
             aim=f"the tuner's choice is within {MARGIN:.0%} of the exhaustive best, or not shown to be slower by an "
             f"interval of at most {WIDEST:.0%}, in every scenario",
-            found=f"{counts['within']} of {len(self.judged)} within {MARGIN:.0%}, {counts['not shown']} not shown to be "
-            f"slower, {counts['too noisy']} too noisy to tell, {counts['slower']} slower; the largest difference is "
+            found=f"{counts['within']} of {len(self.judged)} within {MARGIN:.0%}, {counts['not shown']} not shown to "
+            f"be slower, {counts['too noisy']} too noisy to tell, {counts['slower']} slower; the largest difference is "
             f"{worst.regret:.1%} ({worst.scenario})",
             met=not counts["slower"] and not counts["too noisy"],
         )
@@ -177,7 +178,18 @@ def tables(found: Findings) -> list[Table]:
     made: list[Table] = []
     columns: tuple[str, ...]
     if found.judged:
-        columns = ("scenario", "default ms", "exposed", "best of all", "gain", "choice", "verdict", "regret", "95 %", "")
+        columns = (
+            "scenario",
+            "default ms",
+            "exposed",
+            "best of all",
+            "gain",
+            "choice",
+            "verdict",
+            "regret",
+            "95 %",
+            "",
+        )
         made.append(
             _table("The tuner against the exhaustive sweep", (*columns, "fair", "steps"), map(_chosen, found.judged))
         )

@@ -20,13 +20,14 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
     """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply.
 
     Args:
-        rows: dataclasses whose fields are ``columns``, in that order.
+        rows: dataclasses whose fields are among ``columns``; the others stay empty.
         columns: the header, also of a table without rows.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_cell(name, value) for name, value in dataclasses.asdict(row).items()] for row in rows)
+    cells = (dataclasses.asdict(row) for row in rows)
+    writer.writerows([_cell(name, row.get(name)) for name in columns] for row in cells)
     return stream.getvalue()
 
 

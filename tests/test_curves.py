@@ -118,6 +118,38 @@ def test_intervals_are_the_same_each_time() -> None:
         assert interval.low <= curve.time_us(n) <= interval.high
 
 
+@pytest.mark.parametrize("launches", [3, 6, 10])
+def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
+    """Cover both numbers of a known line in about 95 % of draws, and hold those fitted."""
+    sizes, ends = [KIB * 2**k for k in range(8)], np.array([0.0, 1.0])
+    truth = float(one(ends)[0]), float(np.diff(one(ends))[0])
+    hits, drawn = np.zeros(2), 0
+    for seed in range(150):
+        curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
+        if len(curve.segments) > 1:
+            continue
+        drawn += 1
+        fitted = (curve.segments[0].alpha_us, curve.segments[0].beta_us_per_byte)
+        for i, interval in enumerate(curve.parameter_intervals[0]):
+            assert interval is not None
+            assert 0 <= interval.low <= fitted[i] <= interval.high
+            hits[i] += interval.low <= truth[i] <= interval.high
+    assert drawn > 100
+    assert (hits / drawn >= 0.85).all(), hits / drawn
+
+
+def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
+    """Write them beside the numbers for people, null where launches do not tell."""
+    several = fit_curve(POWERS, launches_of(two, POWERS, launches=4))
+    for line, intervals in zip(several.to_json()["segments"], several.parameter_intervals, strict=True):
+        for name, interval in zip(("alpha_us", "beta_us_per_byte"), intervals, strict=True):
+            assert interval is not None
+            assert [interval.low, interval.high] == line[f"{name}_ci"]
+    alone = fit_curve(POWERS, [row[:1] for row in launches_of(two, POWERS)])
+    assert {(None, None)} == set(alone.parameter_intervals)
+    assert all(line["alpha_us_ci"] is None for line in alone.to_json()["segments"])
+
+
 def test_no_interval_from_one_launch() -> None:
     """Give none where one launch bears on the size, and one where others do."""
     launches = launches_of(one, POWERS, launches=4)

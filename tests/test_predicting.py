@@ -1,11 +1,16 @@
 """Tests of the command predict: from a run's directory alone, in seconds, labelled; one sentence on what is missing."""
 
 import csv
+import dataclasses
 import io
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,8 +27,9 @@ from networks import (
 )
 
 from commbench import cli
-from commbench.cli.predicting import parse_rates, parse_world_sizes
+from commbench.cli.asking import hook_name, parse_rates, parse_world_sizes
 from commbench.errors import InputError
+from commbench.prediction.closed_forms import Hop
 
 KEPT = Path(__file__).parent.parent / "results" / "bench_xeon2core_20261121"
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
@@ -69,8 +75,9 @@ def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
     assert code == 0
     assert out.startswith("PREDICTED, not measured, from network\n")
     words = " ".join(out.split())
-    assert "gloo all_reduce of float32: measured on 2, 4 ranks over 1gbit (emulated); ring," in words
-    assert "held-out error" in words
+    assert "gloo all_reduce of float32 2, 4 1gbit (emulated) ring" in words
+    assert "All figures below are predicted, busbw, efficiency and exposed time, too." in words
+    assert words.count("Held-out error: the median over * larger numbers of ranks") == 1
     assert "larger numbers of ranks, predicted from the smaller" in words
     assert "gloo all_reduce, float32, links as measured" in out
     assert "predicted time [95 % interval]" in out
@@ -84,6 +91,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
     """The same rows for programs: labelled, with the rate asked for and the held-out error."""
     line = (network, "--world-size", "8,16", "--rate", "measured,10gbit", "--sizes", "64K,16M")
     rows = list(csv.DictReader(io.StringIO(predict(*line, "--format", "csv")[1])))
+    assert {"collective"} == {row["about"] for row in rows}
     assert len(rows) == 2 * 2 * 2 * 2
     assert {"predicted"} == {row["kind"] for row in rows}
     assert {"", "10gbit"} == {row["rate"] for row in rows}
@@ -92,7 +100,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
     assert [float(row["time_us"]) for row in rows] == pytest.approx(
         [row["time_us"] for row in plain["collectives"]], 1e-4
     )
-    assert (plain["steps"], plain["break_evens"]) == ([], [])
+    assert (plain["runs"], plain["steps"], plain["break_evens"]) == (["network"], [], [])
     reduced = [row for row in plain["collectives"] if row["operation"] == "all_reduce" and row["rate"] == ""]
     for row in reduced:
         expected = float(RING(row["world_size"], row["message_bytes"], HOP))
@@ -123,6 +131,20 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
+def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
+    """A program reads collectives, steps and break-evens in one go; sentences go elsewhere."""
+    rows = list(csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1])))
+    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(row["about"] for row in rows)
+    assert all(None not in row and None not in row.values() for row in rows)
+    for row in rows:
+        assert (row["operation"] != "") == (row["about"] == "collective")
+        assert (row["step_ms"] != "") == (row["about"] == "step")
+    unknown = write_run(tmp_path / "old", training=training_of(STEPS), **network_info(2))
+    _, out, err = predict(both, unknown, "--world-size", "8", "--format", "csv")
+    assert "keeps no facts of mlp" not in out
+    assert "keeps no facts of mlp" in " ".join(err.split())
+
+
 def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
     """What one run lacks another has."""
     trained = write_run(
@@ -141,9 +163,46 @@ def test_training_over_other_links(predict: Predict, network: Path, tmp_path: Pa
     for rate in ("1gbit", "100mbit"):
         info = network_info(2, rate, facts=workload_facts().to_json())
         path = write_run(tmp_path / rate, training=training, **info)
-        rows = json.loads(predict(network, path, "--world-size", "8", "--hook", "none", "--format", "json")[1])["steps"]
+        asked = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
+        rows = json.loads(predict(network, path, *asked)[1])["steps"]
         densities.append(rows[0]["exposed_comm_ms"])
     assert densities[1] < densities[0], "the same step over a slower link means better overlap or fewer bytes"
+
+
+def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """They join, but which of the rates is "measured" is not for us to say."""
+    slow = write_run(
+        tmp_path / "slow",
+        network_records((8,), hop=Hop(alpha_us=50.0, beta_us_per_byte=8e-2)),
+        **network_info(8, "100mbit"),
+    )
+    trained = write_run(
+        tmp_path / "t", training=training_of(STEPS), **network_info(2, "100mbit", facts=workload_facts().to_json())
+    )
+    for other in (slow, trained):
+        code, out, err = predict(network, other, "--world-size", "16")
+        assert (code, out) == (2, "")
+        words = " ".join(err.split())
+        assert "measured over links of different rates (100mbit and 1gbit)" in words
+        assert "such as --rate 100mbit" in words
+        assert predict(network, other, "--world-size", "16", "--rate", "100mbit,1gbit")[0] == 0
+
+
+def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
+    """Of ranks that took far longer than the smaller ones foretold: a warning, and nothing that is derived."""
+    records = [
+        *network_records((2,)),
+        *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),
+    ]
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    path = write_run(tmp_path / "off", records, **network_info(8))
+    line = (path, "--world-size", "16", "--sizes", "1M")
+    words = " ".join(predict(*line)[1].split())
+    assert "Too uncertain to use: such predictions were off by" in words
+    (cells,) = (ln.split() for ln in predict(*line)[1].split("gloo all_reduce, float32")[1].splitlines() if "MiB" in ln)
+    assert cells[-2].endswith("]"), "no busbw"
+    rows = json.loads(predict(*line, "--format", "json")[1])["collectives"]
+    assert all(row["held_out_error"] > 0.5 for row in rows)
 
 
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
@@ -160,8 +219,7 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
     code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
     assert code == 0
     words = " ".join(out.split())
-    assert "over within one host" not in words
-    assert "measured on 2 ranks within one host" in words
+    assert re.search(r"gloo all_gather of float32 +2 +within one host +ring", out)
     assert "which algorithm the library takes there is not known" in words
     assert "tells nothing of a network's start-up time" in words
     assert "keeps no facts of mlp (an earlier version trained it)" in words
@@ -188,7 +246,17 @@ def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
         (["RUN", "--world-size", "many"], "World sizes 'many' are not understood"),
         (["RUN", "--world-size", "1,8"], "World sizes '1,8' are not all from 2 to 10000"),
         (["RUN", "--world-size", "8:20000"], "are not all from 2 to 10000"),
-        (["RUN", "--world-size", "64:8"], "range '64:8' ends below its start"),
+        (["RUN", "--world-size", "64:8"], "World sizes '64:8' end below their start; write the fewer ranks first"),
+        (["RUN", "--world-size", "8:16:1"], "World sizes '8:16:1' have a factor below 2; write e.g. 8:512:4"),
+        (["RUN", "--world-size", "8,,16"], "World sizes '8,,16' are not understood"),
+        (["RUN", "--world-size", ""], "World sizes '' are not understood; write ranks such as 8"),
+        (["RUN", "--world-size", "8", "--rate", ""], "The rate '' is not understood"),
+        (["RUN", "--world-size", "8", "--sizes", "0"], "Messages of 0 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", "4,7"], "Messages of 7 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", ""], "hold an empty item"),
+        (["RUN", "--world-size", "8", "--hook", ""], "Unknown hook ''"),
+        (["RUN", "--world-size", "8", "--hook", "nope"], "Unknown hook 'nope'; choose from none"),
+        (["RUN", "--world-size", "8", "--hook", "fp16"], "but no training is in these runs"),
         (["RUN", "--world-size", "8", "--rate", "fast"], "The rate 'fast' is not understood; write rates such as"),
         (["RUN", "--world-size", "8", "--format", "osu"], "Unknown format 'osu'; choose from table, csv, json"),
         (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
@@ -203,13 +271,27 @@ def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[
     assert sentence in " ".join(err.split())
 
 
+def test_hooks_as_typed(predict: Predict, both: Path) -> None:
+    """Spaces and other ways to write a number do not matter; what was not trained is refused."""
+    assert hook_name(" topk:0.010") == "topk:0.01"
+    line = (both, "--world-size", "8", "--format", "json", "--hook")
+    assert ["none", "topk:0.01"] == [row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]]
+    code, _, err = predict(*line, "none,fp16")
+    assert code == 2
+    assert "hook fp16 were to be predicted, but only none, topk:0.01 can be" in " ".join(err.split())
+
+
 def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
     """Too few sizes: the command that measures more."""
     few = write_run(tmp_path / "few", network_records((2,), sizes=[64 * KIB]), **network_info(2))
     code, _, err = predict(few, "--world-size", "8")
     assert code == 2
     assert "has no curve of a collective over at least 3 message sizes" in " ".join(err.split())
-    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4" in " ".join(err.split())
+    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4" in " ".join(err.split())
+    assert "on two hosts or more" in " ".join(err.split())
+    trained = write_run(tmp_path / "trained", training=training_of(STEPS), **network_info(2))
+    words = " ".join(predict(few, trained, "--world-size", "8")[2].split())
+    assert f"{few} and {trained} have no curve" in words
 
 
 def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) -> None:
@@ -227,6 +309,21 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
     out = predict(dense, "--world-size", "8")[1]
     assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
     assert "predicted ms" in out
+
+
+def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_path: Path) -> None:
+    """Hook none is predicted beside two that send what was not measured, each of which has a line."""
+    info = network_info(2, facts=workload_facts().to_json())
+    steps = STEPS | {"fp16": 250.0}
+    lacking = {"all_reduce": "ring"}
+    path = write_run(tmp_path / "run", network_records((2,), algorithms=lacking), training_of(steps), **info)
+    code, out, _ = predict(path, "--world-size", "2,8")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "fp16 all not predicted" in words
+    assert "topk:0.01 all not predicted" in words
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("none") and line.split()[1] == "2")
+    assert float(row[2]) > 0
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
@@ -262,3 +359,20 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
     assert "8 ranks a host" in words
     assert "gloo broadcast, float32, links" not in words, "no table of dashes"
     assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "json"])
+def test_who_reads_may_have_enough(network: Path, style: str) -> None:
+    """With ``head`` behind it, it ends as other tools do: code 141 in a shell, and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["predict", str(network), "--world-size", "8", "--format", style]
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

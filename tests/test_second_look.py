@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from training_builders import make_training_case, make_training_info, make_training_record
 
+from commbench.stats import MARGIN
 from commbench.training.cases import CONFIRM
 from commbench.training.conclusion import Recommendation
-from commbench.training.recommendation import MARGIN, SECOND_LOOK, recommend
+from commbench.training.recommendation import SECOND_LOOK, recommend
 from commbench.training.records import TrainingRecord
 
 BASE, OTHER = make_training_case(phase=CONFIRM), make_training_case(cap="5", phase=CONFIRM)

@@ -81,6 +81,17 @@ def test_stages_follow_each_other_on_what_was_measured(tmp_path: Path) -> None:
     assert [(done, 8) for done in range(8)] + [(done, 3) for done in range(3)] == display.progress
 
 
+def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
+    """Add launches to some of the cases, without making up for those below the first that is asked for."""
+    some = [case for case in SWEEP_CASES if case.hook in {"none", "bf16"}]
+    more = dataclasses.replace(sweep(), cases=some, name="more", first_launch=2)
+    more = dataclasses.replace(more, budget=dataclasses.replace(more.budget, launches=4))
+    code, info, _ = run(tmp_path, ALL.replace("plan.launch == 0", "plan.launch == 2"), [lambda _: more])
+    assert 0 == code
+    assert [("more", 2, "ok"), ("more", 3, "ok")] == entries(info)
+    assert sorted((case.key, launch) for case in some for launch in (2, 3)) == trained_cases(tmp_path)
+
+
 def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
     """Say that the run is running while any stage is left, and resume in the stage that is not complete."""
     seen: list[str] = []

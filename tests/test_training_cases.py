@@ -302,6 +302,11 @@ def test_one_round_has_the_baseline_three_times() -> None:
     assert [0, 0, 0] == [order[0], order[len(order) // 2], order[-1]]
 
 
+def test_one_round_has_the_baseline_once_where_drift_is_not_watched() -> None:
+    """Make no more blocks than cases."""
+    assert list(range(len(CASES))) == sorted(schedule(CASES, seed=1, launch=0, blocks=1, watches_drift=False))
+
+
 @given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
 def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> None:
     """Train in shuffled rounds where there are several."""

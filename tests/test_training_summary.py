@@ -16,6 +16,7 @@ from training_builders import (
     rows_of,
 )
 
+from commbench.training.cases import CALIBRATE
 from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
 from commbench.training.summary import bucket_rows, training_rows
 
@@ -351,3 +352,14 @@ def test_rows_survive_the_journey_through_a_file() -> None:
     records = [*launches_of(20, losses=[2.0, 1.0], metric_name="accuracy", metrics=[(2, 0.5)]), *launches_of(10, FP16)]
     read = [TrainingRecord.from_json(json.loads(json.dumps(record.to_json()))) for record in records]
     assert training_rows(records, {}) == training_rows(read, {})
+
+
+def test_a_tuning_without_rounds_shows_its_calibration() -> None:
+    """Make rows of what was calibrated, with the step without DDP, only where nothing was swept."""
+    calibrated = [make_training_case(hook, phase=CALIBRATE) for hook in ("none", "fp16", "local")]
+    records = [record for case in calibrated for record in launches_of(20.0, case)]
+    rows = training_rows(records, make_training_info())
+    assert ["none", "fp16"] == [row.hook for row in rows]
+    assert all(row.local_step_ms is not None for row in rows)
+    swept = launches_of(10.0, FP16)
+    assert ["fp16"] == [row.hook for row in training_rows([*records, *swept], make_training_info())]

@@ -153,33 +153,54 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     assert ["network", "calibrate"] == stage_names(play(world).requests)
 
 
-def test_the_default_is_confirmed_against_the_prediction_where_a_sweep_is_short() -> None:
-    """Make no rounds and few fresh launches where a quarter of the full sweep allows no more; say what it cost."""
+def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
+    """Measure two settings and the default before the fresh launches, and say beforehand that it takes a full sweep."""
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
-    assert (4, ()) == (len(world.plan.candidates), world.plan.round_sizes)
+    assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
+    assert world.plan.then.endswith("about 108 % of the steps of a full sweep")
     played = play(world)
-    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)
+    assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look
     found = conclude(world, played.records)
-    assert ((2 + 2 * 4) * BLOCK_STEPS, 4 * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)
+    assert ((2 + 3 + 2 * 4) * BLOCK_STEPS, 4 * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)
+    assert 1.08 == pytest.approx(found.measured_steps / found.exhaustive_steps, abs=0.005)
+
+
+def test_the_only_alternative_is_confirmed_without_a_round() -> None:
+    """Leave nothing to a round where there is one setting beside the default."""
+    world = World(plan=make_plan(budget="quick", caps=["default"], hooks=["none", "fp16"]))
+    assert () == world.plan.round_sizes
+    assert ["network", "calibrate", "confirm"] == stage_names(play(world).requests)
 
 
 @pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
 @pytest.mark.parametrize("caps", [3, 5, 8, 12])
 @pytest.mark.parametrize("hooks", [1, 2, 3, 4])
-def test_a_plan_keeps_to_a_quarter_wherever_four_fresh_launches_fit(budget: str, caps: int, hooks: int) -> None:
-    """Plan calibration, rounds and the first look within the allowance."""
+def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
+    budget: str, caps: int, hooks: int
+) -> None:
+    """Plan calibration, rounds and the first look within the allowance; the least of them always."""
     allowed = ["none", "fp16", "bf16", "topk:0.01"][:hooks]
     sizes = ["default", *(str(cap) for cap in (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20))][:caps]
     plan = make_plan(budget=budget, caps=sizes, hooks=allowed)
-    calibration = plan.budget.calibrate_launches * hooks
-    rounds = plan.budget.round_launches * sum(size + 1 for size in plan.round_sizes)
+    calibration, launches = plan.budget.calibrate_launches * hooks, plan.budget.round_launches
+    rounds = launches * sum(size + 1 for size in plan.round_sizes)
     total = calibration + rounds + 2 * plan.first_look
-    assert total <= max(plan.allowance, calibration + 8)
+    assert total <= max(plan.allowance, calibration + launches * (max(2, hooks) + 1) + 8)
+    assert plan.round_sizes[0] >= max(2, hooks)
+    assert total == pytest.approx(plan.planned_share * len(plan.candidates) * plan.budget.training.launches)
     assert 4 <= plan.first_look <= plan.budget.training.confirm_launches
     assert all(
         half == math.ceil(whole / 2) for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
     )
+
+
+@pytest.mark.parametrize(("budget", "caps"), [("standard", 5), ("rigorous", 5), ("quick", 7)])
+def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -> None:
+    """Keep to the cost on ordinary grids; quick, whose full sweep makes three launches, from seven layouts on."""
+    plan = make_plan(budget=budget, caps=["default", "2", "3", "4", "5", "6", "7"][:caps])
+    assert plan.planned_share <= 0.25
+    assert plan.round_sizes[0] >= 3
 
 
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
@@ -190,7 +211,8 @@ def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
 
 def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
     """Add as many fresh launches where the cost allows it, of the same settings, and judge them at a higher level."""
-    world = World(plan=make_plan(budget="rigorous"), link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
+    plan = make_plan(budget="rigorous", hooks=["none", "fp16", "bf16"])
+    world = World(plan=plan, link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
     played = play(world)
     first, more = played.requests[-2:]
     assert ["confirm", "confirm"] == stage_names(played.requests[-2:])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -46,11 +50,27 @@ def _root(
         raise typer.Exit
 
 
+@contextlib.contextmanager
+def _ending_with_its_reader() -> Iterator[None]:
+    """Where who reads stdout has enough, as ``head``, end as tools do that SIGPIPE ends: without a word, code 141."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as ending:
+        if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the interpreter flushes what is left to
+        sys.exit(128 + signal.SIGPIPE)
+
+
 def main() -> None:
     """Run the command line and leave with its exit code (see `commbench.errors`)."""
     leave_by_exit()
     try:
-        app()
+        with _ending_with_its_reader():
+            app()
     except CommbenchError as error:
         complain(error)
         sys.exit(error.exit_code)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,18 +15,25 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from commbench.cli.asking import (
+    check_measured_rate,
+    parse_hooks,
+    parse_message_sizes,
+    parse_rates,
+    parse_world_sizes,
+)
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.larger_steps import TrainedWorkload
-from commbench.prediction.links import link_of
+from commbench.prediction.links import Link, link_of
 from commbench.prediction.outlook import (
+    COLUMNS,
     AnyOutlook,
     BreakEvenOutlook,
     CollectiveOutlook,
     Networks,
     StepOutlook,
     collective_outlooks,
-    columns_of,
     training_outlooks,
 )
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
@@ -36,12 +42,8 @@ from commbench.tables import csv_text
 from commbench.terminal import make_console
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import WorkloadFacts
-from commbench.units import parse_link_rate, parse_sizes
 
 FORMATS = ("table", "csv", "json")
-#: Ranks beyond which nothing is predicted, and the fewest that exchange anything.
-MOST_RANKS, FEWEST_RANKS = 10_000, 2
-_RATE_HINT = "write rates such as 200mbit,1gbit,25gbit, or measured"
 
 
 def predict(
@@ -85,16 +87,18 @@ def predict(
         raise InputError(f"Unknown format {output_format!r}; choose from {', '.join(FORMATS)}.")
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
     runs = [load_run(path) for path in paths]
+    hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))
     network = GrowingNetwork.fit(MeasuredRun(model=run.model, records=run.records, info=run.info) for run in runs)
     if not network.curves:
         raise InputError(_nothing_known(runs, network))
+    check_measured_rate(rates, _links(runs, network))
     measured = int(max(run.info.get("ranks_per_node") or 1 for run in runs))
     asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=_hosts(ranks_per_node, measured))
+    chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
     outlook = _Outlook(
-        collectives=collective_outlooks(network, asked, parse_sizes(sizes) if sizes else None),
-        basis=render_basis(network, [run.path.name for run in runs]),
+        runs=[run.path.name for run in runs], network=network, collectives=collective_outlooks(network, asked, chosen)
     )
-    outlook = _with_training(outlook, runs, network, asked, workload, hook.split(",") if hook else None)
+    outlook = _with_training(outlook, runs, asked, workload, hooks)
     rows = outlook.rows
     if all(row.status != "ok" for row in rows):
         reasons = [*(row.reason for row in rows), *outlook.missing]
@@ -103,51 +107,28 @@ def predict(
     return 0
 
 
-def parse_world_sizes(text: str) -> list[int]:
-    """Numbers of ranks of a list with ranges, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
-
-    Raises:
-        InputError: it is no such list, or a number is not between 2 and 10000.
-    """
-    if not re.fullmatch(r"[0-9]+(:[0-9]+){0,2}(,[0-9]+(:[0-9]+){0,2})*", text.replace(" ", "")):
-        raise InputError(f"World sizes {text!r} are not understood; write ranks such as 8, 6,8 or 8:1024.")
-    found = sorted(parse_sizes(text.replace(" ", "")))
-    if not FEWEST_RANKS <= found[0] <= found[-1] <= MOST_RANKS:
-        raise InputError(f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose such.")
-    return found
-
-
-def parse_rates(text: str | None) -> list[float | None]:
-    """Bits per second of a list of rates; None, also for ``measured``, is the rate that was measured.
-
-    Raises:
-        InputError: one is not a rate.
-    """
-    rates: list[float | None] = []
-    for part in (text or "measured").split(","):
-        rate = None if part.strip() == "measured" else parse_link_rate(part)
-        if (rate is None and part.strip() != "measured") or rate == 0:
-            raise InputError(f"The rate {part!r} is not understood; {_RATE_HINT}.")
-        rates.append(rate)
-    return list(dict.fromkeys(rates))
-
-
 def _hosts(asked: int | None, measured: int) -> int:
     if asked is not None and asked < 1:
         raise InputError(f"{asked} ranks per node were asked for; choose 1 or more.")
     return asked or measured
 
 
+def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
+    """Over which links was measured, and trained."""
+    trained = [link_of(run.info, "") for run in runs if run.training_records]
+    return [*trained, *(one.link for curve in network.curves.values() for one in curve.measured)]
+
+
 def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
     """Why nothing can be predicted, and what would help."""
     if network.unknown:
         return next(iter(network.unknown.values()))
-    name = runs[0].path
-    backend = runs[0].training_records[0].case.backend if runs[0].training_records else "gloo,mpi"
+    backend = next((r.case.backend for run in runs for r in run.training_records), "gloo,mpi")
+    names = " and ".join(str(run.path) for run in runs)
     return (
-        f"{name} has no curve of a collective over at least 3 message sizes, from which larger networks are predicted; "
-        f"measure some beside it: commbench run -c all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 "
-        "--world-sizes 2,4."
+        f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3 message sizes, from "
+        "which larger networks are predicted; measure some on two hosts or more beside it: commbench run -c "
+        f"all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
     )
 
 
@@ -158,8 +139,10 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
 class _Outlook:
     """All that is printed."""
 
+    runs: Sequence[str]
+    """By name."""
+    network: GrowingNetwork
     collectives: Sequence[CollectiveOutlook]
-    basis: Sequence[RenderableType]
     steps: Sequence[StepOutlook] = ()
     break_evens: Sequence[BreakEvenOutlook] = ()
     missing: Sequence[str] = ()
@@ -174,7 +157,6 @@ class _Outlook:
 def _with_training(
     outlook: _Outlook,
     runs: Iterable[Run],
-    network: GrowingNetwork,
     asked: Networks,
     workload: str | None,
     hooks: Sequence[str] | None,
@@ -188,7 +170,7 @@ def _with_training(
             with _noting(missing):
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run))
-                found = training_outlooks(trained, network, asked, hooks)
+                found = training_outlooks(trained, outlook.network, asked, hooks)
                 steps += found[0]
                 break_evens += found[1]
     if workload and not steps and not missing:
@@ -218,7 +200,7 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
     """What the run says about its workload.
 
     Raises:
-        InputError: nothing.
+        InputError: it says nothing.
     """
     if not run.info.get("facts"):
         raise InputError(
@@ -240,24 +222,27 @@ def _rate_bps(run: Run) -> float | None:
 def _print(outlook: _Outlook, style: str) -> None:
     if style == "table":
         console = make_console()
-        for part in [*outlook.basis, *_tables(outlook)]:
+        for part in _tables(outlook):
             console.print(part)
-        return
-    kinds: dict[str, tuple[Sequence[Any], type[Any]]] = {
-        "collectives": (outlook.collectives, CollectiveOutlook),
-        "steps": (outlook.steps, StepOutlook),
-        "break_evens": (outlook.break_evens, BreakEvenOutlook),
-    }
-    if style == "csv":
-        texts = [csv_text(rows, columns_of(kind)) for rows, kind in kinds.values() if rows]
-        sys.stdout.write("\n".join(texts))
+    elif style == "csv":
+        sys.stdout.write(csv_text(outlook.rows, COLUMNS))
+        messages = make_console(sys.stderr)
+        for sentence in outlook.missing:
+            messages.print(f"- {sentence}", markup=False)
     else:
-        plain = {name: [dataclasses.asdict(row) for row in rows] for name, (rows, _) in kinds.items()}
-        sys.stdout.write(json.dumps({**plain, "missing": list(outlook.missing)}, indent=1) + "\n")
+        kinds: dict[str, Sequence[AnyOutlook]] = {
+            "collectives": outlook.collectives,
+            "steps": outlook.steps,
+            "break_evens": outlook.break_evens,
+        }
+        plain = {name: [dataclasses.asdict(row) for row in rows] for name, rows in kinds.items()}
+        found = {"runs": list(outlook.runs), **plain, "missing": list(outlook.missing)}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
 
 
 def _tables(outlook: _Outlook) -> list[RenderableType]:
     return [
+        *render_basis(outlook.network, outlook.runs),
         *render_collectives(outlook.collectives),
         *render_steps(outlook.steps),
         *render_break_evens(outlook.break_evens),

@@ -130,7 +130,7 @@ class TuningPlan:
 
     @property
     def allowance(self) -> int:
-        """Blocks that all stages together may train with DDP."""
+        """Blocks that all stages together should train with DDP; small sweeps take more."""
         return int(COST_SHARE * len(self.candidates) * self.budget.training.launches)
 
     @property
@@ -146,18 +146,30 @@ class TuningPlan:
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
-        """How many settings beside the default each round is planned to have; none where the cost allows no round."""
+        """How many settings beside the default each round is planned to have; none where there is one setting only.
+
+        One round is always made, be it beyond `allowance`: a prediction that nothing was measured beside is a guess.
+        """
         full = self.budget.training.confirm_launches
-        options = (self._halving(self._left - 2 * launches) for launches in (full, min(full, ENOUGH_CONFIRMED)))
-        return next((sizes for sizes in options if sizes), ())
+        for launches in (full, min(full, ENOUGH_CONFIRMED), FEWEST_CONFIRMED):
+            if sizes := self._halving(self._left - 2 * launches):
+                return sizes
+        return (self._fewest_promising,) if self._fewest_promising > 1 else ()
+
+    @property
+    def _fewest_promising(self) -> int:
+        """Settings of the shortest first round: one of each hook, and two at least to choose from."""
+        hooks = {case.hook_name for case in self.candidates}
+        return min(max(2, len(hooks)), len(self.candidates) - 1, MOST_PROMISING)
 
     def _halving(self, blocks: int) -> tuple[int, ...]:
-        """The rounds with the most settings that so many blocks allow."""
-        for first in range(min(MOST_PROMISING, len(self.candidates) - 1), 1, -1):
-            sizes = [math.ceil(first / 2**number) for number in range(self.budget.rounds)]
-            sizes = [size for size in sizes if size > 1]
-            if self._blocks_of(sizes) <= blocks:
-                return tuple(sizes)
+        """The most rounds that so many blocks allow, and the most settings in them."""
+        for rounds in range(self.budget.rounds, 0, -1):
+            for first in range(min(MOST_PROMISING, len(self.candidates) - 1), max(2, self._fewest_promising) - 1, -1):
+                sizes = [math.ceil(first / 2**number) for number in range(rounds)]
+                sizes = [size for size in sizes if size > 1]
+                if self._blocks_of(sizes) <= blocks:
+                    return tuple(sizes)
         return ()
 
     def _blocks_of(self, sizes: Iterable[int]) -> int:
@@ -171,6 +183,12 @@ class TuningPlan:
             return self.confirm_launches
         fitting = (self._left - self._blocks_of(self.round_sizes)) // 2
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
+
+    @property
+    def planned_share(self) -> float:
+        """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
+        blocks = self.allowance - self._left + self._blocks_of(self.round_sizes) + 2 * self.first_look
+        return blocks / (len(self.candidates) * self.budget.training.launches)
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Blocks left after the rounds."""
@@ -362,7 +380,8 @@ class TuningPlan:
         sizes = self.round_sizes
         rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
-        return f"{rounds}the best again in {counted(self.first_look, 'fresh launch')}"
+        fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
+        return f"{rounds}{fresh}: about {100 * self.planned_share:.0f} % of the steps of a full sweep"
 
     def estimate_s(self) -> float:
         """What all of it takes, in seconds, if a step takes as on the default and no second look is needed."""

@@ -19,6 +19,7 @@ from commbench.prediction.resampling import (
     interval_of,
     medians_over_launches,
     noise_of,
+    parameter_interval,
     reach,
     resampled_medians,
     table_of,
@@ -98,6 +99,21 @@ class Curve:
         return reach(error, max(0.0, math.log2(message_bytes / self.sizes[-1])))
 
     @cached_property
+    def parameter_intervals(self) -> Sequence[tuple[Interval | None, Interval | None]]:
+        """For each segment the 95 % intervals of its alpha (us) and beta (us per byte), by resampling launches.
+
+        Where the segment ends is taken as known. None where fewer than 2 launches have a size of it.
+        """
+        found = []
+        for segment in self.segments:
+            launches = self._launches_of(segment)
+            own = (segment.alpha_us, segment.beta_us_per_byte)
+            resampled = self._refitted(segment).T if launches > 1 else np.zeros((len(own), 1))
+            alpha, beta = (parameter_interval(at, drawn, launches) for at, drawn in zip(own, resampled, strict=True))
+            found.append((alpha, beta))
+        return found
+
+    @cached_property
     def _joined(self) -> tuple[float, float, list[list[float]]]:
         """The monotone times at both ends, and the cubics between: plain numbers, for predictions ask very often."""
         y, pieces = self._join(np.asarray(self.times_us))
@@ -120,11 +136,18 @@ class Curve:
         after = bisect_right(self.sizes, message_bytes)
         near = range(max(after - 1, 0), min(after + 1, len(self.sizes)))
         if message_bytes > self.sizes[-1] or message_bytes < self.sizes[0]:
-            outer = self.segments[-1 if after else 0]
-            near = range(self.sizes.index(outer.from_bytes), self.sizes.index(outer.to_bytes) + 1)
-        elif message_bytes == self.sizes[after - 1]:
+            return self._launches_of(self.segments[-1 if after else 0])
+        if message_bytes == self.sizes[after - 1]:
             near = range(after - 1, after)
         return min(sum(time is not None for time in self.launches_us[i]) for i in near)
+
+    def _launches_of(self, segment: Segment) -> int:
+        """How many launches all sizes of a segment have."""
+        within = self.launches_us[self._within(segment)]
+        return min((sum(time is not None for time in times) for times in within), default=0)
+
+    def _within(self, segment: Segment) -> slice:
+        return slice(self.sizes.index(segment.from_bytes), self.sizes.index(segment.to_bytes) + 1)
 
     @cached_property
     def _resamples(self) -> Floats:
@@ -146,7 +169,7 @@ class Curve:
         return np.asarray(np.exp(cubic(np.moveaxis(pieces[:, i], -1, 0), place)))
 
     def _refitted(self, segment: Segment) -> Floats:
-        within = slice(self.sizes.index(segment.from_bytes), self.sizes.index(segment.to_bytes) + 1)
+        within = self._within(segment)
         return fit_line(np.asarray(self.sizes[within], dtype=float), self._resamples[:, within])
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +177,10 @@ class Curve:
         return {
             "sizes": list(self.sizes),
             "times_us": list(self.times_us),
-            "segments": [dataclasses.asdict(segment) for segment in self.segments],
+            "segments": [
+                dataclasses.asdict(segment) | {"alpha_us_ci": _ends(alpha), "beta_us_per_byte_ci": _ends(beta)}
+                for segment, (alpha, beta) in zip(self.segments, self.parameter_intervals, strict=True)
+            ],
             "residuals": list(self.residuals),
             "held_out_error": self.held_out_error,
             "launches_us": [list(launches) for launches in self.launches_us],
@@ -190,6 +216,10 @@ class Curve:
                 "This is no curve of commbench (its sizes, times and segments disagree); fit the run anew."
             )
         return curve
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return [interval.low, interval.high] if interval else None
 
 
 def _is_sound(curve: Curve) -> bool:

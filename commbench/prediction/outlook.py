@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from commbench.collectives import OPERATIONS
@@ -34,6 +33,7 @@ class CollectiveOutlook:
     """One operation on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "collective"
     operation: str = ""
     backend: str = ""
     dtype: str = ""
@@ -64,6 +64,7 @@ class StepOutlook:
     """A training step with one hook at the best bucket size on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "step"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -73,7 +74,7 @@ class StepOutlook:
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    step_ms_low: float | None = _column("95 % interval; of the network alone where there is no held-out error")
+    step_ms_low: float | None = _column("95 % interval; without the error of steps where no held-out error is known")
     step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
     overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
     serial_ms: float | None = _column("the same if it did not overlap at all")
@@ -97,6 +98,7 @@ class BreakEvenOutlook:
     """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
 
     kind: str = PREDICTED
+    about: str = "break_even"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
@@ -120,6 +122,10 @@ class BreakEvenOutlook:
 
 
 AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
+#: Of one table of all that is predicted: a row leaves those empty that it has not.
+COLUMNS = tuple(
+    dict.fromkeys(each.name for row in (CollectiveOutlook, StepOutlook, BreakEvenOutlook) for each in fields(row))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +240,7 @@ def _step(
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval, (overlapped_ms, serial_ms) = steps.interval_ms(best), steps.bounds_ms(best)
+        interval = steps.interval_ms(best)
     except InputError as error:
         return StepOutlook(**named, status="unsupported", reason=str(error))
     local_ms = local_step_ms(model)
@@ -244,8 +250,8 @@ def _step(
         step_ms=best.step_ms,
         step_ms_low=interval.low,
         step_ms_high=None if is_least else interval.high,
-        overlapped_ms=overlapped_ms,
-        serial_ms=serial_ms,
+        overlapped_ms=best.overlapped_ms,
+        serial_ms=best.serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
         default_step_ms=default.step_ms,
         local_step_ms=local_ms,
@@ -271,8 +277,3 @@ def _break_even(
         density_high=interval.high,
         byte_density=found.byte_density,
     )
-
-
-def columns_of(row: type[Any]) -> tuple[str, ...]:
-    """The columns of a kind of row."""
-    return tuple(each.name for each in dataclasses.fields(row))

@@ -83,11 +83,18 @@ def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | N
     is Student's t on logarithms, as for a row of ``collectives.csv``, with the spread of the resamples, whose variance
     is too small by (n - 1) / n.
     """
+    logarithm = parameter_interval(math.log(centre), np.log(resampled), launches, least=-math.inf)
+    if logarithm is None:
+        return None
+    return Interval(low=math.exp(logarithm.low), high=math.exp(logarithm.high), level=LEVEL)
+
+
+def parameter_interval(centre: float, resampled: Floats, launches: int, *, least: float = 0.0) -> Interval | None:
+    """Return likewise that of a parameter, which may be 0 and is at least ``least``: with its own spread."""
     if launches < _LEAST:
         return None
     if launches in STUDENT_T_975:
-        spread = float(np.std(np.log(resampled))) * math.sqrt(launches / (launches - 1))
-        reach = math.exp(STUDENT_T_975[launches] * spread)
-        return Interval(low=centre / reach, high=centre * reach, level=LEVEL)
+        reach = STUDENT_T_975[launches] * float(np.std(resampled)) * math.sqrt(launches / (launches - 1))
+        return Interval(low=max(least, centre - reach), high=centre + reach, level=LEVEL)
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return Interval(low=min(low, centre), high=max(high, centre), level=LEVEL)

@@ -1,4 +1,4 @@
-"""How sure a step and a break-even on another network are: the network's own interval, and how far off steps were."""
+"""How sure a step and a break-even elsewhere are: the network's interval, what calibration allows, errors of steps."""
 
 from __future__ import annotations
 
@@ -52,38 +52,33 @@ class NetworkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class UncertainSteps:
-    """The model of a step on one network and on both ends of that network's interval."""
+    """The model of a step on one network, and pairs of models between which it lies for one reason each."""
 
     likely: StepModel
-    low: StepModel
-    high: StepModel
+    ends: Sequence[tuple[StepModel, StepModel]]
+    """With the network at either end of its interval, and with the slowdowns that the measured steps allow."""
     held_out: HeldOut
     """Of steps."""
 
     @classmethod
     def on(cls, model: StepModel, network: LargerNetwork, held_out: HeldOut) -> UncertainSteps:
         """The model of a measured step on another network."""
-        ends = [on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True)]
-        return cls(likely=on_network(model, network), low=ends[0], high=ends[1], held_out=held_out)
+        low, high = (on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
+        least, most = (on_network(extreme, network) for extreme in model.extremes())
+        return cls(likely=on_network(model, network), ends=[(low, high), (least, most)], held_out=held_out)
 
     def interval_ms(self, step: StepPrediction) -> Interval:
-        """The 95 % interval of a step that `likely` predicted; of the network alone where no error of steps is known.
+        """The 95 % interval of a step that `likely` predicted; it lacks the error of steps where none is known.
 
         Raises:
             InputError: nothing is known of what its hook sends.
         """
-        below, above = self._ends(step)
-        off = self._off
+        below, above = self._reach(step)
         return Interval(
-            low=step.step_ms * math.exp(-math.hypot(below, off)),
-            high=step.step_ms * math.exp(math.hypot(above, off)),
+            low=step.step_ms * math.exp(-math.hypot(below, self._off)),
+            high=step.step_ms * math.exp(math.hypot(above, self._off)),
             level=_LEVEL,
         )
-
-    def bounds_ms(self, step: StepPrediction) -> tuple[float, float]:
-        """The step if communication overlapped perfectly and if not at all, while it takes what it takes alone."""
-        alone = dataclasses.replace(self.likely, slowdown=1.0).predict(step.case)
-        return alone.overlapped_ms, alone.serial_ms
 
     def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
         """The density below which top-k pays, and its 95 % interval; 0 at an end where it pays at none.
@@ -94,9 +89,9 @@ class UncertainSteps:
             InputError: as `commbench.prediction.breakeven.break_even`.
         """
         found = break_even(self.likely, caps)
-        below, above = self._ends(best_buckets(self.likely, "none", caps))
+        below, above = self._reach(best_buckets(self.likely, "none", caps))
         sparse, hook = self._with_density(found.density or SPARSEST)
-        faster, slower = sparse._ends(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
+        faster, slower = sparse._reach(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
         worst = math.exp(math.hypot(below, slower, self._off))
         best = math.exp(math.hypot(above, faster, self._off))
         low, high = (break_even(self.likely, caps, handicap=by).density or 0.0 for by in (worst, 1 / best))
@@ -109,10 +104,15 @@ class UncertainSteps:
 
     def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
         """The same with top-k of a density, and the name of that hook."""
-        (likely, hook), (low, _), (high, _) = (with_density(m, density) for m in (self.likely, self.low, self.high))
-        return dataclasses.replace(self, likely=likely, low=low, high=high), hook
+        likely, hook = with_density(self.likely, density)
+        ends = [(with_density(low, density)[0], with_density(high, density)[0]) for low, high in self.ends]
+        return dataclasses.replace(self, likely=likely, ends=ends), hook
 
-    def _ends(self, step: StepPrediction) -> tuple[float, float]:
-        """How far, in logarithms, a step lies above what the network's lower end gives, and below its upper end."""
-        low, high = (model.predict(step.case).step_ms for model in (self.low, self.high))
-        return max(0.0, math.log(step.step_ms / low)), max(0.0, math.log(high / step.step_ms))
+    def _reach(self, step: StepPrediction) -> tuple[float, float]:
+        """How far a step's logarithm may be off below and above, for reasons that are independent of each other."""
+        below, above = [0.0], [0.0]
+        for pair in self.ends:
+            logs = [math.log(model.predict(step.case).step_ms / step.step_ms) for model in pair]
+            below.append(max(0.0, -min(logs)))
+            above.append(max(0.0, *logs))
+        return math.hypot(*below), math.hypot(*above)

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.network import CurveKey, NetworkModel
 from commbench.records import Record, known_fields
-from commbench.stats import Interval
+from commbench.stats import MARGIN, Interval
 from commbench.training.cases import SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Recommendation, setting_of
 from commbench.training.effort import exhaustive_steps
@@ -24,8 +22,6 @@ from commbench.training.recommendation import INSTRUMENTS
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, speedup_of, trained
 
-#: As for `commbench.training.recommendation.MARGIN`: a loss up to this share is none.
-MARGIN = 0.02
 #: An interval of a ratio that is wider excludes nothing worth excluding: nothing was shown by it.
 WIDEST = 0.20
 #: Of a choice: ``within`` 2 % of the best; more, but ``not shown`` to be slower by an interval that would show 20 %;
@@ -60,17 +56,12 @@ def rank_correlation(held: Sequence[Held]) -> float | None:
     """Spearman's: how alike predictions and measurements are ordered, 1 if equally; None for fewer than three."""
     if len(held) < 3:  # noqa: PLR2004 - two are always in order, or never
         return None
-    ranks = [_ranks([getattr(one, name) for one in held]) for name in ("predicted", "measured")]
-    if min(map(np.ptp, ranks)) == 0:
+    import pandas as pd  # takes long to load, and only this needs it
+
+    predicted, measured = (pd.Series([getattr(one, name) for one in held]) for name in ("predicted", "measured"))
+    if predicted.min() == predicted.max() or measured.min() == measured.max():
         return None
-    centred = [np.asarray(rank) - np.mean(rank) for rank in ranks]
-    return float(np.dot(*centred) / np.sqrt(np.dot(centred[0], centred[0]) * np.dot(centred[1], centred[1])))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1, equal values with their mean rank."""
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]
+    return float(predicted.rank().corr(measured.rank()))
 
 
 # -------------------------------------------------------------------------------------------------------- the tuner

@@ -12,7 +12,7 @@ from commbench import stats
 from commbench.cases import Case
 from commbench.environment import unlike
 from commbench.records import Row
-from commbench.stats import Comparison, Verdict
+from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.store import Run, load_run
 from commbench.summary import RowKey, keyed_records, keyed_rows, launch_medians
 from commbench.units import format_time
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MARGIN = 0.02
 FALSE_DISCOVERY_RATE = 0.05
 
 #: Entries of run.json and columns that should be alike in both runs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,8 @@ from rich.text import Text
 
 from commbench.prediction.breakeven import DENSEST
 from commbench.prediction.curves import ASSUMED_ERROR
-from commbench.prediction.growing import HeldOut
 from commbench.prediction.hops import FittedHop
 from commbench.prediction.larger import GrowingNetwork
-from commbench.prediction.links import Link
 from commbench.prediction.outlook import AnyOutlook, BreakEvenOutlook, CollectiveOutlook, StepOutlook
 from commbench.report.declined import declined
 from commbench.units import format_size, format_time, three_digits
@@ -25,6 +22,8 @@ from commbench.units import format_size, format_time, three_digits
 _AS_MEASURED = "as measured"
 #: Intervals that reach further than so many times the prediction are only called wide.
 _UNBOUNDED = 1000
+#: Beyond such a median error nothing can be decided by a prediction.
+_USELESS = 0.5
 _WITHIN_HOST = (
     "What was measured within one host tells nothing of a network's start-up time: across hosts everything takes at "
     "least what is predicted."
@@ -39,21 +38,27 @@ _ASSUMED = (
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
     """From what is predicted, how, and how far off such predictions were."""
-    parts = [Text(f"PREDICTED, not measured, from {' and '.join(runs)}", style="bold")]
+    title = f"PREDICTED, not measured, from {' and '.join(runs)}"
+    table = _table("predicted from", "ranks", "link", "algorithm", "start-up", "held-out error")
+    for column in table.columns:
+        column.no_wrap = False
+    overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
     for family, curve in network.curves.items():
-        ranks = ", ".join(map(str, curve.world_sizes))
-        measured = f"measured on {ranks} ranks{_over(curve.link)}"
-        method = f"{' or '.join(curve.hops)}, {_hop(curve.hops)} a message"
-        parts.append(Text(f"- {family}: {measured}; {method}; {_error(curve.held_out)}"))
+        ranks, mark = ", ".join(map(str, curve.world_sizes)), "*" * (1 + overs.index(curve.held_out.over))
+        method = next(iter(curve.hops)) if len(curve.hops) == 1 else f"one of {len(curve.hops)}"
+        error = _percent(curve.held_out.error) + Text(f" {mark}")
+        table.add_row(str(family), ranks, str(curve.link), method, _hop(curve.hops), error)
+    notes = [
+        "All figures below are predicted, busbw, efficiency and exposed time, too. Start-up: of one message.",
+        "Held-out error: the median over",
+        *(f"{'*' * number} {over}{'.' if number == len(overs) else ';'}" for number, over in enumerate(overs, 1)),
+    ]
+    parts: list[RenderableType] = [Text(title, style="bold"), table, Text(" ".join(notes))]
     parts += [Text(f"- {family}: {reason}") for family, reason in network.unknown.items()]
     if any(curve.link.is_within_host for curve in network.curves.values()):
         parts.append(Text(_WITHIN_HOST))
     cores = {curve.link.shared_cores for curve in network.curves.values()} - {None}
     return [*parts, *(Text(_crowded(each)) for each in sorted(filter(None, cores)))]
-
-
-def _over(link: Link) -> str:
-    return f" {link}" if link.rate_bps == math.inf else f" over {link}"
 
 
 def _hop(hops: Mapping[str, FittedHop]) -> str:
@@ -68,9 +73,23 @@ def _crowded(cores: int) -> str:
     )
 
 
-def _error(held_out: HeldOut) -> str:
-    error = "unknown" if held_out.error is None else f"{100 * held_out.error:.0f} %"
-    return f"held-out error {error} (median over {held_out.over})"
+def _percent(error: float | None) -> Text:
+    """An error; one that makes predictions useless in bold."""
+    if error is None:
+        return Text("unknown")
+    return Text(f"{100 * error:.0f} %", style="bold" if _is_useless(error) else "")
+
+
+def _is_useless(error: float | None) -> bool:
+    return error is not None and error > _USELESS
+
+
+def _warning(error: float | None) -> list[RenderableType]:
+    """That nothing should be decided by such predictions, where that is so."""
+    if not _is_useless(error):
+        return []
+    words = f"Too uncertain to use: such predictions were off by {100 * (error or 0.0):.0f} %; measure nearer to this."
+    return [Text(words, style="bold")]
 
 
 def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType]:
@@ -86,11 +105,12 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
         level = "[95 % interval]" if _has_level(group) else "[interval]"
         table = _table("size", "ranks", f"predicted time {level}", "busbw GB/s", "algorithm")
         table.columns[-1].justify = "left"
+        useless = _is_useless(group[0].held_out_error)
         for row in sorted(group, key=lambda row: (row.message_bytes, row.world_size)):
             time = Text(_time(row) if row.time_us is not None else "-")
-            busbw = "" if row.busbw_GBps is None else f"{row.busbw_GBps:.3g}"
+            busbw = "" if row.busbw_GBps is None or useless else f"{row.busbw_GBps:.3g}"
             table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
-        parts += [_title(words, rate, group[0].ranks_per_node), table]
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning(group[0].held_out_error)]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
     return [*parts, *_reasons(declines)]
 
@@ -120,10 +140,17 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
             table.add_row(hook, "all", "not predicted", "", "", "", "")
         words = [f"{workload} ({backend}, batch {batch} a rank)"]
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
-        error = _error(HeldOut(error=group[0].held_out_error, over=group[0].held_out_over))
-        known = [Text(f"Without DDP a step takes {three_digits(local)} ms, as measured; {error}.")] if local else []
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *known]
+        known = [_known_of_steps(local, group[0])] if local else []
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *known, *_warning(group[0].held_out_error)]
     return [*parts, *_reasons(declines)]
+
+
+def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
+    """What the steps rest on, and how far off such were."""
+    local = f"Without DDP a step takes {three_digits(local_ms)} ms, as measured; held-out error "
+    if row.held_out_error is None:
+        return Text(f"{local}unknown (no other setting was trained, so that the intervals lack the error of steps).")
+    return Text(local) + _percent(row.held_out_error) + Text(f" (median over {row.held_out_over}).")
 
 
 def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
@@ -134,6 +161,8 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
     if row.step_ms_high is None:
         time, efficiency = Text(f">= {_digits(row.step_ms)}"), f"<= {efficiency}"
+    if _is_useless(row.held_out_error):
+        return time, bounds, "", "", ""
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
 
@@ -151,7 +180,7 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
             found = (_density(cells[ranks, rate]) for rate in rates)
             table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
         title = f"\n{workload} ({backend}, batch {batch} a rank): the density below which top-k is predicted to pay"
-        parts += [Text(title, style="bold"), table]
+        parts += [Text(title, style="bold"), table, *_warning(group[0].held_out_error)]
     return [*parts, *_reasons(rows)]
 
 

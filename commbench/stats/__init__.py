@@ -5,7 +5,7 @@ of ``times`` look inside one launch, functions of launch medians across launches
 name says otherwise. "Le Boudec": J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems (2010).
 """
 
-from commbench.stats.families import Comparison, Verdict, compare_family
+from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
 from commbench.stats.intervals import (
     Floats,
     Interval,
@@ -21,6 +21,7 @@ from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, war
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 
 __all__ = [
+    "MARGIN",
     "Comparison",
     "Floats",
     "Interval",

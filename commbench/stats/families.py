@@ -12,6 +12,9 @@ from commbench.stats.intervals import NORMAL, Floats, Interval, Values
 from commbench.stats.ratios import both_sides, median_ratio, ratio_intervals, widening
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 
+#: A relative difference up to this is none, wherever times are compared.
+MARGIN = 0.02
+
 
 class Verdict(str, Enum):
     """What a comparison of times says of B relative to A."""
@@ -46,7 +49,7 @@ class Comparison:
 def compare_family(
     pairs: Sequence[tuple[Values, Values]],
     *,
-    margin: float = 0.02,
+    margin: float = MARGIN,
     q: float = 0.05,
     paired: bool = False,
     seed: int = 0,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
+from commbench.stats import MARGIN
 from commbench.summary import MANY_LAUNCHES, launch_flags
 from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
@@ -34,8 +35,6 @@ from commbench.training.trained import (
 
 __all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
-#: A gain up to this share is none; the same as in comparisons of runs.
-MARGIN = 0.02
 #: Never recommended: one sends what DDP sends by itself, the other sends nothing.
 INSTRUMENTS = frozenset({"passthrough", LOCAL})
 #: Level of the interval where fresh launches were added after a first look at them had decided nothing. Each look may

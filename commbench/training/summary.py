@@ -12,6 +12,7 @@ import numpy as np
 
 from commbench import stats
 from commbench.records import FLAGS
+from commbench.stats import MARGIN
 from commbench.summary import is_wide, launch_flags, ordered
 from commbench.training.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
 from commbench.training.records import TRAINING_FLAGS, Bucket, BucketRow, TrainingRecord, TrainingRow
@@ -30,8 +31,6 @@ from commbench.training.trained import (
 )
 
 MB = 1e6
-#: A difference up to this share is none; the same as in comparisons of runs.
-MARGIN = 0.02
 #: Share by which sent bytes may differ from theory, and bytes of headers that each bucket may add.
 TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 #: Share by which the baseline's blocks in a launch may differ.
