@@ -159,6 +159,7 @@ class LargerNetwork:
     crowded: bool = False
     """As for `GrowingCurve.estimate`."""
     _known: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _estimates: dict[tuple[str, str, float], Estimate] = field(default_factory=dict, repr=False, compare=False)
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
         """How long one operation alone is predicted to take, in microseconds.
@@ -178,8 +179,11 @@ class LargerNetwork:
         Raises:
             InputError: as `time_us`.
         """
-        curve = self.curve(operation, dtype)
-        return curve.estimate(message_bytes, self.world_size, self.rate_bps, **self._place)
+        key = operation, dtype, message_bytes
+        if key not in self._estimates:
+            curve, place = self.curve(operation, dtype), self._place
+            self._estimates[key] = curve.estimate(message_bytes, self.world_size, self.rate_bps, **place)
+        return self._estimates[key]
 
     @property
     def is_least(self) -> bool:
