@@ -66,6 +66,22 @@ def test_beyond_the_data_the_outer_lines_go_on() -> None:
 sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=True)
 
 
+def test_intervals_widen_beyond_the_sizes() -> None:
+    """Above the largest size with every doubling, below the smallest once; between them not."""
+    curve = fit_curve(
+        [2**k for k in range(10, 16)], [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)]
+    )
+    assert curve.held_out_error is not None
+    assert [0.0, 0.0] == [curve.stray(size) for size in (2**10, 2**15)]
+    assert curve.stray(2**19) == pytest.approx(2 * curve.stray(2**16))
+    assert curve.stray(1) == curve.stray(2**9)
+    widths = [found.high / found.low for size in (2**15, 2**17, 2**21) if (found := curve.interval_us(size))]
+    assert sorted(set(widths)) == widths
+    assert len(widths) == 3
+    coarse = fit_curve([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
+    assert coarse.stray(2**16) > 0.5
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:

@@ -49,10 +49,28 @@ def test_runs_of_several_sizes_and_rates_join() -> None:
 
 
 def test_ranks_that_fit_one_host_tell_nothing_of_links() -> None:
-    """In a study on hosts of 4 ranks the part with 2 never leaves the first."""
+    """In a study on hosts of 4 ranks the parts with 2 and 4 never leave the first, and count for such ranks alone."""
     run = measured_run((2, 4, 8), info=network_info(8, ranks_per_node=4, nodes=2))
-    curve = GrowingNetwork.fit([run]).curves[Family("all_reduce", "gloo", "float32", "flat")]
+    network = GrowingNetwork.fit([run])
+    curve = network.curves[Family("all_reduce", "gloo", "float32", "flat")]
     assert curve.world_sizes == [8]
+    assert [2, 4] == [one.world_size for one in curve.within]
+    within, across = (network.at("gloo", ranks, rate_bps=1e7, ranks_per_node=4) for ranks in (4, 8))
+    assert within.time_us("all_reduce", "float32", MIB) == pytest.approx(float(RING(4, MIB, HOP)), rel=0.05)
+    assert across.time_us("all_reduce", "float32", MIB) > 10 * within.time_us("all_reduce", "float32", MIB)
+    assert (within.is_least, across.is_least) == (False, False)
+
+
+def test_a_host_joins_hosts() -> None:
+    """A run within one host and one across: the latter is what grows, whichever is named first."""
+    one = measured_run((2, 4), info=network_info(4, None, nodes=1, ranks_per_node=4))
+    many = measured_run((4, 8), info=network_info(8, nodes=4, ranks_per_node=2))
+    for runs in ([one, many], [many, one]):
+        curve = GrowingNetwork.fit(runs).curves[Family("all_reduce", "gloo", "float32", "flat")]
+        assert (curve.world_sizes, curve.ranks_per_node) == ([4, 8], 2)
+        assert [2, 4] == [each.world_size for each in curve.within]
+    alone = GrowingNetwork.fit([one]).at("gloo", 8, rate_bps=1e9, ranks_per_node=4)
+    assert alone.is_least
 
 
 def test_unlike_runs_do_not_mix() -> None:

@@ -12,7 +12,7 @@ from commbench.prediction.links import Link
 from commbench.stats import Floats
 
 #: Numbers of ranks in each doubling at which times are made non-decreasing; between them they are interpolated.
-_STEPS = 8
+_STEPS = 4
 _TINY = 1e-9
 
 
@@ -41,8 +41,8 @@ def carried_us(
     # What beats its link has fewer headers than was assumed: at least none.
     beating_us = link_there_us * np.maximum(link.payload, time_us / np.maximum(link_here_us, _TINY))
     found_us = np.where(time_us < link_here_us, beating_us, np.maximum(found_us, link_there_us))
-    is_here = (ranks == measured.world_size) & (alike_bytes == message_bytes)
-    return np.where(is_here & link.is_like(measured.link, measured.world_size), time_us, found_us)
+    is_here = (ranks == measured.world_size) & (alike_bytes == message_bytes) & measured.holds(message_bytes, link)
+    return np.where(is_here, time_us, found_us)
 
 
 def rising_us(times_us: Callable[[Floats], Floats], measured: Sequence[int], world_size: int) -> float:
@@ -58,9 +58,11 @@ def rising_us(times_us: Callable[[Floats], Floats], measured: Sequence[int], wor
     start = below[-1] if below else above[0]
     place = _STEPS * math.log2(world_size / start)
     steps = np.arange(math.ceil(abs(place) - _TINY) + 1)
-    knots_us = times_us(start * 2 ** (math.copysign(1, place) * steps / _STEPS))
-    level_us = (np.maximum if below else np.minimum).accumulate(knots_us)
-    found_us = math.exp(np.interp(abs(place), steps, np.log(level_us)))
+    knots = start * 2 ** (math.copysign(1, place) * steps / _STEPS)
+    level_us = (np.maximum if below else np.minimum).accumulate(times_us(knots))
+    upwards = slice(None, None, 1 if knots[-1] < start else -1)
+    # Over 1/p the link's (p-1)/p is straight.
+    found_us = float(np.interp(1 / world_size, 1 / knots[upwards], level_us[upwards]))
     if below and above:  # a time between two that were measured is no longer than both
         found_us = min(found_us, max(float(level_us[0]), float(times_us(np.array(above[:1], float))[0])))
     return found_us

@@ -20,6 +20,7 @@ from commbench.prediction.resampling import (
     medians_over_launches,
     noise_of,
     parameter_interval,
+    reach,
     resampled_medians,
     table_of,
 )
@@ -30,6 +31,8 @@ __all__ = ["Curve", "Segment", "fit_curve"]
 
 #: One size does not tell a start-up time from a rate.
 LEAST_CURVE = 2
+#: What is assumed of a prediction's median absolute error, for each doubling, where it was not measured.
+ASSUMED_ERROR = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +76,27 @@ class Curve:
     def interval_us(self, message_bytes: float) -> Interval | None:
         """Its 95 % interval, by resampling launches; None where fewer than 2 launches bear on that size.
 
-        It knows how launches differ and not what lies between sizes: for that see `held_out_error`. Same data, same
-        interval.
+        It knows how launches differ and not what lies between sizes: for that see `held_out_error`. Beyond the sizes
+        it knows that, too (`stray`). Same data, same interval.
         """
-        launches = self._launches_at(message_bytes)
+        launches, time_us = self._launches_at(message_bytes), self.time_us(message_bytes)
         resampled = self._resampled_us(message_bytes) if launches > 1 else np.array([])
-        return interval_of(self.time_us(message_bytes), resampled, launches)
+        interval, off = interval_of(time_us, resampled, launches), self.stray(message_bytes)
+        if interval is None or not off:
+            return interval
+        low, high = (math.hypot(math.log(end / time_us), off) for end in (interval.low, interval.high))
+        return dataclasses.replace(interval, low=time_us * math.exp(-low), high=time_us * math.exp(high))
+
+    def stray(self, message_bytes: float) -> float:
+        """How far a time beyond the sizes may be off, in natural logarithms: half a 95 % interval; 0 between them.
+
+        For each doubling of the largest size the error is that at sizes left out, or assumed where none could be; below
+        the smallest, where time hardly falls further, it is that once.
+        """
+        error = ASSUMED_ERROR if self.held_out_error is None else self.held_out_error
+        if message_bytes < self.sizes[0]:
+            return reach(error, min(1.0, math.log2(self.sizes[0] / max(message_bytes, 1))))
+        return reach(error, max(0.0, math.log2(message_bytes / self.sizes[-1])))
 
     @cached_property
     def parameter_intervals(self) -> Sequence[tuple[Interval | None, Interval | None]]:

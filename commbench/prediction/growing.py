@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from commbench.errors import InputError
 from commbench.prediction.algorithms import forms_of
 from commbench.prediction.carrying import carried_us, rising_us
 from commbench.prediction.closed_forms import SHARE_BY_SHARE, Hop
-from commbench.prediction.curves import Curve
+from commbench.prediction.curves import ASSUMED_ERROR, Curve
 from commbench.prediction.hops import FittedHop, MeasuredCurve, fit_hop
 from commbench.prediction.links import Link
+from commbench.prediction.resampling import LEVEL, reach
 from commbench.stats import Floats
 from commbench.units import format_size
 
@@ -25,8 +27,6 @@ from commbench.units import format_size
 _AS_GOOD, _GOOD_ENOUGH = 2.0, 0.10
 #: Beyond such a ratio between plausible algorithms nothing is predicted.
 DISAGREEMENT = 4.0
-#: Half the width of a 95 % interval over the median absolute error, where errors are normal: 1.96 / 0.6745.
-_HALF_WIDTH = 2.9
 #: A distance between logarithms that counts as none: there nothing else has any weight.
 _NEAR = 1e-9
 
@@ -41,6 +41,12 @@ class Estimate:
     high_us: float
     algorithm: str
     """What is taken to run; several where the measurements allow for several."""
+    level: float | None
+    """Of the interval; None where it rests on an assumed error, since no number of ranks could be left out."""
+    is_least: bool = False
+    """Whether it takes longer: start-ups between hosts are unknown, and count as within the one that was measured."""
+    start_up: float = 0.0
+    """The share of start-ups in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +57,16 @@ class HeldOut:
     """Median absolute relative error; None where nothing could be left out."""
     over: str
     """Over what, for people."""
+    of_ranks: bool = False
+    """Whether numbers of ranks were left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingCurve:
     """One operation, backend, data type and pattern, measured on one or more numbers of ranks.
 
-    A prediction scales what was measured by the ratio of the textbook times there and here, so that where it was
-    measured it is the measurement. It keeps the curve's shape: where an algorithm sends n/p bytes at a time, the
+    A prediction scales what was measured by what the textbook says of there and here (`carried_us`), so that where it
+    was measured it is the measurement. It keeps the curve's shape: where an algorithm sends n/p bytes at a time, the
     measurement with messages of that length is scaled. Several numbers of ranks count by how near they are.
     """
 
@@ -72,6 +80,8 @@ class GrowingCurve:
     """Of the hosts that were measured."""
     inner: Curve | None = None
     """The same operation within each host (pattern ``node``), for ``hierarchical``."""
+    within: Sequence[MeasuredCurve] = ()
+    """The same operation and pattern among ranks of one host; of the rest nothing is of one host, or all."""
     hops: Mapping[str, FittedHop] = field(init=False)
     """By algorithm, those that may be at work."""
 
@@ -91,19 +101,45 @@ class GrowingCurve:
             InputError: they cannot.
         """
         what = f"{self.backend} {self.operation}" + ("" if self.pattern == "flat" else f", pattern {self.pattern},")
+        if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
+            raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
+        if world_size <= ranks_per_node:
+            if self._inside is None:
+                raise InputError(
+                    f"{what} was measured across hosts alone and is not predicted for {world_size} ranks, which fit on "
+                    f"one host of {ranks_per_node}; measure it within a host, too, and give both runs."
+                )
+            return
         is_ring = self.pattern == "flat" and set(self.hops) <= {"ring", "ring all_reduce"}
         if ranks_per_node != self.ranks_per_node and not is_ring:
             raise InputError(
                 f"{what} was measured with {self.ranks_per_node} ranks on a host and is not predicted for "
                 f"{ranks_per_node}: how often its messages share a link is not known; measure it so."
             )
-        if self.link.is_within_host and rate_bps is None and world_size > ranks_per_node:
+        if self.link.is_within_host and rate_bps is None:
             raise InputError(
                 f"{what} was measured within one host and is not predicted for {world_size} ranks on hosts of "
                 f"{ranks_per_node}: nothing is known of links between hosts; give --rate, or measure across hosts."
             )
-        if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
-            raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
+
+    @cached_property
+    def _inside(self) -> GrowingCurve | None:
+        """The growth of what was measured within one host."""
+        if self.link.is_within_host:
+            return self
+        return dataclasses.replace(self, measured=self.within, within=()) if self.within else None
+
+    def starts_are_unknown(self, world_size: int, rate_bps: float | None, ranks_per_node: int | None = None) -> bool:
+        """Whether start-ups between hosts count as those within the one host that was measured: times are the least."""
+        is_inside = ranks_per_node is not None and world_size <= ranks_per_node
+        return self.link.is_within_host and rate_bps is not None and not is_inside
+
+    def _met(self, world_size: int, rate_bps: float | None, ranks_per_node: int | None) -> tuple[GrowingCurve, Any]:
+        """The curve and the rate for so many ranks; within a host there is no rate."""
+        if ranks_per_node is None:
+            return self, rate_bps
+        self.check_hosts(world_size, ranks_per_node, rate_bps)
+        return (self._inside or self, None) if world_size <= ranks_per_node else (self, rate_bps)
 
     @property
     def world_sizes(self) -> list[int]:
@@ -116,7 +152,13 @@ class GrowingCurve:
         return self.measured[-1].link
 
     def estimate(
-        self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
+        self,
+        message_bytes: float,
+        world_size: int,
+        rate_bps: float | None = None,
+        *,
+        ranks_per_node: int | None = None,
+        crowded: bool = False,
     ) -> Estimate:
         """Predict one operation's time.
 
@@ -124,26 +166,38 @@ class GrowingCurve:
             message_bytes: as in ``collectives.csv``.
             world_size: ranks that take part, 2 or more.
             rate_bps: of every host's link, in bits per second; None: as measured.
+            ranks_per_node: of each host; ranks that fit on one meet no link. None: they are on hosts as measured.
             crowded: whether emulated hosts go on sharing one machine's cores, as when they were measured.
 
         Raises:
-            InputError: the algorithms that are plausible disagree by more than `DISAGREEMENT`.
+            InputError: as `check_hosts`; or the algorithms that are plausible disagree by more than `DISAGREEMENT`.
         """
+        curve, rate_bps = self._met(world_size, rate_bps, ranks_per_node)
+        return curve._estimate(message_bytes, world_size, rate_bps, crowded=crowded)  # noqa: SLF001 - of the same class
+
+    def _estimate(self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool) -> Estimate:
         times = self._agreeing(message_bytes, world_size, rate_bps, crowded=crowded)
         low, high = min(times.values()), max(times.values())
         middle = math.sqrt(low * high)
-        below, above = self._spread(message_bytes, world_size)
+        least = self._least_us(times, message_bytes, world_size, rate_bps)
+        below, above = self._spread(message_bytes, world_size, rate_bps, rest=1 - least / middle)
+        link = self._link_at(rate_bps)
+        starts = [self.hops[name].start_up(message_bytes, world_size, link) for name in times]
         return Estimate(
             time_us=middle,
-            low_us=min(middle, max(low / below, self._least_us(times, message_bytes, world_size, rate_bps))),
+            low_us=min(middle, max(low / below, least)),
             high_us=above * max(high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
             algorithm=" or ".join(times),
+            level=LEVEL if self.held_out.of_ranks or world_size in self.world_sizes else None,
+            is_least=self.starts_are_unknown(world_size, rate_bps),
+            start_up=max(starts),
         )
 
     def _least_us(self, names: Iterable[str], message_bytes: float, world_size: int, rate_bps: float | None) -> float:
         """What the links take at least for what any of the algorithms sends; 0 where that was measured."""
         link = self._link_at(rate_bps)
-        if any(one.world_size == world_size and one.link.rate_bps == link.rate_bps for one in self.measured):
+        there = (one for one in self.measured if one.world_size == world_size and one.link.rate_bps == link.rate_bps)
+        if any(one.holds(message_bytes, one.link) for one in there):
             return 0.0
         return min(self.hops[name].least_us(message_bytes, world_size, link) for name in names)
 
@@ -159,10 +213,17 @@ class GrowingCurve:
         return max(self.times_us(message_bytes, world_size, fastest, crowded=crowded).values())
 
     def time_us(
-        self, message_bytes: float, world_size: int, rate_bps: float | None = None, *, crowded: bool = False
+        self,
+        message_bytes: float,
+        world_size: int,
+        rate_bps: float | None = None,
+        *,
+        ranks_per_node: int | None = None,
+        crowded: bool = False,
     ) -> float:
         """The time alone of `estimate`."""
-        times = self._agreeing(message_bytes, world_size, rate_bps, crowded=crowded).values()
+        curve, rate_bps = self._met(world_size, rate_bps, ranks_per_node)
+        times = curve._agreeing(message_bytes, world_size, rate_bps, crowded=crowded).values()  # noqa: SLF001 - as above
         return math.sqrt(min(times) * max(times))
 
     def _agreeing(
@@ -224,7 +285,8 @@ class GrowingCurve:
         sizes = self.world_sizes
         errors = [error for most in sizes[:-1] for error in self._errors_beyond(most)]
         if errors:
-            return HeldOut(error=float(np.median(errors)), over="larger numbers of ranks, predicted from the smaller")
+            over = "larger numbers of ranks, predicted from the smaller"
+            return HeldOut(error=float(np.median(errors)), over=over, of_ranks=True)
         known = [one.curve.held_out_error for one in self.measured if one.curve.held_out_error is not None]
         return HeldOut(
             error=float(np.median(known)) if known else None,
@@ -274,22 +336,37 @@ class GrowingCurve:
             misfits.append(abs(float(hop.errors(one)[nearest])))
         return float(np.mean(misfits))
 
-    def _spread(self, message_bytes: float, world_size: int) -> tuple[float, float]:
+    def _spread(
+        self, message_bytes: float, world_size: int, rate_bps: float | None, *, rest: float
+    ) -> tuple[float, float]:
         """By which factors an interval lies below and above the prediction.
 
-        Beyond the ranks that were measured the error of each doubling is taken to be independent of the others.
+        What was measured differs between launches; beyond the sizes, ranks and rates of the link that were measured
+        errors of each doubling are taken to be independent. At another rate only the ``rest`` is uncertain, the share
+        of the time that is not the link's.
         """
         nearest = min(self.measured, key=lambda one: abs(math.log(one.world_size / world_size)))
+        shares = set(self.hops) <= SHARE_BY_SHARE
+        alike_bytes = message_bytes * (nearest.world_size / world_size if shares else 1.0)
+        interval, time_us = nearest.curve.interval_us(alike_bytes), nearest.curve.time_us(alike_bytes)
+        low = high = nearest.curve.stray(alike_bytes)
+        if interval:
+            low, high = math.log(time_us / interval.low), math.log(interval.high / time_us)
+        error = self.held_out.error or 0.0
+        error = error if self.held_out.of_ranks else max(error, ASSUMED_ERROR)
         doublings = abs(math.log2(world_size / nearest.world_size))
-        off = (
-            0.0
-            if not doublings
-            else _HALF_WIDTH * math.log1p(self.held_out.error or 0.0) * math.sqrt(max(1.0, doublings))
-        )
-        interval = nearest.curve.interval_us(message_bytes)
-        time = nearest.curve.time_us(message_bytes)
-        low, high = (math.log(time / interval.low), math.log(interval.high / time)) if interval else (0.0, 0.0)
-        return math.exp(math.hypot(low, off)), math.exp(math.hypot(high, off))
+        of_ranks = reach(error, max(1.0, doublings)) if doublings else 0.0
+        of_rate = reach(error, self._doublings_of_rate(rate_bps))
+        faster, slower = (abs(math.log1p(rest * math.expm1(off))) for off in (-of_rate, of_rate))
+        return math.exp(math.hypot(low, of_ranks, faster)), math.exp(math.hypot(high, of_ranks, slower))
+
+    def _doublings_of_rate(self, rate_bps: float | None) -> float:
+        """From the nearest rate that was measured; of an unknown one as it was fitted."""
+        if rate_bps is None or self.link.is_within_host:
+            return 0.0
+        fitted = [8e6 / hop.link_us_per_byte for hop in self.hops.values() if hop.link_us_per_byte]
+        known = [one.link.rate_bps for one in self.measured if one.link.rate_bps and math.isfinite(one.link.rate_bps)]
+        return min((abs(math.log2(rate_bps / each)) for each in known or fitted), default=1.0)
 
 
 def _weights(measured: Sequence[int], wanted: Floats) -> Floats:

@@ -26,6 +26,11 @@ class MeasuredCurve:
     world_size: int
     link: Link
 
+    def holds(self, message_bytes: float, link: Link) -> bool:
+        """Whether such a message was measured over such a link, or one between two that were."""
+        sizes = self.curve.sizes
+        return sizes[0] <= message_bytes <= sizes[-1] and link.is_like(self.link, self.world_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FittedHop:
@@ -59,6 +64,12 @@ class FittedHop:
         beta = link.us_per_byte if link.rate_bps is not None else self.link_us_per_byte or 0.0
         carried, nothing = (Hop(alpha_us=0.0, beta_us_per_byte=each) for each in (beta, 0.0))
         return self.form(world_size, message_bytes, carried) - self.form(world_size, message_bytes, nothing)
+
+    def start_up(self, message_bytes: float, world_size: int, link: Link) -> float:
+        """The share of the time that is no byte's."""
+        start = dataclasses.replace(self.at(link, world_size), beta_us_per_byte=0.0)
+        start_us = self.call_us + float(self.form(world_size, message_bytes, start))
+        return start_us / float(self.time_us(message_bytes, world_size, link))
 
     def least_us(self, message_bytes: float, world_size: int, link: Link) -> float:
         """What the link takes if there are no headers at all: less is impossible. 0 where its rate is not known."""

@@ -12,9 +12,9 @@ from commbench.errors import InputError
 from commbench.prediction.algorithms import GROWING_PATTERNS
 from commbench.prediction.closed_forms import ALGORITHMS
 from commbench.prediction.curves import Curve
-from commbench.prediction.growing import GrowingCurve
+from commbench.prediction.growing import Estimate, GrowingCurve
 from commbench.prediction.hops import MeasuredCurve
-from commbench.prediction.links import link_of
+from commbench.prediction.links import WITHIN_HOST, link_of
 from commbench.prediction.network import SERVERS, CurveKey, NetworkModel
 from commbench.records import Record
 
@@ -77,30 +77,31 @@ class GrowingNetwork:
         """
         runs = list(runs)
         _check_alike(runs)
-        found: dict[Family, list[MeasuredCurve]] = {}
+        across: dict[Family, list[MeasuredCurve]] = {}
         inner: dict[Family, Curve] = {}
+        within: dict[Family, list[MeasuredCurve]] = {}
         for run in runs:
             for key, curve in run.model.curves.items():
                 family = Family(key.operation, key.backend, key.dtype, key.pattern)
                 if key.pattern == "node":
                     inner[family] = curve
-                elif key.pattern in GROWING_PATTERNS and key.operation in ALGORITHMS and run.spans_hosts(key):
-                    link = link_of(run.info, run.transport(key))
-                    found.setdefault(family, []).append(
-                        MeasuredCurve(curve=curve, world_size=key.world_size, link=link)
-                    )
+                elif key.pattern in GROWING_PATTERNS and key.operation in ALGORITHMS:
+                    link = link_of(run.info, run.transport(key)) if run.spans_hosts(key) else WITHIN_HOST
+                    one = MeasuredCurve(curve=curve, world_size=key.world_size, link=link)
+                    (within if link.is_within_host else across).setdefault(family, []).append(one)
         curves: dict[Family, GrowingCurve] = {}
         unknown: dict[Family, str] = {}
-        for family, measured in sorted(found.items()):
-            within = inner.get(family._replace(pattern="node"))
+        for family in sorted(across | within):
             with _noting(unknown, family):
+                measured = across.get(family) or within[family]
                 curves[family] = GrowingCurve(
                     operation=family.operation,
                     backend=family.backend,
                     pattern=family.pattern,
                     measured=measured,
-                    ranks_per_node=runs[-1].ranks_per_node,
-                    inner=within,
+                    ranks_per_node=_ranks_per_node(runs),
+                    inner=inner.get(family._replace(pattern="node")),
+                    within=within.get(family, []) if family in across and family.pattern == "flat" else [],
                 )
         return cls(curves=curves, unknown=unknown)
 
@@ -158,6 +159,7 @@ class LargerNetwork:
     crowded: bool = False
     """As for `GrowingCurve.estimate`."""
     _known: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _estimates: dict[tuple[str, str, float], Estimate] = field(default_factory=dict, repr=False, compare=False)
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
         """How long one operation alone is predicted to take, in microseconds.
@@ -167,11 +169,31 @@ class LargerNetwork:
         """
         key = operation, dtype, message_bytes
         if key not in self._known:
-            curve = self.curve(operation, dtype)
-            if self.ranks_per_node is not None:
-                curve.check_hosts(self.world_size, self.ranks_per_node, self.rate_bps)
-            self._known[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, crowded=self.crowded)
+            curve, place = self.curve(operation, dtype), self._place
+            self._known[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, **place)
         return self._known[key]
+
+    def estimate(self, operation: str, dtype: str, message_bytes: float) -> Estimate:
+        """The same with its interval.
+
+        Raises:
+            InputError: as `time_us`.
+        """
+        key = operation, dtype, message_bytes
+        if key not in self._estimates:
+            curve, place = self.curve(operation, dtype), self._place
+            self._estimates[key] = curve.estimate(message_bytes, self.world_size, self.rate_bps, **place)
+        return self._estimates[key]
+
+    @property
+    def is_least(self) -> bool:
+        """Whether its times are the least that is possible; see `Estimate`."""
+        place = self.world_size, self.rate_bps, self.ranks_per_node
+        return any(curve.starts_are_unknown(*place) for curve in self.curves.values())
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"ranks_per_node": self.ranks_per_node, "crowded": self.crowded}
 
     def curve(self, operation: str, dtype: str) -> GrowingCurve:
         """What the prediction of an operation rests on; that of another data type where it only moves data.
@@ -197,6 +219,11 @@ def _noting(reasons: dict[Family, str], family: Family) -> Iterator[None]:
         yield
     except InputError as error:
         reasons[family] = str(error)
+
+
+def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
+    """Of the runs across hosts, which agree; else most on the one host."""
+    return max((run.info.get("nodes", 1) > 1, run.ranks_per_node) for run in runs)[1]
 
 
 def _check_alike(runs: Sequence[MeasuredRun]) -> None:

@@ -15,11 +15,13 @@ from commbench.prediction.larger import Family, GrowingNetwork
 from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms
 from commbench.prediction.uncertainty import UncertainSteps
 from commbench.training.cases import DEFAULT_CAP
-from commbench.units import algbw_GBps, format_link_rate
+from commbench.units import algbw_GBps, format_link_rate, format_size
 
 PREDICTED = "predicted"
 #: Bucket sizes that are compared on each network; more differ by less than a prediction is off.
 _CAPS = 6
+#: Beyond this share of start-ups nothing is predicted where those between hosts are unknown.
+_MOST_UNKNOWN = 0.5
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
@@ -41,8 +43,9 @@ class CollectiveOutlook:
     ranks_per_node: int = 1
     rate: str = _column("of every host's link; empty: as measured", "")
     time_us: float | None = None
-    time_us_low: float | None = _column("95 % interval")
-    time_us_high: float | None = None
+    time_us_low: float | None = _column("interval")
+    time_us_high: float | None = _column("empty: it takes longer, by an unknown amount")
+    level: float | None = _column("of the interval; empty: it rests on an assumed error")
     busbw_GBps: float | None = None  # noqa: N815 - a unit
     algorithm: str = ""
     held_out_error: float | None = _column("median absolute relative error of such predictions")
@@ -72,7 +75,7 @@ class StepOutlook:
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
     step_ms_low: float | None = _column("95 % interval; without the error of steps where no held-out error is known")
-    step_ms_high: float | None = None
+    step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
     overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
     serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
@@ -167,19 +170,30 @@ def _collective(
 ) -> CollectiveOutlook:
     size, ranks = named["message_bytes"], named["world_size"]
     try:
-        curve.check_hosts(ranks, ranks_per_node, rate)
-        estimate = curve.estimate(size, ranks, rate)
+        estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
     except InputError as error:
         return CollectiveOutlook(**named, status="unsupported", reason=str(error))
+    if estimate.is_least and estimate.start_up > _MOST_UNKNOWN:
+        reason = _starts_decide(f"{family.backend} {family.operation} of {format_size(size)}")
+        return CollectiveOutlook(**named, status="unsupported", reason=reason)
+    busbw = OPERATIONS[family.operation].busbw_factor(ranks) * algbw_GBps(size, estimate.time_us)
     return CollectiveOutlook(
         **named,
         time_us=estimate.time_us,
         time_us_low=estimate.low_us,
-        time_us_high=estimate.high_us,
-        busbw_GBps=OPERATIONS[family.operation].busbw_factor(ranks) * algbw_GBps(size, estimate.time_us),
+        time_us_high=None if estimate.is_least else estimate.high_us,
+        level=None if estimate.is_least else estimate.level,
+        busbw_GBps=None if estimate.is_least else busbw,
         algorithm=estimate.algorithm,
         held_out_error=curve.held_out.error,
         held_out_over=curve.held_out.over,
+    )
+
+
+def _starts_decide(what: str) -> str:
+    return (
+        f"{what} is not predicted across hosts: it is mostly start-up, which was measured within one host alone; "
+        "measure across hosts."
     )
 
 
@@ -214,12 +228,14 @@ def training_outlooks(
         there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
         uncertain = UncertainSteps.on(model, there, held_out)
         named = {**known, **asked.named(ranks, rate)}
-        steps += [_step(uncertain, hook, caps, {**named, "hook": hook}) for hook in chosen]
-        break_evens.append(_break_even(uncertain, caps, named))
+        steps += [_step(uncertain, hook, caps, {**named, "hook": hook}, is_least=there.is_least) for hook in chosen]
+        break_evens.append(_break_even(uncertain, caps, named, is_least=there.is_least))
     return steps, break_evens
 
 
-def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any]) -> StepOutlook:
+def _step(
+    steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+) -> StepOutlook:
     model = steps.likely
     try:
         best = best_buckets(model, hook, caps)
@@ -233,7 +249,7 @@ def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
         step_ms_low=interval.low,
-        step_ms_high=interval.high,
+        step_ms_high=None if is_least else interval.high,
         overlapped_ms=best.overlapped_ms,
         serial_ms=best.serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
@@ -243,7 +259,12 @@ def _step(steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[
     )
 
 
-def _break_even(steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any]) -> BreakEvenOutlook:
+def _break_even(
+    steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+) -> BreakEvenOutlook:
+    if is_least:
+        reason = _starts_decide(f"Whether top-k pays for {named['workload']}")
+        return BreakEvenOutlook(**named, status="unsupported", reason=reason)
     try:
         found, interval = steps.break_even(caps)
     except InputError as error:

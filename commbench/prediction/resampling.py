@@ -14,8 +14,18 @@ from commbench.stats.intervals import STUDENT_T_975
 RESAMPLES = 1000
 LEVEL = 0.95
 _SEED = 20_261_121
+#: Half the width of a 95 % interval over the median absolute error, where errors are normal.
+_HALF_WIDTH = 1.96 / 0.6745
 #: Fewer launches on both sides of a median than this have no spread to speak of.
 _LEAST = 2
+
+
+def reach(error: float, doublings: float = 1.0) -> float:
+    """Return half the width, in natural logarithms, of a 95 % interval of predictions with a median absolute error.
+
+    That error is one of each doubling, of ranks for instance, and independent of those of the others.
+    """
+    return _HALF_WIDTH * math.log1p(error) * math.sqrt(doublings)
 
 
 def table_of(launches_us: Sequence[Sequence[float | None]]) -> Floats:

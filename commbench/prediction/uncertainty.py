@@ -11,11 +11,10 @@ from commbench.prediction.breakeven import SPARSEST, BreakEven, BreakEvenSearch
 from commbench.prediction.growing import HeldOut
 from commbench.prediction.larger import LargerNetwork
 from commbench.prediction.larger_steps import best_buckets, on_network, with_density
+from commbench.prediction.resampling import reach
 from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.stats import Interval
 
-#: Half the width of a 95 % interval over the median absolute error, where errors are normal.
-_HALF_WIDTH = 1.96 / 0.6745
 _LEVEL = 0.95
 #: Of the range of densities, for an end of an interval: to 10 %.
 _HALVINGS = 7
@@ -48,9 +47,7 @@ class NetworkEnd:
         key = operation, dtype, message_bytes
         if key not in self._known:
             likely = self.network.time_us(*key)
-            estimate = self.network.curve(operation, dtype).estimate(
-                message_bytes, self.world_size, self.network.rate_bps, crowded=self.network.crowded
-            )
+            estimate = self.network.estimate(*key)
             self._known[key] = max(likely, estimate.high_us) if self.is_high else min(likely, estimate.low_us)
         return self._known[key]
 
@@ -107,7 +104,7 @@ class UncertainSteps:
     @property
     def _off(self) -> float:
         """Half the interval of a step's logarithm on a network that is known."""
-        return _HALF_WIDTH * math.log1p(self.held_out.error or 0.0)
+        return reach(self.held_out.error or 0.0)
 
     def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
         """The same with top-k of a density, and the name of that hook."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.prediction.breakeven import DENSEST
+from commbench.prediction.curves import ASSUMED_ERROR
 from commbench.prediction.hops import FittedHop
 from commbench.prediction.larger import GrowingNetwork
 from commbench.prediction.outlook import AnyOutlook, BreakEvenOutlook, CollectiveOutlook, StepOutlook
@@ -26,6 +27,12 @@ _USELESS = 0.5
 _WITHIN_HOST = (
     "What was measured within one host tells nothing of a network's start-up time: across hosts everything takes at "
     "least what is predicted."
+)
+
+
+_ASSUMED = (
+    f"No 95 % interval: with one number of ranks none could be left out, and {100 * ASSUMED_ERROR:.0f} % of error are "
+    "assumed for each doubling of the ranks."
 )
 
 
@@ -95,7 +102,8 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
         if not _any_ok(group):
             continue
         words = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
-        table = _table("size", "ranks", "predicted time [95 % interval]", "busbw GB/s", "algorithm")
+        level = "[95 % interval]" if _has_level(group) else "[interval]"
+        table = _table("size", "ranks", f"predicted time {level}", "busbw GB/s", "algorithm")
         table.columns[-1].justify = "left"
         useless = _is_useless(group[0].held_out_error)
         for row in sorted(group, key=lambda row: (row.message_bytes, row.world_size)):
@@ -103,7 +111,13 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
             busbw = "" if row.busbw_GBps is None or useless else f"{row.busbw_GBps:.3g}"
             table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
         parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning(group[0].held_out_error)]
+        parts += [] if _has_level(group) else [Text(_ASSUMED)]
     return [*parts, *_reasons(declines)]
+
+
+def _has_level(rows: Iterable[CollectiveOutlook]) -> bool:
+    """Whether intervals rest on errors that were measured; what is only known to take longer has none."""
+    return all(row.level is not None for row in rows if row.time_us_high is not None)
 
 
 def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
@@ -145,6 +159,8 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     bounds = Text(_between(row.overlapped_ms, row.serial_ms))
     efficiency = f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
     time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
+    if row.step_ms_high is None:
+        time, efficiency = Text(f">= {_digits(row.step_ms)}"), f"<= {efficiency}"
     if _is_useless(row.held_out_error):
         return time, bounds, "", "", ""
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
@@ -191,6 +207,8 @@ def _time(row: CollectiveOutlook) -> str:
     """``1.23 ms [1.10, 1.40]``, in one unit."""
     time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
     text = format_time(time_us * 1e-6)
+    if row.time_us_high is None:
+        return f">= {text}"
     if high > _UNBOUNDED * time_us:
         return f"{text} [wide]"
     number, unit = text.split()
