@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench.prediction.steps import StepPrediction
+from commbench.stats import MARGIN
 from commbench.training.cases import SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, paired_sample_ms, trained
 
-#: A gain up to this share is none; the same as in recommendations.
-MARGIN = 0.02
 #: What is believed of a logarithm's standard deviation before it is seen, and how many observations that is worth:
 #: of predicted against measured speedups, and of a measured speedup from launch to launch.
 MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
