@@ -45,8 +45,8 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
             table.add_row(*_cells(row))
     accuracy = held_out_accuracy(rows)
     meanings = "no.: launches behind what was measured"
-    if any(row.error is not None and row.used == "calibrated" for row in rows):
-        meanings = f"*: the prediction was fitted to such a measurement; {meanings}"
+    if any(row.used == "calibrated" for row in rows):
+        meanings = f"*: the prediction was fitted to this measurement; {meanings}"
     parts: list[RenderableType] = [Text(f"Predicted from the calibration{_said(accuracy)}", style="bold"), table]
     parts.append(Text(meanings, style="dim"))
     if hidden:
@@ -90,7 +90,7 @@ def _cells(row: PredictionRow) -> tuple[str, ...]:
         hook_options=row.hook_options,
     )
     bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
-    error = "" if row.error is None else f"{100 * row.error:+.1f} %" + ("*" if row.used == "calibrated" else "")
+    error = "*" if row.used == "calibrated" else "" if row.error is None else f"{100 * row.error:+.1f} %"
     return (
         case.hook_name,
         row.bucket_cap_mb,
