@@ -7,7 +7,15 @@ from networks import growing, training_of, workload_facts
 
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork
-from commbench.prediction.larger_steps import best_buckets, hook_case, local_step_ms, on_network, with_density
+from commbench.prediction.larger_steps import (
+    TrainedWorkload,
+    best_buckets,
+    hook_case,
+    local_step_ms,
+    on_network,
+    on_own_cores,
+    with_density,
+)
 from commbench.prediction.steps import StepModel
 
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
@@ -37,6 +45,21 @@ def test_more_ranks_and_slower_links_take_longer() -> None:
     fast = best_buckets(on_network(model, network.at("gloo", 8, rate_bps=25e9)), "none", ["default", "5"])
     assert fast.step_ms < steps[1].step_ms
     assert fast.exposed_comm_ms < steps[1].exposed_comm_ms
+
+
+def test_hosts_with_cores_of_their_own_compute_faster() -> None:
+    """Ranks that shared a core with another take half as long to compute; communication stays what the network says."""
+    model, _ = calibrated()
+    freed = on_own_cores(model, 2.0)
+    assert 2 * local_step_ms(freed) == pytest.approx(local_step_ms(model))
+    case = hook_case(model, "topk:0.01", "5")
+    assert 2 * freed.hooks["topk:0.01"].encoding_ms(1e6) == pytest.approx(model.hooks["topk:0.01"].encoding_ms(1e6))
+    assert freed.predict(case).step_ms < 0.75 * model.predict(case).step_ms
+    trained = TrainedWorkload(facts=workload_facts(), records=training_of(STEPS), shared_cores=1)
+    assert (trained.crowding, dataclasses.replace(trained, shared_cores=4).crowding) == (2.0, 1.0)
+    assert dataclasses.replace(trained, shared_cores=None).crowding == 1.0
+    assert on_own_cores(model, 1.0).predict(case) == model.predict(case)
+    assert freed.network is model.network
 
 
 def test_decoding_grows_with_the_ranks() -> None:

@@ -132,12 +132,12 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
-def test_the_example_in_the_docs_is_output(predict: Predict, both: Path) -> None:
+def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, both: Path) -> None:
     """The page's example has the titles and headings that the command prints, and nothing is left to be filled in."""
     page = (Path(__file__).parent.parent / "docs" / "predicting.md").read_text(encoding="utf-8")
     assert "EXAMPLE" not in page
     (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))
-    out = predict(both, "--world-size", "8", "--rate", "measured,10gbit")[1]
+    out = predict(network, both, "--world-size", "8", "--rate", "measured,10gbit")[1]
 
     def headings(text: str) -> set[str]:
         lines = text.splitlines()
@@ -340,6 +340,14 @@ def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_pat
     assert "topk:0.01 all not predicted" in words
     (row,) = (line.split() for line in out.splitlines() if line.startswith("none") and line.split()[1] == "2")
     assert float(row[2]) > 0
+
+
+def test_crowded_training_is_freed(predict: Predict, tmp_path: Path) -> None:
+    """Trained by two ranks on one core: the step without DDP is half as long as measured, and the table says why."""
+    info = network_info(2, cores=1, facts=workload_facts().to_json())
+    path = write_run(tmp_path / "run", network_records((2,)), training_of(STEPS), **info)
+    words = " ".join(predict(path, "--world-size", "8")[1].split())
+    assert "Without DDP a step takes 65.0 ms, as measured by 2 ranks a core, divided by that" in words
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:

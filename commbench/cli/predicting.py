@@ -169,7 +169,8 @@ def _with_training(
         for group in _groups(run.training_records, workload):
             with _noting(missing):
                 facts = _facts(run, group[0].case.workload)
-                trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run))
+                cores = link_of(run.info, "").shared_cores
+                trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run), shared_cores=cores)
                 found = training_outlooks(trained, outlook.network, asked, hooks)
                 steps += found[0]
                 break_evens += found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,10 @@ class HookCost:
             decode_ms=decode_ms,
             decode_ms_per_element=decode_ms_per_element,
         )
+
+    def faster(self, factor: float) -> HookCost:
+        """The same work by a rank that is so many times as fast."""
+        return HookCost(**{name: cost / factor for name, cost in dataclasses.asdict(self).items()})
 
     def encoding_ms(self, elements: float) -> float:
         """The time to encode a bucket, in milliseconds."""

@@ -186,7 +186,7 @@ class GrowingCurve:
         return Estimate(
             time_us=middle,
             low_us=min(middle, max(low / below, least)),
-            high_us=above * max(high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
+            high_us=max(above * high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
             algorithm=" or ".join(times),
             level=LEVEL if self.held_out.of_ranks or world_size in self.world_sizes else None,
             is_least=self.starts_are_unknown(world_size, rate_bps),
@@ -205,12 +205,13 @@ class GrowingCurve:
         return self.link if rate_bps is None else self.link.at_rate(rate_bps)
 
     def _without_gain(self, message_bytes: float, world_size: int, rate_bps: float | None, *, crowded: bool) -> float:
-        """What it takes if local work that a slower link hid eats up all that a faster one than any measured gains."""
+        """The upper end if local work that a slower link hid eats up all that a faster one than any measured gains."""
         known = [one.link.rate_bps for one in self.measured if one.link.rate_bps is not None]
         fastest = max(known) if len(known) == len(self.measured) else None
         if rate_bps is None or (fastest is not None and rate_bps <= fastest):
             return 0.0
-        return max(self.times_us(message_bytes, world_size, fastest, crowded=crowded).values())
+        _, above = self._spread(message_bytes, world_size, fastest, rest=1.0)
+        return above * max(self.times_us(message_bytes, world_size, fastest, crowded=crowded).values())
 
     def time_us(
         self,

@@ -14,6 +14,7 @@ from commbench.prediction.calibration import settings_of
 from commbench.prediction.exchange import HookCost
 from commbench.prediction.growing import HeldOut
 from commbench.prediction.larger import GrowingNetwork
+from commbench.prediction.links import Link
 from commbench.prediction.network import Network
 from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.training.cases import HOOKS, SWEEP, TrainingCase, baseline_of, parse_hook
@@ -37,6 +38,8 @@ class TrainedWorkload:
     """Of one workload, backend, number of ranks and batch."""
     rate_bps: float | None = None
     """Of the links that it was trained over, in bits per second; None: those of the network's measurement."""
+    shared_cores: int | None = None
+    """Cores that all its hosts shared, because they were emulated; None: every host had its own."""
 
     @property
     def backend(self) -> str:
@@ -59,6 +62,11 @@ class TrainedWorkload:
         """The hooks that were trained, by name: as they are listed, the densest first."""
         cases = {r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"}
         return sorted(cases, key=lambda name: (HOOKS.index(cases[name].hook), -(cases[name].density or 0.0), name))
+
+    @property
+    def crowding(self) -> float:
+        """How many times as long computing took because ranks of other hosts wanted the same cores."""
+        return float(Link(shared_cores=self.shared_cores).crowding(self.world_size))
 
     def model(self, network: GrowingNetwork) -> StepModel:
         """Its step as it was measured, on the network where it was.
@@ -85,6 +93,18 @@ class TrainedWorkload:
                 errors.append(abs(model.predict(left_out.case).step_ms / left_out.step_ms - 1))
         over = f"settings on {self.world_size} ranks, each predicted from the others; more ranks were not trained"
         return HeldOut(error=statistics.median(errors) if errors else None, over=over)
+
+
+def on_own_cores(model: StepModel, crowding: float) -> StepModel:
+    """The model of a step whose computing took ``crowding`` times as long as it does where hosts have their own cores.
+
+    What of a step neither computing nor communication explains stays.
+    """
+    names = ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte")
+    freed = {name: getattr(model, name) / crowding for name in names}
+    return dataclasses.replace(
+        model, hooks={name: cost.faster(crowding) for name, cost in model.hooks.items()}, **freed
+    )
 
 
 def on_network(model: StepModel, network: Network) -> StepModel:

@@ -12,7 +12,7 @@ from commbench.errors import InputError
 from commbench.prediction.bucketing import candidate_caps
 from commbench.prediction.growing import GrowingCurve
 from commbench.prediction.larger import Family, GrowingNetwork
-from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms
+from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms, on_own_cores
 from commbench.prediction.uncertainty import UncertainSteps
 from commbench.training.cases import DEFAULT_CAP
 from commbench.units import algbw_GBps, format_link_rate, format_size
@@ -80,7 +80,8 @@ class StepOutlook:
     serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
     default_step_ms: float | None = _column("with DDP's default buckets")
-    local_step_ms: float | None = _column("the step without DDP, as measured")
+    local_step_ms: float | None = _column("the step without DDP, as measured, by ranks with cores of their own")
+    ranks_a_core: float = _column("as it was trained, taken out of its computing; 1 or more", 1.0)
     scaling_efficiency: float | None = _column("local_step_ms over step_ms")
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
@@ -218,7 +219,8 @@ def training_outlooks(
     Raises:
         InputError: as `TrainedWorkload.model`.
     """
-    model = trained.model(network)
+    crowding = trained.crowding
+    model = on_own_cores(trained.model(network), crowding)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
     known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
@@ -228,7 +230,10 @@ def training_outlooks(
         there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
         uncertain = UncertainSteps.on(model, there, held_out)
         named = {**known, **asked.named(ranks, rate)}
-        steps += [_step(uncertain, hook, caps, {**named, "hook": hook}, is_least=there.is_least) for hook in chosen]
+        steps += [
+            _step(uncertain, hook, caps, {**named, "hook": hook, "ranks_a_core": crowding}, is_least=there.is_least)
+            for hook in chosen
+        ]
         break_evens.append(_break_even(uncertain, caps, named, is_least=there.is_least))
     return steps, break_evens
 

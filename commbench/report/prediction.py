@@ -147,7 +147,10 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
 
 def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
     """What the steps rest on, and how far off such were."""
-    local = f"Without DDP a step takes {three_digits(local_ms)} ms, as measured; held-out error "
+    how = "as measured"
+    if row.ranks_a_core > 1:
+        how = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
+    local = f"Without DDP a step takes {three_digits(local_ms)} ms, {how}; held-out error "
     if row.held_out_error is None:
         return Text(f"{local}unknown (no other setting was trained, so that the intervals lack the error of steps).")
     return Text(local) + _percent(row.held_out_error) + Text(f" (median over {row.held_out_over}).")
