@@ -95,7 +95,7 @@ def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     assert predicted.min() > 0
     assert (np.diff(predicted) >= -1e-9 * predicted[1:]).all()
     for end in ends:
-        assert curve.time_us(end * (1 - 1e-9)) == pytest.approx(curve.time_us(end * (1 + 1e-9)), rel=1e-5)
+        assert curve.time_us(end * (1 - 1e-14)) == pytest.approx(curve.time_us(end * (1 + 1e-14)), rel=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------- intervals

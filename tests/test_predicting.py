@@ -227,7 +227,7 @@ def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
     code, out, _ = predict(both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv")
     assert code == 0
     assert "10000" in out
-    assert time.process_time() - begun < 10, "of one core; others may keep it busy"
+    assert time.process_time() - begun < 60, "seconds of one core; a few where nothing else runs"
 
 
 def test_kept_run_of_one_host(predict: Predict) -> None:
