@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from training_builders import make_training_case, make_training_record
 
-from commbench.prediction.rounds import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
+from commbench.prediction.rounds import Standing, can_gain
 from commbench.prediction.steps import StepPrediction
 from commbench.prediction.timeline import BucketPrediction
+from commbench.prediction.weighing import LAUNCH_SPREAD, MODEL_ERROR
 from commbench.training.cases import TrainingCase
 from commbench.training.records import TrainingRecord
 
@@ -89,9 +90,34 @@ def test_a_model_that_is_right_is_believed_more() -> None:
     standing = stand(measured=exact)
     assert standing.model_error < 0.07
     assert standing.launch_spread < LAUNCH_SPREAD[0]
-    wild = {name: [ms * 1.3, ms * 1.5] for name, ms in PREDICTED.items()}
+    wild = {name: [ms * (0.7 + 0.2 * i), ms * (0.9 + 0.2 * i)] for i, (name, ms) in enumerate(PREDICTED.items())}
     assert stand(measured=wild).model_error > 0.2
     assert stand(measured=wild).launch_spread > 0.05
+
+
+def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
+    """Put down to the default what all settings have in common: their order stays, measured or not."""
+    others = {name: [ms * 1.4] for name, ms in PREDICTED.items() if name != ("fp16", "25")}
+    standing = stand(measured=others)
+    assert standing.model_error < 0.2  # 0.28 if every setting had missed by itself
+    assert names([one.case for one in stand().estimates]) == names([one.case for one in standing.estimates])
+    unmeasured = standing.estimates[0]
+    assert not unmeasured.by_launch
+    assert math.log(0.78) + 0.7 * math.log(1.4) < unmeasured.log_ratio < math.log(0.78) + math.log(1.4)
+
+
+def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
+    """Begin with the spread that steps within a block, and collectives between launches, already show."""
+    steps = [60.0, 100.0, 140.0]
+    block = [make_training_record(BASE, step_ms=ms, block_lengths=[3]) for ms in steps]
+    noisy = [dataclasses.replace(record, step_ms=steps) for record in block]
+    measured = measure({("fp16", "25"): [95.0]})
+    quiet, loud = (Standing.of(predict(PREDICTED), [*more, *measured], BASE) for more in ([], noisy * 3))
+    assert loud.launch_spread > 5 * quiet.launch_spread
+    moved = [next(e for e in standing.estimates if e.by_launch).log_ratio for standing in (quiet, loud)]
+    assert math.log(0.78) < moved[1] < moved[0] < math.log(0.95)
+    unsteady = Standing.of(predict(PREDICTED), measured, BASE, network=10.0)
+    assert 0.1 == pytest.approx(unsteady.launch_spread, rel=0.01)  # of the default's step 1 % is exposed communication
 
 
 def test_what_slows_a_whole_launch_counts_for_nothing() -> None:

@@ -374,7 +374,7 @@ class TuningPlan:
         asked: list[AnyRecord] = [*collectives, *known]
         answered, answer = self._answers.get(rounds, ([], None))
         if answer is None or len(asked) != len(answered) or any(map(operator.is_not, asked, answered)):
-            answer = self._chooser.standing(self._chooser.predict(collectives, known), known)
+            answer = self._chooser.standing(self._chooser.predict(collectives, known), collectives, known)
             self._answers[rounds] = asked, answer
         return answer
 

@@ -12,6 +12,7 @@ from commbench.prediction.bucketing import best_list
 from commbench.prediction.network import NetworkModel
 from commbench.prediction.rounds import Standing
 from commbench.prediction.steps import StepModel, StepPrediction
+from commbench.prediction.weighing import network_spread
 from commbench.records import Record
 from commbench.summary import latest
 from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of
@@ -74,14 +75,18 @@ class Chooser:
         return predicted | predict_all(model, self._lists(model, predicted))
 
     def standing(
-        self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
+        self,
+        predicted: Mapping[TrainingCase, StepPrediction],
+        collectives: Iterable[Record],
+        trainings: Sequence[TrainingRecord],
     ) -> Standing:
         """How the settings that may be recommended stand, by prediction and by what was measured of the sweep."""
         if self.baseline not in predicted:
             return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
         fit = {one.case for one in comparable(trainings, self.info)[1]}
         unfit = {record.case for record in trainings if record.case.phase == SWEEP} - fit
-        return Standing.of(predicted, trainings, self.baseline).without(unfit)
+        network = network_spread(collectives)
+        return Standing.of(predicted, trainings, self.baseline, network=network).without(unfit)
 
     def _fit_hooks(self, trainings: Sequence[TrainingRecord]) -> set[str]:
         """Hooks whose setting with default buckets may be recommended for all that the calibration shows."""

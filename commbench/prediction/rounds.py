@@ -10,16 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench.prediction.steps import StepPrediction
+from commbench.prediction.weighing import MODEL_ERROR, block_spread, combine, launch_spread
 from commbench.stats import MARGIN
 from commbench.training.cases import SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, paired_sample_ms, trained
 
-#: What is believed of a logarithm's standard deviation before it is seen, and how many observations that is worth:
-#: of predicted against measured speedups, and of a measured speedup from launch to launch.
-MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
-#: No model is taken to be better than that.
-LEAST_MODEL_ERROR = 0.01
 #: One-sided 95 % of a normal distribution.
 _REACH = 1.645
 
@@ -60,27 +56,33 @@ class Standing:
         predicted: Mapping[TrainingCase, StepPrediction],
         records: Iterable[TrainingRecord],
         baseline: TrainingCase,
+        *,
+        network: float = 0.0,
     ) -> Standing:
-        """Weigh predictions with measurements, each by the inverse of its variance.
+        """Weigh predictions with measurements, see `commbench.prediction.weighing`.
 
         Args:
             predicted: every setting that may be chosen, and the default.
-            records: of the sweep, whose launches all have the default.
+            records: of the calibration and of the rounds, whose launches all have the default.
             baseline: the default.
+            network: how much collectives differ from launch to launch, as a share of their time.
         """
-        known = trained(records, SWEEP)
-        base_ms = predicted[baseline].step_ms
-        expected = {case: math.log(one.step_ms / base_ms) for case, one in predicted.items() if case != baseline}
-        measured = {case: _measured(known.get(case.key), known.get(baseline.key)) for case in expected}
-        spread = _spread(list(measured.values()))
-        misses = [
-            float(np.mean(list(of_case.values()))) - expected[case] for case, of_case in measured.items() if of_case
+        records = list(records)
+        known, base = trained(records, SWEEP), predicted[baseline]
+        cases = [case for case in predicted if case != baseline]
+        expected = np.array([math.log(predicted[case].step_ms / base.step_ms) for case in cases])
+        measured = [_measured(known.get(case.key), known.get(baseline.key)) for case in cases]
+        exposed = network * base.exposed_comm_ms / base.step_ms
+        spread = launch_spread(measured, math.hypot(block_spread(records), exposed))
+        ratios, errors, model_error = combine(expected, measured, spread)
+        found = zip(cases, ratios.tolist(), errors.tolist(), measured, strict=True)
+        estimates = [
+            Estimate(case=case, log_ratio=log_ratio, error=error, by_launch=by_launch)
+            for case, log_ratio, error, by_launch in found
         ]
-        error = max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, misses, len(misses)))
-        estimates = [_weigh(case, expected[case], error, measured[case], spread) for case in expected]
         return cls(
             estimates=sorted(estimates, key=lambda one: one.log_ratio),
-            model_error=error,
+            model_error=model_error,
             launch_spread=spread,
             predicted=predicted,
         )
@@ -169,26 +171,3 @@ def _measured(one: Trained | None, base: Trained | None) -> dict[int, float]:
     own, theirs = paired_sample_ms(one, base)
     both = zip(launches, own, theirs, strict=True)
     return {launch: math.log(ours / base_ms) for launch, ours, base_ms in both if ours > 0 and base_ms > 0}
-
-
-def _spread(measured: Sequence[Mapping[int, float]]) -> float:
-    """The pooled standard deviation from launch to launch."""
-    several = [np.array(list(of_case.values())) for of_case in measured if len(of_case) > 1]
-    deviations = np.concatenate([values - values.mean() for values in several]) if several else np.array([])
-    return _believed(LAUNCH_SPREAD, deviations.tolist(), sum(len(values) - 1 for values in several))
-
-
-def _believed(prior: tuple[float, int], deviations: Sequence[float], freedom: int) -> float:
-    """A standard deviation from what was believed before and what was seen since."""
-    believed, worth = prior
-    return math.sqrt((worth * believed**2 + float(np.square(deviations).sum())) / (worth + freedom))
-
-
-def _weigh(
-    case: TrainingCase, expected: float, model_error: float, measured: Mapping[int, float], spread: float
-) -> Estimate:
-    """Prediction and mean measurement, each weighted by the inverse of its variance."""
-    weights = np.array([model_error**-2, len(measured) * spread**-2])
-    values = np.array([expected, float(np.mean(list(measured.values()))) if measured else 0.0])
-    total = float(weights.sum())
-    return Estimate(case=case, log_ratio=float(weights @ values) / total, error=total**-0.5, by_launch=dict(measured))
