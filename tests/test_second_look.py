@@ -67,7 +67,9 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
     return Outcome(changes=changes / RUNS, misses=misses / RUNS, second=second / RUNS)
 
 
-@pytest.mark.parametrize("first", [4, 6, 10, 20])
+@pytest.mark.parametrize(
+    "first", [4, 6, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_two_looks_together_err_seldom(first: int) -> None:
     """Call for a change in at most 5 % where the gain is just the margin; hold the truth in more than 9 of 10."""
     at_margin = simulate(1 + MARGIN, first)

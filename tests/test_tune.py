@@ -84,8 +84,10 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     steps = 6 * (4 + 3 * len(rounds))
     assert (steps, 4 * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
-    assert f"Measured {steps} steps, {100 * steps / 72:.0f} % of the 72 that a full sweep takes." in done.stdout
-    assert "58 % of the steps of a full sweep" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    share = f"{100 * steps / 72:.0f} % of the 72 that a full sweep of these settings takes"
+    assert f"Measured {steps} steps, {share}" in said
+    assert "58 % of the steps of a full sweep" in said
     assert "Predicted from the calibration" in done.stdout
     assert "Nothing has been trained" not in done.stdout
     run = load_run(out)

@@ -131,7 +131,7 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     """Decide every stage from what was measured before it, wherever the run was interrupted."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
     whole = play(world)
-    for most in (3, 26, 40, len(whole.records) - 3):
+    for most in (26, len(whole.records) - 3):
         part = play(world, most=most).records
         rest = play(world, part)
         assert {(r.case.key, r.launch) for r in whole.records} == {(r.case.key, r.launch) for r in rest.records}
@@ -259,12 +259,13 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
 def test_a_time_limit_is_shared_out() -> None:
     """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
     world = World(plan=make_plan(time_limit_s=100.0))
-    limits = {request.name: request.time_limit_s for request in play(world).requests}
+    requests = play(world).requests
+    limits = {request.name: request.time_limit_s for request in requests}
     assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
     assert 100.0 == limits["confirm"]
-    vital = {request.name: request.fewest_launches for request in play(world).requests}
+    vital = {request.name: request.fewest_launches for request in requests}
     assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
-    assert {100.0} == {request.whole_limit_s for request in play(world).requests}
+    assert {100.0} == {request.whole_limit_s for request in requests}
 
 
 def kept_plan(**changes: Any) -> Mapping[str, Any]:

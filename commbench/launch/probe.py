@@ -65,7 +65,8 @@ def probe_workload(workload: str, batch: int | None = None, hooks: Sequence[str]
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
     command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
-    if identify(os.environ).rank == 0:  # it may take a minute, in which nothing else is said
+    # It may take a minute, in which who watches sees nothing else; a log of bad input holds its one sentence alone.
+    if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
