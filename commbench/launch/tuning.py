@@ -151,11 +151,29 @@ class TuningPlan:
 
         One round is always made, be it beyond `allowance`: a prediction that nothing was measured beside is a guess.
         """
+        return self._planned[0]
+
+    @property
+    def _most_confirmed(self) -> int:
+        """Settings of a fresh launch, the default included, for which blocks are set aside."""
+        return self._planned[1]
+
+    @property
+    def _planned(self) -> tuple[tuple[int, ...], int]:
+        """The rounds, and how many settings are set aside for a fresh launch.
+
+        These are three where a compressed setting may win and `ENOUGH_CONFIRMED` launches of three fit in: beside it
+        then stands the best without compression.
+        """
         full = self.budget.training.confirm_launches
-        for launches in (full, min(full, ENOUGH_CONFIRMED), FEWEST_CONFIRMED):
-            if sizes := self._halving(self._left - 2 * launches):
-                return sizes
-        return (self._fewest_promising,) if self._fewest_promising > 1 else ()
+        enough = min(full, ENOUGH_CONFIRMED)
+        most = 3 if any(case.hook != "none" for case in self.candidates) else 2
+        blocks_of_most = (max(most * enough, 2 * full), most * enough)
+        options = [*((most, blocks) for blocks in blocks_of_most), (2, 2 * enough), (2, 2 * FEWEST_CONFIRMED)]
+        for cases, blocks in options:
+            if sizes := self._halving(self._left - blocks):
+                return sizes, cases
+        return ((self._fewest_promising,) if self._fewest_promising > 1 else ()), 2
 
     @property
     def _fewest_promising(self) -> int:
@@ -182,13 +200,15 @@ class TuningPlan:
         """Fresh launches after which it is judged whether they decide."""
         if self.confirm_launches is not None:
             return self.confirm_launches
-        fitting = (self._left - self._blocks_of(self.round_sizes)) // 2
+        fitting = (self._left - self._blocks_of(self.round_sizes)) // self._most_confirmed
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
 
     @property
     def planned_share(self) -> float:
         """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
-        blocks = self.allowance - self._left + self._blocks_of(self.round_sizes) + 2 * self.first_look
+        blocks = (
+            self.allowance - self._left + self._blocks_of(self.round_sizes) + self._most_confirmed * self.first_look
+        )
         return blocks / (len(self.candidates) * self.budget.training.launches)
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
@@ -326,7 +346,7 @@ class TuningPlan:
         """The settings of each round, of the first ``most`` if given; none in those for which not two are left."""
         launches = self.budget.round_launches
         rounds: list[list[TrainingCase]] = []
-        left = self._left - 2 * self.first_look
+        left = self._left - self._most_confirmed * self.first_look
         for number, _ in enumerate(self.round_sizes[:most]):
             standing = self._standing(number, records)
             if not rounds:
@@ -359,7 +379,8 @@ class TuningPlan:
         if best is None:
             return []
         plain = standing.best(measured, plain=True)
-        room = self._left_to_confirm(records) // self.first_look > 2  # noqa: PLR2004 - the default, the best and it
+        fitting = max(self._most_confirmed, self._left_to_confirm(records) // self.first_look)
+        room = fitting > 2  # noqa: PLR2004 - the default, the best and it
         is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and room
         return [best.case, *([plain.case] if plain and is_wanted else [])]
 
