@@ -87,7 +87,7 @@ def tune(
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Find the DDP setting that trains a model fastest, at a quarter of what measuring all of them takes.
+    """Find the DDP setting that trains a model fastest without measuring all of them: for about a quarter of the steps.
 
     Times the network and a few steps, predicts every setting from them, measures the promising ones beside the default,
     and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
