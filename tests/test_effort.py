@@ -18,16 +18,16 @@ def test_steps_are_those_of_all_blocks() -> None:
     assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])
 
 
-def test_a_full_sweep_makes_one_block_of_each_in_every_launch() -> None:
-    """Take cases and launches from the run, unless it states others; the default's further blocks do not count."""
+def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_for_drift() -> None:
+    """Take cases and launches from the run, unless it states others."""
     records = [
         make_training_record(make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks)
         for cap, blocks in (("default", 3), ("5", 1))
         for launch in range(4)
     ]
-    assert 2 * 4 * 9 == exhaustive_steps(records, {})
-    assert 3 * 4 * 9 == exhaustive_steps(records, {"same_layout": {"a": "b"}})
-    assert 36 * 6 * 9 == exhaustive_steps(records, {"exhaustive_cases": 36, "exhaustive_launches": 6})
+    assert (2 + 2) * 4 * 9 == exhaustive_steps(records, {})
+    assert (3 + 2) * 4 * 9 == exhaustive_steps(records, {"same_layout": {"a": "b"}})
+    assert (36 + 2) * 6 * 9 == exhaustive_steps(records, {"exhaustive_cases": 36, "exhaustive_launches": 6})
     assert 0 == exhaustive_steps([], {})
 
 

@@ -212,12 +212,12 @@ def test_steps_are_counted() -> None:
     """Count all steps with DDP, and those of a sweep of everything asked for, without confirming what it finds."""
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
     found = decide(records)
-    of_one = 3 * 22
-    assert ((9 + 12) * 22, 3 * of_one) == (found.measured_steps, found.exhaustive_steps)
-    assert 3 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
+    of_one = 3 * 22  # each of three launches has two further blocks of the default
+    assert ((9 + 12) * 22, 5 * of_one) == (found.measured_steps, found.exhaustive_steps)
+    assert 5 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
     copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
-    assert 5 * of_one == decide(records, same_layout=copies).exhaustive_steps
-    assert 40 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
+    assert 7 * of_one == decide(records, same_layout=copies).exhaustive_steps
+    assert 42 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
 
 
 # --------------------------------------------------------------------------------------------------- honest numbers

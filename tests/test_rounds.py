@@ -140,8 +140,17 @@ def test_the_promising_are_the_best_of_every_hook() -> None:
 def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
     """Measure the best of a hook whose one block was disturbed before further sizes of the leader's."""
     near = {("topk:0.01", cap): 50.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
-    standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 160.0})
+    standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 145.0})
     assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
+
+
+def test_a_hopeless_hook_leaves_its_place_to_what_may_be_best() -> None:
+    """Measure no hook that no disturbed block could have made so slow, and none only if it seems to gain."""
+    near = {("topk:0.01", cap): 30.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
+    standing = stand({**near, ("none", "25"): 99.0, ("fp16", "25"): 95.0})
+    assert [*near] == names(standing.promising(4))
+    standing = stand({**near, ("none", "25"): 90.0, ("fp16", "25"): 95.0})
+    assert [("topk:0.01", "5"), ("none", "25"), ("topk:0.01", "6")] == names(standing.promising(3))
 
 
 def test_different_layouts_come_before_nearly_equal_ones() -> None:

@@ -82,12 +82,12 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
     recommended = json.loads((out / "recommendation.json").read_text())
     steps = 6 * (4 + 3 * len(rounds))
-    assert (steps, 4 * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
+    assert (steps, (4 + 2) * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     said = " ".join(done.stdout.split())
-    share = f"{100 * steps / 72:.0f} % of the 72 that a full sweep of these settings takes"
+    share = f"{100 * steps / 108:.0f} % of the 108 that a full sweep of these settings takes"
     assert f"Measured {steps} steps, {share}" in said
-    assert "58 % of the steps of a full sweep" in said
+    assert "39 % of the steps of a full sweep" in said
     assert "Predicted from the calibration" in done.stdout
     assert "Nothing has been trained" not in done.stdout
     run = load_run(out)

@@ -21,7 +21,7 @@ from commbench.environment import clock_domain
 from commbench.errors import InputError, UnsupportedError
 from commbench.records import Status
 from commbench.timing.progress import Progress
-from commbench.training.cases import CONFIRM, Terms, TrainingCase, schedule
+from commbench.training.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
 from commbench.training.records import TrainingRecord
 from commbench.training.workload import Workload
 
@@ -60,7 +60,7 @@ def train_launch(
     """
     order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
-    session = _Session(terms, launch, control, progress)
+    session = _Session(terms, launch, control, progress, paces=_find_baseline(cases))
     for case in cases:  # before a case's time runs: a person's workload may read much
         session.build(case)
     compile_hooks(case.hook for case in cases)
@@ -87,6 +87,12 @@ def compile_hooks(hooks: Iterable[str]) -> None:
         prepare()
 
 
+def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
+    """The configuration whose steps set the length of all blocks: DDP as it comes, where it is trained."""
+    plain = (case for case in cases if case.uses_ddp and case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP)
+    return next(plain, cases[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Built:
     """A workload with its initial weights, the same on all ranks that train, and the group of these."""
@@ -106,7 +112,8 @@ class _Outcome:
 class _Session:
     """What the blocks of a launch share."""
 
-    def __init__(self, terms: Terms, launch: int, control: Control, progress: Progress) -> None:
+    def __init__(self, terms: Terms, launch: int, control: Control, progress: Progress, *, paces: TrainingCase) -> None:
+        self.paces = paces
         self.terms = terms
         self.launch = launch
         self.seed = terms.seed + launch
@@ -127,7 +134,7 @@ class _Session:
         built = self.build(case)
         if self.steps is None:
             own = built.workload.steps if built.workload.evaluate else None  # a metric needs them to mean something
-            self.steps = own or self._find_steps(case, built)
+            self.steps = own or self._find_steps(self.paces, self.build(self.paces))
         steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
         deep = self.launch == 0 and last and case.phase != CONFIRM
@@ -199,7 +206,7 @@ class _Session:
         return self._groups[ranks]
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
-        """How many steps fill a block: from a short one of the case that comes first, which is the baseline.
+        """How many steps of a case fill a block: from a short one.
 
         None where that cannot be trained.
         """

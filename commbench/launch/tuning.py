@@ -26,6 +26,7 @@ from commbench.training.cases import (
     Terms,
     TrainingCase,
     baseline_of,
+    blocks_of_sweep,
     parse_hook,
 )
 from commbench.training.layout import case_bucket_bytes
@@ -132,7 +133,12 @@ class TuningPlan:
     @property
     def allowance(self) -> int:
         """Blocks that all stages together should train with DDP; small sweeps take more."""
-        return int(COST_SHARE * len(self.candidates) * self.budget.training.launches)
+        return int(COST_SHARE * self._full_sweep)
+
+    @property
+    def _full_sweep(self) -> int:
+        """Blocks of a full sweep."""
+        return blocks_of_sweep(len(self.candidates), self.budget.training.launches)
 
     @property
     def _left(self) -> int:
@@ -185,10 +191,9 @@ class TuningPlan:
         """The most rounds that so many blocks allow, and the most settings in them."""
         for rounds in range(self.budget.rounds, 0, -1):
             for first in range(min(MOST_PROMISING, len(self.candidates) - 1), max(2, self._fewest_promising) - 1, -1):
-                sizes = [math.ceil(first / 2**number) for number in range(rounds)]
-                sizes = [size for size in sizes if size > 1]
+                sizes = _halved(first, rounds)
                 if self._blocks_of(sizes) <= blocks:
-                    return tuple(sizes)
+                    return sizes
         return ()
 
     def _blocks_of(self, sizes: Iterable[int]) -> int:
@@ -209,7 +214,7 @@ class TuningPlan:
         blocks = (
             self.allowance - self._left + self._blocks_of(self.round_sizes) + self._most_confirmed * self.first_look
         )
-        return blocks / (len(self.candidates) * self.budget.training.launches)
+        return blocks / self._full_sweep
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Blocks left after the rounds."""
@@ -344,7 +349,6 @@ class TuningPlan:
 
     def _rounds(self, records: Sequence[AnyRecord], most: int | None = None) -> list[list[TrainingCase]]:
         """The settings of each round, of the first ``most`` if given; none in those for which not two are left."""
-        launches = self.budget.round_launches
         rounds: list[list[TrainingCase]] = []
         left = self._left - self._most_confirmed * self.first_look
         for number, _ in enumerate(self.round_sizes[:most]):
@@ -355,9 +359,13 @@ class TuningPlan:
                 rounds.append([])
             else:
                 left -= self._blocks_of([len(rounds[-1])])
-                room = (left - self._blocks_of(self.round_sizes[number + 1 :])) // launches - 1
-                rounds.append(standing.survivors(rounds[-1], room))
+                rounds.append(standing.survivors(rounds[-1], self._room(left, len(self.round_sizes) - number)))
         return rounds
+
+    def _room(self, blocks: int, rounds: int) -> int:
+        """Settings that a round may have so that it and those after it, ``rounds`` in all, take so many blocks."""
+        sizes = range(len(self.candidates) - 1, 0, -1)
+        return next((size for size in sizes if self._blocks_of(_halved(size, rounds)) <= blocks), 0)
 
     def _can_gain(self, standing: Standing, records: Sequence[AnyRecord]) -> bool:
         """Whether measuring may find a gain: not where perfect overlap would bring none."""
@@ -418,6 +426,12 @@ class TuningPlan:
         parts += [(size + 2, calibrate.budget, launches) for size in self.round_sizes]
         parts += [(2, calibrate.budget, self.first_look)]
         return sum(dry_run_estimate(*part) for part in parts)
+
+
+def _halved(first: int, rounds: int) -> tuple[int, ...]:
+    """The settings of each round if every one goes on with half of those before it, until one would be left."""
+    sizes = (math.ceil(first / 2**number) for number in range(rounds))
+    return tuple(size for size in sizes if size > 1)
 
 
 def _is_swept(record: TrainingRecord, launches: int) -> bool:

@@ -18,6 +18,8 @@ from commbench.training.trained import Trained, paired_sample_ms, trained
 
 #: One-sided 95 % of a normal distribution.
 _REACH = 1.645
+#: What is predicted to take so many times as long as the fastest is not measured: no disturbed block explains that.
+HOPELESS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +103,17 @@ class Standing:
     def promising(self, room: int) -> list[TrainingCase]:
         """The settings to measure first, at most ``room``.
 
-        The fastest of every hook by prediction, as one disturbed block of the calibration is enough to misjudge a hook:
-        the fastest of all first, then the one without compression. Then whatever is predicted within the model's error
-        of the first, in the order of prediction; those of which the hook has one with as many buckets come last.
+        The fastest of every hook by prediction, as one disturbed block of the calibration is enough to misjudge a hook,
+        but not by `HOPELESS`: the fastest of all first, then the one without compression, which may be far behind as
+        long as it gains anything. Then whatever is predicted within the model's error of the first, in the order of
+        prediction; those of which the hook has one with as many buckets come last.
         """
         if not self.estimates:
             return []
-        leader, plain = self.estimates[0], self.best(plain=True)
-        hooks = _firsts((one.case for one in self.estimates), lambda case: case.hook_name)
-        chosen = [leader.case, *([plain.case] if plain else []), *hooks]
+        leader = self.estimates[0]
+        hopeful = [one for one in self.estimates if one.log_ratio <= leader.log_ratio + math.log(HOPELESS)]
+        plain = [one.case for one in self.estimates if one.is_plain and (one in hopeful or one.log_ratio < -MARGIN)]
+        chosen = [leader.case, *plain[:1], *_firsts((one.case for one in hopeful), lambda case: case.hook_name)]
         near = [one.case for one in self.estimates if one.log_ratio <= leader.log_ratio + self.model_error]
         return list(dict.fromkeys([*chosen, *_firsts([*chosen, *near], self._layout), *near]))[:room]
 

@@ -141,7 +141,7 @@ class Exhaustive:
 
     @property
     def steps(self) -> int:
-        """What measuring these settings takes: one block of each in every launch, as a tuning counts it."""
+        """What measuring these settings takes, as a tuning counts it."""
         return exhaustive_steps([record for one in self.settings.values() for record in one.timed.values()], {})
 
     def regret(self, choice: TrainingCase) -> Regret:

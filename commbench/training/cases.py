@@ -304,6 +304,15 @@ class Terms:
     """Whether a launch of one block for each configuration has further ones of the baseline, see `schedule`."""
 
 
+#: Further blocks of the baseline in a launch that watches for drift, see `schedule`.
+DRIFT_BLOCKS = 2
+
+
+def blocks_of_sweep(cases: int, launches: int) -> int:
+    """Blocks that a sweep over so many configurations makes, those that watch for drift included."""
+    return launches * (cases + (DRIFT_BLOCKS if cases > 1 else 0))
+
+
 def schedule(
     cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int, *, watches_drift: bool = True
 ) -> list[int]:

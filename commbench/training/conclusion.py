@@ -142,7 +142,7 @@ class Recommendation:
     measured_steps: int
     """Optimiser steps that were made with DDP, in all stages, early steps included."""
     exhaustive_steps: int
-    """Steps of a full sweep: all configurations asked for times launches of the sweep times steps of a block."""
+    """Steps of a full sweep: see `commbench.training.effort.exhaustive_steps`."""
     level: float = 0.95
     """Of the intervals; 0.975 where launches were added after a first look had decided nothing."""
     launches: int = 0

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from commbench.training.cases import CONFIRM, SWEEP
+from commbench.training.cases import CONFIRM, SWEEP, blocks_of_sweep
 from commbench.training.records import TrainingRecord
 from commbench.units import counted, format_duration
 
@@ -31,9 +31,9 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
 
 
 def exhaustive_steps(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> int:
-    """Steps of a full sweep: every configuration asked for, one block in each launch of the sweep.
+    """Steps that a full sweep makes: a block of every configuration asked for in each launch, and those of `schedule`.
 
-    Confirming what it finds in fresh launches is not counted, nor are further blocks of the baseline.
+    Confirming what it finds in fresh launches is not counted.
 
     Args:
         records: of the run; they tell the steps of a block.
@@ -47,7 +47,7 @@ def exhaustive_steps(records: Iterable[TrainingRecord], info: Mapping[str, Any])
     cases = int(info.get("exhaustive_cases") or own)
     launches = int(info.get("exhaustive_launches") or len({record.launch for record in swept}))
     blocks = ((steps_of(record), max(1, len(record.block_lengths))) for record in ddp)
-    return cases * launches * max((steps // count for steps, count in blocks), default=0)
+    return blocks_of_sweep(cases, launches) * max((steps // count for steps, count in blocks), default=0)
 
 
 def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str, Any]], *, level: float = 0.95) -> str:
