@@ -20,7 +20,6 @@ from commbench.report.state import result_files, time_spent, undecided, unfinish
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
 from commbench.report.tuning import render_cost, render_predictions
-from commbench.scaling import growths, whole_rows
 from commbench.store import Run
 from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
@@ -75,8 +74,7 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 def _print_collectives(run_: Run, console: Console) -> None:
     ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    rows = whole_rows(run_.records, run_.info)
-    studied = growths(run_.records, run_.info)
+    rows, studied = run_.whole_rows, run_.growths
     if rows or not studied:
         console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
     for part in render_growths(studied):
