@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,8 +27,11 @@ from commbench.tables import csv_text
 from commbench.training.records import DDP_COLUMNS
 
 
-def print_run(run_: Run, style: str, console: Console) -> None:
-    """Rows in the style asked for; with the table also doubts, where the time went, and last what to do."""
+def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
+    """Rows in the style asked for; with the table also doubts, where the time went, and last what to do.
+
+    ``hint``: say how a page is drawn of it, too.
+    """
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
@@ -43,7 +48,9 @@ def print_run(run_: Run, style: str, console: Console) -> None:
         console.print(f"- {advice}", markup=False)
     if spent := time_spent(run_):
         console.print(spent, markup=False)
-    console.print(f"Results: {', '.join(map(str, result_files(run_)))}", markup=False, soft_wrap=True)
+    command = shlex.join(["commbench", "report", str(run_.path)])
+    drawn = f"; `{command}` draws a page of them" if hint else ""
+    console.print(f"Results: {', '.join(map(str, result_files(run_)))}{drawn}", markup=False, soft_wrap=True)
     if not run_.info.get("candidates"):
         _print_conclusion(run_, console)
 
@@ -94,6 +101,11 @@ def print_unfinished(run_: Run, console: Console) -> None:
     """Say why a run is not complete and how to go on; nothing where it is."""
     if sentence := unfinished(run_):
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def print_page(page: Path, console: Console) -> None:
+    """Say where a page is."""
+    console.print(f"Page: {page}", markup=False, soft_wrap=True)
 
 
 def check_style(style: str) -> None:

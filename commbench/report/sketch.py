@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from commbench.records import Row
 from commbench.report.training import hook_of, trained_together, training_title
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
@@ -55,7 +56,7 @@ def _bandwidths(runs: Sequence[Run]) -> Iterable[Chart]:
     by_operation: dict[str, dict[str, list[Point]]] = {}
     for run in runs:
         for row in run.whole_rows:
-            if row.status == "ok" and row.busbw_GBps and row.message_bytes and row.pattern != "matrix":
+            if _is_drawn(row) and row.busbw_GBps and row.message_bytes:
                 words = (run.name if len(runs) > 1 else "", row.backend, "" if row.pattern == "flat" else row.pattern)
                 name = " ".join(word for word in words if word)
                 point = (math.log2(row.message_bytes), math.log10(row.busbw_GBps))
@@ -66,6 +67,11 @@ def _bandwidths(runs: Sequence[Run]) -> Iterable[Chart]:
             labels = {x: format_size(round(2**x)) for x in places}
             title = f"{operation}: busbw in GB/s over message size"
             yield Chart(title=title, curves=_first(curves), x_labels=labels, is_log=True)
+
+
+def _is_drawn(row: Row) -> bool:
+    """Whether it has a bandwidth worth looking at."""
+    return row.status == "ok" and row.operation != "latency" and row.pattern != "matrix"
 
 
 def _steps(runs: Sequence[Run]) -> Iterable[Chart]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from commbench import __version__
@@ -30,32 +33,44 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
         The page's path.
 
     Raises:
-        InputError: it cannot be written, or two runs have one name.
+        InputError: it cannot be written.
     """
     from commbench.report.figures import all_figures  # matplotlib takes its time
 
-    check_names(runs)
     drawings = all_figures(runs)
     beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
     html = render_page(runs, drawings, beside=beside)
-    try:
+    with _refusing(out):
         _write(out, html, drawings)
-    except OSError as error:
-        what = f"{error.filename or out} cannot be written ({error.strerror or error})"
-        raise InputError(f"{what}; name another directory with --out.") from error
     return out / PAGE
 
 
-def check_names(runs: Sequence[Run]) -> None:
-    """Refuse runs that could not be told apart.
+def check_writable(out: Path, runs: Sequence[Run]) -> None:
+    """Notice before the work begins that a page cannot be written, or that its runs cannot be told apart.
 
     Raises:
-        InputError: two of them have one name.
+        InputError: so it is.
     """
     names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"Two of the runs are called {twice}, so that nothing tells them apart; rename one directory.")
+    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    with _refusing(out):
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _refusing(out: Path) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"No page can be written into {out} ({reason}); name another directory with --out.") from error
 
 
 def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> str:
