@@ -3,9 +3,18 @@
 from collections.abc import Callable, Sequence
 
 from commbench.report.figures.drawing import Drawing
+from commbench.report.figures.launches import launch_figures
+from commbench.report.figures.matrix import matrix_figures
+from commbench.report.figures.sizes import size_figures
+from commbench.report.figures.topology import topology_figures
 from commbench.store import Run
 
-_KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = ()
+_KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
+    size_figures,
+    launch_figures,
+    matrix_figures,
+    topology_figures,
+)
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:

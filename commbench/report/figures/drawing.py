@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy"]
@@ -225,13 +224,3 @@ def _themed(tag: str, name: str) -> str:
 
 def _text(text: str) -> str:
     return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
-
-
-def byte_axis(axes: Axes, sizes_bytes: list[int]) -> None:
-    """Make x an axis of sizes in powers of two, with at most six of them named."""
-    from commbench.units import format_size
-
-    axes.set_xscale("log", base=2)
-    step = max(1, -(-len(sizes_bytes) // 6))
-    axes.set_xticks(sizes_bytes[::step], [format_size(size) for size in sizes_bytes[::step]])
-    axes.set_xticks([], minor=True)
