@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS
 from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.stats import family_hint
@@ -115,7 +116,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
     return column.cell(row) if column.always or (row.status == "ok" and row.step_ms is not None) else ""
 
 
-def hook_label(row: TrainingRow) -> str:
+def hook_label(row: TrainingRow | PredictionRow) -> str:
     """The hook as it is typed, and what else differs from the defaults but the buckets."""
     case = TrainingCase(
         workload=row.workload,

@@ -63,7 +63,7 @@ class Box:
     @property
     def height(self) -> float:
         """In units of the drawing."""
-        return 9 + sum(_node_height(devices) + 2 for _, _, devices in self.nodes)
+        return 9 + sum(_node_height(devices, titled=bool(text)) + 2 for _, text, devices in self.nodes)
 
 
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
@@ -152,8 +152,7 @@ def _speed(port: Mapping[str, Any]) -> str:
     megabits = port.get("speed_Mbps")
     if megabits is None:
         return ""
-    rate = f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
-    return f"{rate}{', emulated' if port.get('emulated') else ''}"
+    return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
 
 
 def _node_text(node: Mapping[str, Any], topology: Mapping[str, Any]) -> str:
@@ -174,8 +173,8 @@ def _contents(box: Box) -> str:
 # ------------------------------------------------------------------------------------------------------------ how
 
 
-def _node_height(devices: Sequence[Device]) -> float:
-    return 6 + _ROW * -(-len(devices) // _ACROSS)
+def _node_height(devices: Sequence[Device], *, titled: bool) -> float:
+    return (6 if titled else 1) + _ROW * -(-len(devices) // _ACROSS)
 
 
 def paint_boxes(figure: Figure, boxes: Sequence[Box]) -> None:
@@ -193,17 +192,18 @@ def paint_boxes(figure: Figure, boxes: Sequence[Box]) -> None:
 
 def _paint_host(axes: Axes, box: Box, top: float) -> None:
     _rectangle(axes, 10, top - box.height, 89, box.height, fill="none", edge=INK)
-    more = f" and {len(box.hosts) - 1} alike" if len(box.hosts) > 1 else ""
+    more = f" ({counted(len(box.hosts) - 1, 'more host')} alike)" if len(box.hosts) > 1 else ""
     ranks = f": rank{'s' if len(box.ranks) > 1 else ''} {listed(map(str, box.ranks), 8)}" if box.ranks else ""
-    axes.text(12, top - 3.5, f"{box.hosts[0]}{more}{ranks}", va="center", fontweight="bold")
+    axes.text(12, top - 3.5, f"{box.hosts[0]}{ranks}{more}", va="center", fontweight="bold")
     places: dict[str, tuple[float, float]] = {}
     at = top - 7
     for node, text, devices in box.nodes:
-        height = _node_height(devices)
-        _rectangle(axes, 12, at - height, 85, height, fill=SHADE if node is not None else "none", edge=GRID)
+        height = _node_height(devices, titled=bool(text))
+        if node is not None:
+            _rectangle(axes, 12, at - height, 85, height, fill=SHADE, edge=GRID)
         axes.text(14, at - 3, text, va="center", fontsize=9)
         for index, device in enumerate(devices):
-            x, y = 14 + 20.5 * (index % _ACROSS), at - 6 - _ROW * (index // _ACROSS) - _BOX
+            x, y = 14 + 20.5 * (index % _ACROSS), at - (6 if text else 1) - _ROW * (index // _ACROSS) - _BOX
             _paint_device(axes, device, x, y)
             places[device.name] = (x + 9.5, y + _BOX / 2)
         at -= height + 2
@@ -255,7 +255,8 @@ def _rectangle(
 
 def caption_of(info: Mapping[str, Any], boxes: Sequence[Box]) -> str:
     """How to read it, what kinds of hosts and links there are, and what slows communication down."""
-    remarks = list(dict.fromkeys(remark for box in boxes for remark in topology_remarks(box.topology)))
+    said = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
+    remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in said]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})
     hosts = sum(len(box.hosts) for box in boxes)
     alike = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""
