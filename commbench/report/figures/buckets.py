@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from commbench.prediction.accuracy import PredictionRow
 
 
+#: How far apart series lie where they share a place that is no number.
+_ASIDE = 0.16
+
+
 @dataclass(kw_only=True)
 class Line:
     """The settings of one run that differ in their buckets alone."""
@@ -121,18 +125,34 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
     caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
     places = places_of(caps)
     for place, line in enumerate(lines):
-        _paint_line(axes, line, places, look(place))
+        aside = _ASIDE * (place - (len(lines) - 1) / 2)
+        own = {cap: x if _is_number(cap) else x + aside for cap, x in places.items()}
+        _paint_line(axes, line, own, look(place))
     axes.set_xticks(list(places.values()), [cap.replace("+", "+\n") for cap in places])
     if DEFAULT_CAP in places and len(places) > 1:
         axes.axvline(0.65, color=INK, linewidth=0.6)
     axes.set(xlabel="bucket_cap_mb, MiB", ylabel="step, ms", xlim=(-0.6, max(places.values()) + 0.6))
-    if any(line.measured or line.predicted for line in lines):
-        axes.set_ylim(0.0, axes.get_ylim()[1])
-    else:
+    limits = limits_of(lines)
+    if limits is None:
         nothing_here(axes, "no setting has a time")
+    else:
+        axes.set_ylim(*limits)
     for place, line in enumerate(lines):
         plot_crosses(axes, [places[cap] for cap in line.failed], look(place))
     legend(figure, axes)
+
+
+def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """What the axis shows, in ms: all values, but of an interval no more than leaves the values readable."""
+    values = [
+        v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
+    ]
+    if not values:
+        return None
+    bounds = [bound for line in lines for point in line.measured.values() for bound in point.bounds]
+    low, high = min(values), max(values)
+    room = max(0.1 * high, high - low)
+    return max(0.0, low - room, min([low, *bounds]) - 0.1 * room), min(high + room, max([high, *bounds]) + 0.1 * room)
 
 
 def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
@@ -170,9 +190,18 @@ def caption_of(group: Group, lines: Sequence[Line]) -> str:
         "stand by themselves.",
         "Hollow marks are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
+        "Intervals that leave the frame are wider than it." if _is_cut(lines) else "",
         f"Crosses have no result: {listed(failed)}." if failed else "",
         left_out([line.name for line in lines], MOST_SERIES),
     )
+
+
+def _is_cut(lines: Sequence[Line]) -> bool:
+    limits = limits_of(lines[:MOST_SERIES])
+    if limits is None:
+        return False
+    bounds = [point.bounds for line in lines for point in line.measured.values()]
+    return any(low < limits[0] or high > limits[1] for low, high in bounds)
 
 
 def _fastest(trial: Trial) -> str:
@@ -184,7 +213,7 @@ def _fastest(trial: Trial) -> str:
     text = f"{trial.prefix}Fastest in the sweep: {setting_name(best)}, {number_text(step, 'ms') if step else ''}"
     if base is None or best is base or best.speedup is None:
         return text + "."
-    said = {"faster": "", "inconclusive": ", which is not beyond noise", "same": ", which is the same within 2 %"}
+    said = {"inconclusive": " (inconclusive)", "same": " (the same within 2 %)"}
     interval = estimate(best.speedup, best.speedup_ci_low, best.speedup_ci_high)
     ratio = number_text(interval, "times") if interval else ""
     return f"{text}, {ratio} as fast as the default{said.get(best.verdict, '')}."

@@ -157,7 +157,9 @@ def draw(
 
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ValueError(f"{name!r} is no name of a drawing")
-    with mpl.rc_context(rc={**mpl.rcParamsDefault, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+    # a person's own style would draw other bytes; to set the backend is to load pyplot
+    plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
+    with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         # a name in a script that the font lacks is a box in the PNG and right in the SVG
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = Figure(figsize=(WIDTH_IN, height_in))

@@ -94,11 +94,12 @@ def learned_of(trial: Trial, read: Read) -> list[Learned]:
 
 
 def _settings(trial: Trial) -> list[TrainingRow]:
-    """One row for each hook and precision, the default first."""
+    """One row for each hook and precision, in the order of the rows; one more where two of a hook matter."""
     ranked = sorted(trial.ok, key=lambda row: (not trial.is_chosen(row), -(row.samples_per_s or 0.0)))
-    by_hook: dict[str, TrainingRow] = {hook_label(trial.default): trial.default} if trial.default else {}
-    for row in ranked:
-        by_hook.setdefault(hook_label(row), row)
+    by_hook: dict[str, TrainingRow] = {}
+    for row in trial.ok:
+        best = next(other for other in ranked if hook_label(other) == hook_label(row))
+        by_hook.setdefault(hook_label(row), row if row is trial.default else best)
     chosen = [row for row in ranked[:1] if trial.is_chosen(row) and row not in by_hook.values()]
     return [*by_hook.values(), *chosen]
 
@@ -211,23 +212,28 @@ def _is_short(learned: Sequence[Learned]) -> bool:
 
 def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
     until = min(float(one.steps[-1]) for one in learned)
-    said = [f"{digits(_at(one, one.steps, until, what))} with {one.name}" for one in learned[:MOST_SERIES]]
-    return f"After {until:.0f} steps: {', '.join(said)}."
+    said = [f"{digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
+    return f"After {until:.0f} steps: {listed(said, MOST_SERIES)}."
 
 
 def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
-    """Which is ahead when the first is through."""
-    if len(learned) == 1:
-        return ""
+    """Which is ahead when the first is through, if the range of its launches lies beyond those of all others."""
     until = min(float(one.seconds[-1]) for one in learned)
-    reached = [(_at(one, one.seconds, until, what), one.name) for one in learned if one.seconds[0] <= until]
-    is_low_better = what == "loss" or falls(learned[0].row.metric_name)
-    best = (min if is_low_better else max)(reached, default=None)
-    return f"After {until:.3g} s the best is {best[1]} with {digits(best[0])}." if best else ""
+    reached = {one.name: _at(one, one.seconds, until, what) for one in learned if one.seconds[0] <= until * (1 + 1e-9)}
+    if len(reached) < 2:  # noqa: PLR2004 - nothing to compare
+        return ""
+    sign = 1.0 if what == "loss" or falls(learned[0].row.metric_name) else -1.0
+    first, second = sorted(reached, key=lambda name: float(np.nanmean(sign * reached[name])))[:2]
+    mean = digits(float(np.nanmean(reached[first])))
+    ahead = np.nanmax(sign * reached[first]) < min(np.nanmin(sign * reached[o]) for o in reached if o != first)
+    if not ahead or any(len(values) < 2 for values in reached.values()):  # noqa: PLR2004 - one launch has no range
+        return f"After {until:.3g} s none is ahead of all others beyond the range of its launches."
+    next_mean = digits(float(np.nanmean(reached[second])))
+    return f"After {until:.3g} s {first} is ahead with {mean}, before {second} with {next_mean}."
 
 
-def _at(one: Learned, x: Floats, until: float, what: str) -> float:
-    """The mean of the last tenth before ``until``, of a metric its last value."""
+def _at(one: Learned, x: Floats, until: float, what: str) -> Floats:
+    """Each launch's mean over the last tenth before ``until``, of a metric its last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if what == "loss" else 1
-    return float(np.nanmean(one.mean[max(0, end - width) : end]))
+    return np.array([_mean(line[max(0, end - width) : end]) for line in one.values])

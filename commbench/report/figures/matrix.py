@@ -184,8 +184,8 @@ def _mark(axes: Axes, heat: Heat) -> None:
     """Arrows at the slow ranks' rows and columns, frames around slow pairs."""
     rows = {rank for s in heat.suspects for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
     columns = {rank for s in heat.suspects for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
-    style = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8}
-    axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style, gid="slow")
+    style = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
+    axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
     axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
     for suspect in heat.suspects:
         for source, target in suspect.links:

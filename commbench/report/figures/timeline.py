@@ -160,7 +160,8 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     plain = any(step.row.hook == "none" for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
-        "compressing to done; shaded is what the step waits for communication.",
+        "compressing to done; shaded at its end is by how much the backward pass is longer than without DDP and "
+        "compressing: exposed communication.",
         "Buckets of hook none are watched in extra steps through the pass-through hook." if plain else "",
         *(_waits(step) for step in steps),
         _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
