@@ -1,7 +1,9 @@
 """A run as read from its directory, with every table made from its records when it is asked for."""
 
+import contextlib
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +117,8 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        records, _ = read_samples(path)
+        with _without_collector():
+            records, _ = read_samples(path)
         return Run(
             path=path,
             info=read_info(path),
@@ -123,6 +126,18 @@ def load_run(path: str | Path) -> Run:
             training_records=training_records(records),
             recommendation=_read_recommendation(path),
         )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Let the garbage collector wait: it would search a hundred thousand records again and again, and find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
@@ -157,20 +172,25 @@ def read_info(path: Path) -> dict[str, Any]:
 def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
     file = path / SAMPLES
-    data = file.read_bytes() if file.exists() else b""
-    *lines, unfinished = data.split(b"\n")
     records: list[AnyRecord] = []
     sound = 0
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(_decode(line))
-        except ValueError as error:
-            if number == len(lines) and not unfinished:
-                break  # a crash can leave the length of a line without its content
-            raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
-        except InputError as error:
-            raise InputError(f"{file} line {number} cannot be used: {error}") from error
-        sound += len(line) + 1
+    if not file.exists():
+        return records, sound
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            is_last = sound + len(line) >= size
+            if not line.endswith(b"\n"):
+                break
+            try:
+                records.append(_decode(line))
+            except ValueError as error:
+                if is_last:
+                    break  # a crash can leave the length of a line without its content
+                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+            except InputError as error:
+                raise InputError(f"{file} line {number} cannot be used: {error}") from error
+            sound += len(line)
     return records, sound
 
 
