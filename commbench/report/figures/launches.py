@@ -179,7 +179,7 @@ def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
     axes.set_yticks(range(len(spreads)), [_marked(spread) for spread in spreads])
     axes.set_ylim(len(spreads) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("launch median, share of the median launch")
+    axes.set_xlabel("time, share of the median launch's")
     shares = [share for spread in spreads for share in spread.shares]
     if max(shares) > _WIDE * min(shares):
         log_axis(axes.xaxis)
