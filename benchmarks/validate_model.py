@@ -235,6 +235,7 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
             communication=(default.exposed_comm_ms or 0.0) / (default.step_ms or 1.0),
             best=_short(sweep.best.case),
             gain=sweep.gain,
+            gain_ci=(sweep.gain_interval.low - 1, sweep.gain_interval.high - 1) if sweep.gain_interval else None,
             choice=_short(choice),
             verdict=recommendation.verdict,
             regret=regret.against_best,

@@ -140,6 +140,12 @@ class Exhaustive:
         return self._speedup(self.best) - 1
 
     @property
+    def gain_interval(self) -> Interval | None:
+        """Its 95 % interval over launches, as a ratio of steps; None for one launch or where the default is best."""
+        speedup = speedup_of(self.best, self.baseline) if self.best is not self.baseline else None
+        return speedup.interval if speedup else None
+
+    @property
     def steps(self) -> int:
         """What measuring these settings takes, as a tuning counts it."""
         return exhaustive_steps([record for one in self.settings.values() for record in one.timed.values()], {})
