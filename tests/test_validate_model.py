@@ -182,7 +182,7 @@ def test_a_scenario_is_measured_and_judged(tmp_path: Path) -> None:
         assert done.returncode in {0, 1}, done.stdout + done.stderr
         facts = json.loads((tmp_path / "v" / "validation.json").read_text())
         assert (done.returncode == 0) == facts["met"]
-        assert 3 == len(facts["runs"])
+        assert len(facts["runs"]) in {3, 4}
         ((scenario,), runs) = facts["scenarios"], facts["runs"]
         assert 6 == scenario["settings"]
         assert {"commbench", "lab"} < set(runs[0]["command"])

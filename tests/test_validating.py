@@ -60,6 +60,17 @@ def test_the_best_is_found_launch_by_launch() -> None:
     assert swept.gain_interval.low <= 1 + swept.gain <= swept.gain_interval.high
 
 
+def test_fresh_launches_decide_what_a_choice_loses() -> None:
+    """Compare with the sweep's best where that was measured again, whatever the sweep says of both."""
+    fresh = Exhaustive.of(
+        [*make_training_launches([10.0] * 3, BASE), *make_training_launches([5.0] * 3, FIVE)]
+        + make_training_launches([4.0] * 3, TOPK),
+        make_training_info(),
+    )
+    assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
+    assert sweep().regret(FIVE).fair == sweep().regret(FIVE, fresh).fair
+
+
 def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
     """Count one block of each setting in every launch, and those that watch for drift as planned."""
     found = sweep().settings
