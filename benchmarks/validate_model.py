@@ -190,12 +190,10 @@ def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
 
 def measure_choice(runs: Runs, scenario: Scenario, choice: TrainingCase, best: TrainingCase) -> str | None:
     """The choice, the sweep's best and the default in fresh launches; None where choice and best are one."""
-    if dataclasses.replace(choice, phase=best.phase) == best:
+    if choice == best:
         return None
-    caps, hooks = (
-        ",".join(dict.fromkeys(getattr(case, name) for case in (choice, best)))
-        for name in ("bucket_cap_mb", "hook_name")
-    )
+    caps = ",".join(dict.fromkeys(case.bucket_cap_mb for case in (choice, best)))
+    hooks = ",".join(dict.fromkeys(case.hook_name for case in (choice, best)))
     words = f"--bucket-cap-mb {caps} --hook {hooks} --seed 2 --steps {FRESH_STEPS} --launches {FRESH_LAUNCHES}".split()
     name = f"choice_{scenario.name}"
     runs.make(name, ["train", *scenario.options, *words, "--confirm-launches", "1"], rate=scenario.rate)
@@ -242,7 +240,7 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     interleaved = _interleaved(sweep, swept, tuned)
     found.add("scenarios", scenario.name, "step_ms", "interleaved", interleaved)
     choice = choice_of(recommendation, sweep.baseline.case)
-    fresh = measure_choice(runs, scenario, choice, sweep.best.case)
+    fresh = measure_choice(runs, scenario, sweep.find(choice).case, sweep.best.case)
     regret = sweep.regret(choice, _swept(runs.load(fresh)) if fresh else None)
     default = next(row for row in swept.training_rows if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP)
     held_out = [steps[case] for case in steps if case not in fitted]

@@ -63,8 +63,7 @@ def test_the_best_is_found_launch_by_launch() -> None:
 def test_fresh_launches_decide_what_a_choice_loses() -> None:
     """Compare with the sweep's best where that was measured again, whatever the sweep says of both."""
     fresh = Exhaustive.of(
-        [*make_training_launches([10.0] * 3, BASE), *make_training_launches([5.0] * 3, FIVE)]
-        + make_training_launches([4.0] * 3, TOPK),
+        [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
         make_training_info(),
     )
     assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
