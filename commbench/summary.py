@@ -9,8 +9,9 @@ from commbench import stats
 from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.collector import without_collector
 from commbench.patterns import pattern_order
-from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
+from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -138,7 +139,8 @@ def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Ro
 
 def keyed_rows(records: Iterable[Record], info: Mapping[str, Any]) -> dict[RowKey, Row]:
     """As `summarise_run`, in the same order."""
-    rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
+    with without_collector():
+        rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
         flags = {flag for flag in rows[key].flags.split(";") if flag} | {"slowest_group"}
         rows[key] = dataclasses.replace(rows[key], flags=";".join(ordered(flags, FLAGS)))
@@ -296,7 +298,7 @@ def _repetitions(record: Record) -> int:
     if not record.pairs:
         return len(record.times_us)
     directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
-    return sum(pair.repetitions for pair in record.pairs) // directions
+    return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:

@@ -5,7 +5,7 @@ from typing import Any
 from builders import make_info
 from drawings import painted, texts_of
 
-from commbench.report.figures.topology import boxes_of, near_links, paint_boxes, topology_figures
+from commbench.report.figures.topology import boxes_of, meshes, near_links, paint_boxes, topology_figures
 from commbench.store import Run
 
 
@@ -96,6 +96,17 @@ def test_links_are_lines() -> None:
     assert [("GPU0", "GPU1", "NV18"), ("GPU0", "mlx5_0", "PIX")] == near_links(topology)
     assert 2 == len([line for line in figure.axes[0].get_lines() if line.get_gid() == "link"])
     assert "NV18 and PIX between them" in topology_figures([run_with(topology)])[0].caption
+
+
+def test_a_mesh_is_no_thicket() -> None:
+    """Mark each GPU of a mesh instead of drawing a line for each pair."""
+    topology = make_topology(8)
+    figure = painted(paint_boxes, boxes_of(run_with(topology).info))
+    kinds = [line.get_gid() for line in figure.axes[0].get_lines()]
+
+    assert [([f"GPU{index}" for index in range(8)], "NV18")] == meshes(topology)
+    assert (8, 1) == (kinds.count("mesh"), kinds.count("link"))
+    assert [] == meshes(make_topology(2))
 
 
 def test_texts_tell_what_there_is() -> None:

@@ -1,15 +1,14 @@
 """A run as read from its directory, with every table made from its records when it is asked for."""
 
-import contextlib
-import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from commbench.collectives import find_operation
+from commbench.collector import without_collector
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
@@ -66,12 +65,12 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
-        return list(self._keyed_rows.values())
+        return list(self.keyed_rows.values())
 
     @cached_property
     def whole_rows(self) -> list[Row]:
         """Those of cases in which all ranks take part."""
-        return whole_rows(self.records, self._keyed_rows)
+        return whole_rows(self.records, self.keyed_rows)
 
     @cached_property
     def growths(self) -> list[Growth]:
@@ -79,7 +78,8 @@ class Run:
         return growths(self.records, self.info)
 
     @cached_property
-    def _keyed_rows(self) -> dict[RowKey, Row]:
+    def keyed_rows(self) -> dict[RowKey, Row]:
+        """The rows of ``collectives.csv`` by what they are of."""
         return keyed_rows(self.records, self.info)
 
     @cached_property
@@ -117,7 +117,7 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        with _without_collector():
+        with without_collector():
             records, _ = read_samples(path)
         return Run(
             path=path,
@@ -126,18 +126,6 @@ def load_run(path: str | Path) -> Run:
             training_records=training_records(records),
             recommendation=_read_recommendation(path),
         )
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Let the garbage collector wait: it would search a hundred thousand records again and again, and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON

@@ -18,7 +18,7 @@ from commbench.report.figures.axes import (
     nothing_here,
     plot_crosses,
 )
-from commbench.report.figures.drawing import BAND_ALPHA, INK, Drawing, draw, slug
+from commbench.report.figures.drawing import INK, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, groups, setting_name
 from commbench.report.figures.words import digits, left_out, listed, number_text, sentences
 from commbench.report.training import hook_label
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from commbench.prediction.accuracy import PredictionRow
 
 
-#: How far apart series lie where they share a place that is no number.
-_ASIDE = 0.16
+#: How far apart series lie at the same place, so that their intervals can be told apart; all of them at most.
+_ASIDE, _ASIDE_MOST = 0.12, 0.6
 
 
 @dataclass(kw_only=True)
@@ -125,8 +125,8 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
     caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
     places = places_of(caps)
     for place, line in enumerate(lines):
-        aside = _ASIDE * (place - (len(lines) - 1) / 2)
-        own = {cap: x if _is_number(cap) else x + aside for cap, x in places.items()}
+        aside = min(_ASIDE, _ASIDE_MOST / len(lines)) * (place - (len(lines) - 1) / 2)
+        own = {cap: x + aside for cap, x in places.items()}
         _paint_line(axes, line, own, look(place))
     axes.set_xticks(list(places.values()), [cap.replace("+", "+\n") for cap in places])
     if DEFAULT_CAP in places and len(places) > 1:
@@ -158,16 +158,10 @@ def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
 def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
     numbers = sorted((cap for cap in line.measured if _is_number(cap)), key=float)
     style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
-    points = [line.measured[cap] for cap in numbers]
-    x = [places[cap] for cap in numbers]
-    axes.plot(x, [point.value for point in points], label=line.name, **style)
-    if len(numbers) > 1:
-        low, high = zip(*(point.bounds for point in points), strict=True)
-        axes.fill_between(x, low, high, color=looks_as.colour, alpha=BAND_ALPHA, linewidth=0)
+    axes.plot([places[cap] for cap in numbers], [line.measured[cap].value for cap in numbers], label=line.name, **style)
     for cap, point in line.measured.items():
-        if len(numbers) < 2 or not _is_number(cap):  # noqa: PLR2004 - one point has no band
-            errors = [[error] for error in point.errors]
-            axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2.5, **style)
+        errors = [[error] for error in point.errors]
+        axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
     hollow = {**style, "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "gid": "predicted"}
     axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
     if line.chosen in line.measured:

@@ -14,7 +14,6 @@ from commbench.records import Row
 from commbench.report.figures.axes import Estimate, estimate
 from commbench.report.figures.words import run_names, varying
 from commbench.store import Run
-from commbench.summary import keyed_rows
 
 #: Patterns that are no curve: a matrix is a figure of its own.
 _OTHERWISE = frozenset({"matrix"})
@@ -109,7 +108,7 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
         return []
     cases = {record.case.key: record.case for record in run.records}
     rows: dict[str, list[Row]] = {}
-    for (key, _), row in keyed_rows(run.records, run.info).items():
+    for (key, _), row in run.keyed_rows.items():
         rows.setdefault(key, []).append(row)
     return [(cases[key], of_case) for key, of_case in rows.items() if cases[key].pattern not in _OTHERWISE]
 

@@ -30,7 +30,7 @@ MOST_CELLS = 360
 #: So many ranks have their values written into the cells; so many hosts have their names at the axes.
 _WRITTEN, _NAMED = 8, 16
 #: Values that span a larger ratio get a logarithmic scale of colours.
-_WIDE = 10.0
+_WIDE = 3.0
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
 #: Operations that are about time; of others the bandwidth is shown.
 _TIMED = frozenset({"latency", "barrier"})
@@ -125,6 +125,7 @@ def heat_of(matrix: Matrix, suspects: Sequence[Suspect] = ()) -> Heat:
 def paint_heat(figure: Figure, heat: Heat) -> None:
     """The cells as one image; hosts or ranks at the axes, arrows at what is slow."""
     from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import LogLocator
 
     axes = figure.subplots()
     axes.grid(visible=False)
@@ -139,9 +140,15 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
     size = heat.per_cell * len(heat.cells) - 0.5
     image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation="none", extent=(-0.5, size, size, -0.5))
     axes.set(xlim=(-0.5, len(heat.hosts) - 0.5), ylim=(len(heat.hosts) - 0.5, -0.5))
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, label="" if heat.is_time else heat.unit)
-    bar.ax.yaxis.set_minor_formatter("")
-    bar.ax.yaxis.set_major_formatter(lambda value, _: plain_time(value) if heat.is_time else plain(value))
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        shrink=0.8,
+        label="" if heat.is_time else heat.unit,
+        ticks=LogLocator(subs=(1.0, 2.0, 5.0)) if isinstance(norm, LogNorm) else None,
+        format=lambda value, _: plain_time(value) if heat.is_time else plain(value),
+    )
+    bar.minorticks_off()
     bar.outline.set_visible(False)
     _name_axes(axes, heat)
     _write_cells(axes, heat, norm)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from commbench.report.figures.drawing import GRID, INK, MUTED, SERIES, SHADE, Drawing, draw, slug
+from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.topology import topology_remarks
 from commbench.store import Run
@@ -23,6 +23,7 @@ MOST_HOSTS = 3
 _WIDTH, _ROW, _BOX = 100.0, 11.0, 7.0
 _ACROSS = 4
 #: Links that are no more than sharing a host need no line.
+_LINK_TEXT: Mapping[str, Any] = {"ha": "right", "va": "center", "fontsize": 8, "color": SERIES[1]}
 _FAR = frozenset({"X", "SYS", "NODE", "PHB"})
 
 
@@ -207,26 +208,47 @@ def _paint_host(axes: Axes, box: Box, top: float) -> None:
             _paint_device(axes, device, x, y)
             places[device.name] = (x + 9.5, y + _BOX / 2)
         at -= height + 2
-    _paint_links(axes, box, places)
+    _paint_links(axes, box, places, top)
     axes.plot([2, 10], [top - 3.5] * 2, color=INK, linewidth=1.2)
 
 
 def _paint_device(axes: Axes, device: Device, x: float, y: float) -> None:
     colour = SERIES[0] if device.is_gpu else SERIES[2]
-    _rectangle(axes, x, y, 19, _BOX, fill="none", edge=colour if device.is_up else MUTED, dashed=not device.is_up)
+    _rectangle(axes, x, y, 19, _BOX, fill=PAPER, edge=colour if device.is_up else MUTED, dashed=not device.is_up)
     first, _, second = device.text.partition("\n")
     axes.text(x + 9.5, y + _BOX - 2.2, first[:14], ha="center", va="center", fontsize=8)
     if second:
         axes.text(x + 9.5, y + 2, second[:22], ha="center", va="center", fontsize=6.5, color=MUTED)
 
 
-def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]) -> None:
-    """Lines between devices that are nearer to each other than the sockets: NVLinks thick, shared switches thin."""
+def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]], top: float) -> None:
+    """Lines between devices that are nearer to each other than sockets; a mesh, which would be a thicket, as bars."""
+    joined = meshes(box.topology)
+    for members, kind in joined:
+        axes.text(97, top - box.height + 2.2, f"\N{BOX DRAWINGS HEAVY HORIZONTAL} {kind}, each with each", **_LINK_TEXT)
+        for name in members:
+            x, y = places[name]
+            axes.plot([x - 9, x + 9], [y - _BOX / 2 - 0.9] * 2, color=SERIES[1], linewidth=2.5, gid="mesh")
+    within = [set(members) for members, _ in joined]
     for one, other, kind in near_links(box.topology):
-        if one in places and other in places:
+        if one in places and other in places and not any({one, other} <= members for members in within):
             width = 1.8 if kind.startswith("NV") else 0.9
             (x, y), (u, v) = places[one], places[other]
-            axes.plot([x, u], [y, v], color=SERIES[1], linewidth=width, alpha=0.7, zorder=0.5, gid="link")
+            axes.plot([x, u], [y, v], color=SERIES[1], linewidth=width, zorder=0.5, gid="link")
+
+
+def meshes(topology: Mapping[str, Any]) -> list[tuple[list[str], str]]:
+    """Three or more GPUs of which every two have the same NVLinks, with their kind."""
+    by_kind: dict[str, set[frozenset[str]]] = {}
+    for one, other, kind in near_links(topology):
+        if kind.startswith("NV"):
+            by_kind.setdefault(kind, set()).add(frozenset((one, other)))
+    found = []
+    for kind, pairs in by_kind.items():
+        members = sorted(set().union(*pairs))
+        if len(members) > 2 and len(pairs) == len(members) * (len(members) - 1) // 2:  # noqa: PLR2004 - two are a line
+            found.append((members, kind))
+    return found
 
 
 def near_links(topology: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -246,8 +268,10 @@ def _rectangle(
 ) -> None:
     from matplotlib.patches import Rectangle
 
-    style = "--" if dashed else "-"
-    axes.add_patch(Rectangle((x, y), w, h, facecolor=fill, edgecolor=edge, linewidth=1.0, linestyle=style, zorder=0))
+    style, zorder = ("--" if dashed else "-"), 1 if fill == PAPER else 0
+    axes.add_patch(
+        Rectangle((x, y), w, h, facecolor=fill, edgecolor=edge, linewidth=1.0, linestyle=style, zorder=zorder)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- caption
@@ -264,7 +288,7 @@ def caption_of(info: Mapping[str, Any], boxes: Sequence[Box]) -> str:
         alike = f"{hosts} hosts are of {len(boxes)} kinds, each drawn once: {'; '.join(map(_contents, boxes))}."
     return sentences(
         "Grey boxes are memory nodes with their CPUs, small boxes GPUs (blue) and adapters (green, dashed where down).",
-        f"Lines join devices with {listed(kinds)} between them." if kinds else "",
+        f"Orange lines join devices with {listed(kinds)} between them." if kinds else "",
         alike,
         f"Only the first {MOST_HOSTS} kinds are drawn." if len(boxes) > MOST_HOSTS else "",
         *remarks[:3],

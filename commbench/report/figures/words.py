@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,18 +13,32 @@ from commbench.units import format_time
 
 #: More names than these are counted.
 _MOST_NAMED = 4
+#: Words of a name and, between them, what divides them.
+_WORDS = re.compile(r"([_/ -])")
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run beside others: its directory's name, with the parent's where that names several."""
-    names = [run.path.resolve().name for run in runs]
+    """What to call each run beside others: its directory's name without the words that all of them share.
+
+    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; names that are the same get the parent's.
+    """
+    paths = [run.path.resolve() for run in runs]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
+    names = _unshared(names)
     count = Counter(names)
-    longer = [
-        f"{run.path.resolve().parent.name}/{name}" if count[name] > 1 else name
-        for run, name in zip(runs, names, strict=True)
-    ]
-    count = Counter(longer)
-    return [f"{name} ({place})" if count[name] > 1 else name for place, name in enumerate(longer, start=1)]
+    return [f"{name} ({place})" if count[name] > 1 else name for place, name in enumerate(names, start=1)]
+
+
+def _unshared(names: Sequence[str]) -> list[str]:
+    """Names without the words at their beginnings and ends that are the same in all; never less than a word."""
+    words = [_WORDS.split(name) for name in names]
+    while len(words) > 1 and min(map(len, words)) > 2 and len({tuple(line[:2]) for line in words}) == 1:  # noqa: PLR2004 - a word and what follows
+        words = [line[2:] for line in words]
+    while len(words) > 1 and min(map(len, words)) > 2 and len({tuple(line[-2:]) for line in words}) == 1:  # noqa: PLR2004 - as above
+        words = [line[:-2] for line in words]
+    return ["".join(line) for line in words]
 
 
 def prefixes(runs: Sequence[Run]) -> list[str]:
