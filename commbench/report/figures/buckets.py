@@ -170,6 +170,9 @@ def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: L
         "gid": "predicted",
     }
     axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
+    foreseen = sorted((cap for cap in line.predicted if _is_number(cap)), key=float)
+    values = [line.predicted[cap] for cap in foreseen]
+    axes.plot([places[cap] for cap in foreseen], values, color=looks_as.colour, linewidth=0.7, linestyle=(0, (1, 2)))
     if line.chosen in line.measured:
         ring: dict[str, Any] = {
             "marker": "o",
@@ -194,7 +197,7 @@ def caption_of(group: Group, lines: Sequence[Line]) -> str:
     return sentences(
         "Median step of the slowest rank (lower is better) with 95 % intervals over launches; DDP's default buckets "
         "stand by themselves.",
-        "Hollow marks are predictions." if any(line.predicted for line in lines) else "",
+        "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
         "Intervals that leave the frame are wider than it." if _is_cut(lines) else "",
         f"Crosses have no result: {listed(failed)}." if failed else "",
