@@ -57,6 +57,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ),
         Column(heading="commit of commbench", text=lambda run: str(run.info.get("git_commit") or "")[:12]),
         Column(heading="status", text=lambda run: str(run.info.get("status", ""))),
+        Column(heading="directory", text=lambda run: str(run.path)),
     ]
     return make_table("The runs", [("", run) for run in runs], columns)
 
@@ -90,7 +91,7 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
         hosts = [_facts(host) for host in environment.get("hosts") or ()]
         shared, several = _shared(hosts), len(hosts) > 1
         if shared:
-            title = f"All {len(hosts)} hosts" if several else "The host"
+            title = f"What all {len(hosts)} hosts have in common" if several else "The host"
             tables.append(_plain_table(f"{of_run}{title}", ["fact", "value"], shared.items()))
         if several:
             tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
