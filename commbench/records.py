@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -201,8 +202,13 @@ class Record:
 
 def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """What ``data`` holds of the fields of a dataclass: a later version may have written more."""
-    names = {f.name for f in dataclasses.fields(kind)}
+    names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
+
+
+@cache
+def _names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind))
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:

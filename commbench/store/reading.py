@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from commbench.collectives import find_operation
+from commbench.collector import without_collector
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
 from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
+from commbench.scaling import Growth, growths, whole_rows
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
-from commbench.summary import overlap_rows, summarise_run
+from commbench.summary import RowKey, keyed_rows, overlap_rows
 from commbench.suspects import Findings, find_suspects
 from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.training.summary import bucket_rows, training_rows
@@ -34,6 +36,11 @@ class Run:
     """What it holds of training, likewise."""
     recommendation: Mapping[str, Any] | None = None
     """What ``recommendation.json`` holds; None where nothing was concluded."""
+
+    @property
+    def name(self) -> str:
+        """What to call it beside others: the name of its directory."""
+        return self.path.resolve().name
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
@@ -58,7 +65,22 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
-        return summarise_run(self.records, self.info)
+        return list(self.keyed_rows.values())
+
+    @cached_property
+    def whole_rows(self) -> list[Row]:
+        """Those of cases in which all ranks take part."""
+        return whole_rows(self.records, self.keyed_rows)
+
+    @cached_property
+    def growths(self) -> list[Growth]:
+        """What a scaling study says; empty of a run that is none."""
+        return growths(self.records, self.info)
+
+    @cached_property
+    def keyed_rows(self) -> dict[RowKey, Row]:
+        """The rows of ``collectives.csv`` by what they are of."""
+        return keyed_rows(self.records, self.info)
 
     @cached_property
     def matrices(self) -> list[Matrix]:
@@ -95,7 +117,8 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        records, _ = read_samples(path)
+        with without_collector():
+            records, _ = read_samples(path)
         return Run(
             path=path,
             info=read_info(path),
@@ -137,20 +160,25 @@ def read_info(path: Path) -> dict[str, Any]:
 def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
     file = path / SAMPLES
-    data = file.read_bytes() if file.exists() else b""
-    *lines, unfinished = data.split(b"\n")
     records: list[AnyRecord] = []
     sound = 0
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(_decode(line))
-        except ValueError as error:
-            if number == len(lines) and not unfinished:
-                break  # a crash can leave the length of a line without its content
-            raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
-        except InputError as error:
-            raise InputError(f"{file} line {number} cannot be used: {error}") from error
-        sound += len(line) + 1
+    if not file.exists():
+        return records, sound
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            is_last = sound + len(line) >= size
+            if not line.endswith(b"\n"):
+                break
+            try:
+                records.append(_decode(line))
+            except ValueError as error:
+                if is_last:
+                    break  # a crash can leave the length of a line without its content
+                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+            except InputError as error:
+                raise InputError(f"{file} line {number} cannot be used: {error}") from error
+            sound += len(line)
     return records, sound
 
 

@@ -15,7 +15,7 @@ from commbench.report.figures.settings import cap_name
 from commbench.report.figures.words import digits, listed, prefixes, sentences
 from commbench.report.groups import brief
 from commbench.store import Run
-from commbench.summary import keyed_records, keyed_rows, launch_flags, launch_medians
+from commbench.summary import keyed_records, launch_flags, launch_medians
 from commbench.training.cases import CONFIRM, HOOKS
 from commbench.training.trained import Trained, trained
 from commbench.units import counted, format_size
@@ -103,7 +103,7 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
         return []
     records = keyed_records(run.records)
     cases = {record.case.key: record.case for record in run.records}
-    rows = [(cases[key[0]], key, row) for key, row in keyed_rows(run.records, run.info).items()]
+    rows = [(cases[key[0]], key, row) for key, row in run.keyed_rows.items()]
     rows = [line for line in rows if line[0].pattern != "matrix"]  # its times are of all pairs together
     backends = list(dict.fromkeys(case.backend for case, _, _ in rows))
     largest: dict[tuple[str, ...], int] = {}
