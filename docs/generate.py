@@ -17,6 +17,8 @@ from commbench.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.collectives import OPERATIONS, Layout, Operation, Shape
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
+from commbench.exports.labels import CASE_LABELS, TRAINING_LABELS
+from commbench.exports.metrics import METRICS
 from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
 from commbench.prediction.accuracy import PredictionRow
@@ -146,6 +148,16 @@ TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradie
 keeps a core as busy as that did; a trace of a GPU waits instead. The loss means nothing.
 """
 
+METRICS_HEAD = """## Metrics
+
+What `commbench export RUN --format openmetrics` writes: gauges, which all have the label `benchmark` too.
+[exporting.md](exporting.md) says what that is and how many series a run makes. `variant` names what else is not the
+default. The labels
+
+- of a case are {case};
+- of a configuration are {training}.
+"""
+
 #: What code does not say beside its names.
 SAID = {
     "schema": "schema number",
@@ -173,7 +185,7 @@ MB = 1e6
 
 def render() -> str:
     """The whole page, as text that ends in a newline."""
-    return "\n".join([HEAD, *_collectives(), *_training()])
+    return "\n".join([HEAD, *_collectives(), *_training(), *_exported()])
 
 
 def _collectives() -> list[str]:
@@ -281,6 +293,21 @@ def _training() -> list[str]:
             (_trace(name) for name in SHIPPED),
         ),
     ]
+
+
+def _exported() -> list[str]:
+    """What there is to say of exports."""
+    shared = {CASE_LABELS: "of a case", TRAINING_LABELS: "of a configuration"}
+    head = METRICS_HEAD.format(case=_named(CASE_LABELS), training=_named(TRAINING_LABELS))
+    lines = (
+        (f"`{metric.name}`", shared.get(metric.labels) or _named(metric.labels), _clause(metric.help))
+        for metric in METRICS.values()
+    )
+    return [head, _table(("metric", "labels", "what"), lines)]
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _flags(flags: Mapping[str, str], marks: Mapping[str, str]) -> str:
