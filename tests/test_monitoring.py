@@ -145,7 +145,7 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
     """Feed series to the rules: an interval above last week's, equal ones, wrong data, a slow host, an old run."""
     case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
     slower, equal = case.format(8), case.format(64)
-    series = {  # one value a day
+    series = {  # a value a day
         f"commbench_collective_ci_low_seconds{{{slower}}}": "9x6 11x5",
         f"commbench_collective_ci_high_seconds{{{slower}}}": "10x6 12x5",
         f"commbench_collective_ci_low_seconds{{{equal}}}": "9x12",
@@ -161,7 +161,7 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         annotations = next(each for each in rules() if each["alert"] == rule)
         extra = annotations.get("labels", {})
         expected = [{"exp_labels": {"benchmark": "nightly", **each, **extra}} for each in labels]
-        return {"eval_time": "8d1h", "alertname": rule, "exp_alerts": expected}
+        return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
 
     tests = [
         fires("CommbenchSlowerThanLastWeek", {"backend": "gloo", "operation": "all_reduce", "message_bytes": "8"}),
@@ -178,6 +178,7 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         yaml.safe_dump(
             {
                 "rule_files": ["alerts.yml"],
+                "evaluation_interval": "1d",
                 "tests": [
                     {
                         "interval": "1d",
