@@ -190,3 +190,15 @@ def test_figures_of_selection() -> None:
     assert f"{min(fast):.0f} to {max(fast):.0f} ms" in text
     assert f"{min(gains):.1f} to {max(gains):.1f} times" in text
     assert f"{min(additions):.1f} to {max(additions):.1f} additions" in text
+
+
+def test_figures_of_the_fitted_model() -> None:
+    """Take the error at sizes left out from kept runs, and what a call from Python adds from the comparison with C."""
+    text = page("docs/measuring.md")
+    for name in ("bench", "quick"):
+        error = kept(name).model.to_json()["held_out_error"]
+        assert f"are 4 to 8 apart, it is {100 * error:.0f} %" in text
+    with (RESULTS / "accuracy_xeon2core_20261121" / "accuracy.csv").open() as file:
+        shortest = next(csv.DictReader(file))
+    added = float(shortest["python_us"]) - float(shortest["native_us"])
+    assert f"adds about {added:.1f} us" in text
