@@ -12,7 +12,7 @@ from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.patterns import pattern_order
-from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
+from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -295,7 +295,7 @@ def _repetitions(record: Record) -> int:
     if not record.pairs:
         return len(record.times_us)
     directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
-    return sum(pair.repetitions for pair in record.pairs) // directions
+    return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:

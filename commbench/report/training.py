@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS
 from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.stats import family_hint
@@ -115,7 +116,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
     return column.cell(row) if column.always or (row.status == "ok" and row.step_ms is not None) else ""
 
 
-def _hook(row: TrainingRow) -> str:
+def hook_label(row: TrainingRow | PredictionRow) -> str:
     """The hook as it is typed, and what else differs from the defaults but the buckets."""
     case = TrainingCase(
         workload=row.workload,
@@ -171,7 +172,7 @@ def _time(value_ms: float | None) -> str:
 
 
 _COLUMNS = (
-    _Column(heading="\nhook", cell=_hook, justify="left", always=True),
+    _Column(heading="\nhook", cell=hook_label, justify="left", always=True),
     _Column(heading="buckets\nMiB", cell=lambda row: row.bucket_cap_mb, justify="left", always=True),
     _Column(heading="\nno.", cell=lambda row: str(row.bucket_count or ""), gives_way=4),
     _Column(heading="step\nms [95 % CI]", cell=_step, justify="left", always=True),
@@ -233,7 +234,7 @@ def _percent(row: TrainingRow) -> str:
 
 
 def _named(row: TrainingRow) -> str:
-    return f"{_hook(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+    return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
 def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:
