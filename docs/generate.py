@@ -1,4 +1,4 @@
-"""Writes docs/columns.md from the code, so that the page cannot disagree with it: python docs/generate.py."""
+"""Writes docs/columns.md from the code and docs/figures from kept runs, so that they agree: python docs/generate.py."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
 from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.report.figures import all_figures
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
+from commbench.store import load_run
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Search
 from commbench.training.records import TRAINING_FLAGS, BucketRow, TrainingRow
 
 PAGE = Path(__file__).parent / "columns.md"
+FOLDER = Path(__file__).parent / "figures"
+RESULTS = Path(__file__).parent.parent / "results"
+#: Files of ``docs/figures``: of which kept run, and the figure's name in its report.
+FIGURES = {"buckets.png": ("train_resnet18_batch1_1gbit_xeon2core_20261121", "buckets")}
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
 RANKS = (2, 3, 4, 8)
@@ -186,6 +192,12 @@ MB = 1e6
 def render() -> str:
     """The whole page, as text that ends in a newline."""
     return "\n".join([HEAD, *_collectives(), *_training(), *_exported()])
+
+
+def draw(name: str) -> bytes:
+    """One of `FIGURES`, as PNG."""
+    run, wanted = FIGURES[name]
+    return next(drawing.png for drawing in all_figures([load_run(RESULTS / run)]) if drawing.name == wanted)
 
 
 def _collectives() -> list[str]:
@@ -467,4 +479,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
-    print(f"Wrote {PAGE}")
+    FOLDER.mkdir(exist_ok=True)
+    for file in FIGURES:
+        (FOLDER / file).write_bytes(draw(file))
+    print(f"Wrote {PAGE} and {FOLDER}")

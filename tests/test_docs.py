@@ -1,6 +1,7 @@
 """The pages agree with the code: columns, commands, options, exit codes, targets and links."""
 
 import importlib.util
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -69,6 +70,17 @@ def test_columns_page_is_up_to_date() -> None:
     pytest.importorskip("torch", reason="hooks and workloads are on the page")
     generator = load_generator()
     assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
+def test_figures_are_drawn_from_kept_runs(name: str) -> None:
+    """Find in docs/figures what docs/generate.py draws, but for a few pixels that a library may put elsewhere."""
+    from matplotlib.image import imread
+
+    generator = load_generator()
+    kept, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
+    assert kept.shape == drawn.shape
+    assert abs(kept - drawn).mean() < 0.01, "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
