@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from commbench.environment import differing
 from commbench.report.page.collectives import tone_of
-from commbench.report.page.columns import Column, Named, digits, make_table
+from commbench.report.page.columns import Column, Named, digits, grouped, make_table
 from commbench.report.page.conclusion import when
 from commbench.report.page.parts import Cell, Heading, Table
 from commbench.report.table import Flagged
@@ -254,7 +255,7 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
         [
             *([Cell(run.name)] if len(runs) > 1 else []),
             Cell(name, link=name if beside else ""),
-            Cell(format_size((run.path / name).stat().st_size)),
+            Cell(_size_of(run.path / name)),
             Cell(what),
         ]
         for run in runs
@@ -263,6 +264,12 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
     ]
     headings = [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"]
     return Table(title="Files", headings=[Heading(text=heading) for heading in headings], lines=lines)
+
+
+def _size_of(file: Path) -> str:
+    """A file's size to the KiB."""
+    size = file.stat().st_size
+    return f"{grouped(-(-size // 1024))} KiB"
 
 
 def left_out(run: Run) -> list[str]:
