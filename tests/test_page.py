@@ -1,6 +1,5 @@
 """Tests of the page: what it says of each kind of run, that it is sound HTML, that it needs nothing but itself."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -373,15 +372,17 @@ def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
     run = load_run(folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--out"):
-        check_writable(tmp_path / "file" / "page", [run])
+        check_writable(tmp_path / "file" / "page")
     (folder / FIGURES).write_text("in the way")
-    check_writable(folder, [run])
+    check_writable(folder)
     with pytest.raises(InputError, match="name another directory with --out"):
         write_page([run], folder)
 
 
-def test_runs_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Say that two runs cannot be told apart."""
-    runs = [dataclasses.replace(make_run(), path=Path(f"{parent}/mine")) for parent in "ab"]
-    with pytest.raises(InputError, match="called mine"):
-        check_writable(tmp_path, runs)
+def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
+    """Call runs by the words that differ, of one name by their parents', in tables and figures alike."""
+    folders = [write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY)) for day in ("monday", "friday")]
+    page = write_page([load_run(folder) for folder in folders], tmp_path / "both")
+    reader = Reader(page.read_text(encoding="utf-8"))
+    assert ["monday", "friday"] == [line[0] for line in reader.table_with("run", "busbw")[1:]]
+    assert ["monday", str(folders[0])] == [reader.table_with("directory")[1][0], reader.table_with("directory")[1][-1]]

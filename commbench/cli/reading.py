@@ -103,7 +103,7 @@ def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, termina
 def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:
     """Print the table of one run, write the page, and say last where it is."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
-    check_writable(folder, runs)
+    check_writable(folder)
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)

@@ -36,11 +36,13 @@ class Run:
     """What it holds of training, likewise."""
     recommendation: Mapping[str, Any] | None = None
     """What ``recommendation.json`` holds; None where nothing was concluded."""
+    alias: str = ""
+    """What to call it beside others where that is not the name of its directory."""
 
     @property
     def name(self) -> str:
-        """What to call it beside others: the name of its directory."""
-        return self.path.resolve().name
+        """What to call it."""
+        return self.alias or self.path.resolve().name
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:

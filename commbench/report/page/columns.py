@@ -104,8 +104,8 @@ def number(heading: str, name: str, kind: type[Any], *, unit: str = "", scale: f
     """A column with a number of a field, times ``scale``."""
 
     def value(row: Any) -> float | None:  # noqa: ANN401 - a row of any table
-        found = getattr(row, name)
-        return None if found is None else scale * found
+        found: float | None = getattr(row, name)
+        return found if found is None or scale == 1 else scale * float(found)
 
     return Column(heading=heading, unit=unit, about=about(kind, name), text=lambda row: digits(value(row)), value=value)
 

@@ -37,12 +37,24 @@ _BYTES_PER_S = 8e9
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     """What to say first: how far the runs came, what to set, how fast the network is, who is slow, what is doubtful."""
     kinds = (_state, _settings, _slow, _bandwidth, _latency, _doubts)
-    found = [(run, finding) for kind in kinds for run in runs for finding in kind(run)]
-    if not found:
+    found = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
+    if not any(found):
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
     if len(runs) == 1:
-        return [finding for _, finding in found]
-    return [*_conditions(runs), *(_named(run, finding) for run, finding in found)]
+        return [finding for of_kind in found for _, finding in of_kind]
+    return [*_conditions(runs), *(_together(of_kind) for of_kind in found if of_kind)]
+
+
+def _together(found: Sequence[tuple[Run, Finding]]) -> Finding:
+    """What was found of one kind in several runs, a line for each."""
+    first = found[0][1]
+    return Finding(
+        label=first.label,
+        texts=[f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}" for run, finding in found],
+        details=list(dict.fromkeys(detail for _, finding in found for detail in finding.details)),
+        tone=first.tone,
+        more=first.more,
+    )
 
 
 def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
@@ -51,13 +63,6 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
         more = ("runs", "What each of them states")
         said = f"Unlike in {', '.join(names)}: differences between the runs can be due to these."
         yield Finding(label="Conditions", texts=[said], tone="doubt", more=more)
-
-
-def _named(run: Run, finding: Finding) -> Finding:
-    """A finding that says of which run it is."""
-    first, *others = finding.texts
-    texts = [f"{run.name}: {first}", *others]
-    return Finding(**{**vars(finding), "texts": texts, "is_lead": False})
 
 
 def _state(run: Run) -> Iterable[Finding]:

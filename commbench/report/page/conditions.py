@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from commbench.environment import differing
 from commbench.report.page.collectives import tone_of
-from commbench.report.page.columns import Column, Named, digits, make_table
+from commbench.report.page.columns import Column, Named, digits, grouped, make_table
 from commbench.report.page.conclusion import when
 from commbench.report.page.parts import Cell, Heading, Table
 from commbench.report.table import Flagged
@@ -57,6 +58,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ),
         Column(heading="commit of commbench", text=lambda run: str(run.info.get("git_commit") or "")[:12]),
         Column(heading="status", text=lambda run: str(run.info.get("status", ""))),
+        Column(heading="directory", text=lambda run: str(run.path)),
     ]
     return make_table("The runs", [("", run) for run in runs], columns)
 
@@ -90,7 +92,7 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
         hosts = [_facts(host) for host in environment.get("hosts") or ()]
         shared, several = _shared(hosts), len(hosts) > 1
         if shared:
-            title = f"All {len(hosts)} hosts" if several else "The host"
+            title = f"What all {len(hosts)} hosts have in common" if several else "The host"
             tables.append(_plain_table(f"{of_run}{title}", ["fact", "value"], shared.items()))
         if several:
             tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
@@ -253,7 +255,7 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
         [
             *([Cell(run.name)] if len(runs) > 1 else []),
             Cell(name, link=name if beside else ""),
-            Cell(format_size((run.path / name).stat().st_size)),
+            Cell(_size_of(run.path / name)),
             Cell(what),
         ]
         for run in runs
@@ -262,6 +264,12 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
     ]
     headings = [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"]
     return Table(title="Files", headings=[Heading(text=heading) for heading in headings], lines=lines)
+
+
+def _size_of(file: Path) -> str:
+    """A file's size to the KiB."""
+    size = file.stat().st_size
+    return f"{grouped(-(-size // 1024))} KiB"
 
 
 def left_out(run: Run) -> list[str]:

@@ -206,7 +206,7 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
     return Section(
         name="repeat",
         title="How to repeat it",
-        sentences=_each(runs, _origin),
+        sentences=_each(runs, lambda run: [_origin(run, beside=beside)]),
         codes=[_command(run, runs) for run in runs if run.info.get("argv")],
         tables=[files] if files.lines else [],
     )
@@ -217,10 +217,11 @@ def _command(run: Run, runs: Sequence[Run]) -> Code:
     return Code(title=title, text=shlex.join(map(str, run.info["argv"])))
 
 
-def _origin(run: Run) -> list[str]:
+def _origin(run: Run, *, beside: bool) -> str:
     """Seed, commit and place of a run."""
     seed, commit = run.info.get("seed"), run.info.get("git_commit")
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"commbench at commit {commit}"] if commit else []
-    said = f"Measured with {', '.join(parts)}; " if parts else "Measured by this command; "
-    return [f"{said}its files are in {run.path.resolve()}."]
+    how = f"with {', '.join(parts)}" if parts else "by this command"
+    where = "lie beside this page" if beside else f"are in {run.path}"
+    return f"Measured {how}; its files {where}."

@@ -9,10 +9,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
+from commbench.report.figures.words import run_names
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG
 from commbench.store import Run
@@ -38,6 +40,8 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
     """
     from commbench.report.figures import all_figures  # matplotlib takes its time
 
+    if len(runs) > 1:  # before anything is made of them: what is made is kept with a run
+        runs = [replace(run, alias=name) for run, name in zip(runs, run_names(runs), strict=True)]
     drawings = all_figures(runs)
     beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
     html = render_page(runs, drawings, beside=beside)
@@ -46,16 +50,12 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
     return out / PAGE
 
 
-def check_writable(out: Path, runs: Sequence[Run]) -> None:
-    """Notice before the work begins that a page cannot be written, or that its runs cannot be told apart.
+def check_writable(out: Path) -> None:
+    """Notice before the work begins that a page cannot be written.
 
     Raises:
-        InputError: so it is.
+        InputError: it cannot.
     """
-    names = [run.name for run in runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"Two of the runs are called {twice}, so that nothing tells them apart; rename one directory.")
     there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     with _refusing(out):
         if not there.is_dir():
