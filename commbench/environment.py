@@ -417,7 +417,7 @@ _VARIABLES_THAT_DO_NOT_COUNT = re.compile(  # they say which run it was, or who 
 
 
 def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Name the conditions that make timings taken under a and b incomparable, each as 'cpu_model: X vs Y'.
+    """Name the conditions in which a and b differ, each as 'cpu_model: X vs Y': launches of one run have none.
 
     A condition that one side does not state is not known, hence no difference. Where the hosts of one run differ, X
     lists their values.
@@ -426,23 +426,28 @@ def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         a: a host or a run environment (see the module), as collected or as read back from JSON.
         b: the other one.
     """
-    before, after = _conditions(a), _conditions(b)
+    before, after = stated_conditions(a), stated_conditions(b)
     stated = [name for name in before if name in after]
     differences = [f"{name}: {before[name]} vs {after[name]}" for name in stated if before[name] != after[name]]
-    return differences + _unlike_variables(a.get("variables"), b.get("variables"))
+    return differences + _unlike_variables(stated_variables(a), stated_variables(b))
 
 
 def _unlike_variables(a: Mapping[str, str] | None, b: Mapping[str, str] | None) -> list[str]:
     """Compare settings, where being unset is a value too."""
     if a is None or b is None:
         return []
-    names = sorted(name for name in a.keys() | b.keys() if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name))
-    pairs = ((name, a.get(name, "unset"), b.get(name, "unset")) for name in names)
+    pairs = ((name, a.get(name, "unset"), b.get(name, "unset")) for name in sorted(a.keys() | b.keys()))
     return [f"{name}: {before} vs {after}" for name, before, after in pairs if before != after]
 
 
-def _conditions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten a host or a run environment to one text per condition."""
+def stated_conditions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return each condition that bears on a timing as one text, by name; where the hosts differ it lists their values.
+
+    What is not stated is left out, but for ``emulated``: where nothing is said the network is real.
+
+    Args:
+        environment: a host or a run environment (see the module), as collected or as read back from JSON.
+    """
     found: dict[str, set[str]] = {}
     for host in environment.get("hosts", [environment]):
         for name, value in _host_conditions(host):
@@ -450,8 +455,16 @@ def _conditions(environment: Mapping[str, Any]) -> dict[str, str]:
     conditions = {name: ", ".join(sorted(values)) for name, values in found.items()}
     conditions |= {name: str(environment[name]) for name in _RUN_CONDITIONS if environment.get(name)}
     emulated = environment.get("emulated")
-    conditions["emulated"] = json.dumps(emulated, sort_keys=True) if emulated else "no"  # not stated: a real network
+    conditions["emulated"] = json.dumps(emulated, sort_keys=True) if emulated else "no"
     return conditions | _software(environment)
+
+
+def stated_variables(environment: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the variables that are settings; None where none were looked at (being unset is a value too)."""
+    variables: Mapping[str, str] | None = environment.get("variables")
+    if variables is None:
+        return None
+    return {name: value for name, value in variables.items() if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name)}
 
 
 def _host_conditions(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
