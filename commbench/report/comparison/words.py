@@ -25,8 +25,11 @@ def summary(table: ComparisonTable) -> str:
     more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
     others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
     cases = "case" if total == 1 else "cases"
+    lost = sum(one.is_regression for one in table.broken)
     found = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
-    return f"{found} {others}, with a margin of {100 * table.margin:g} %."
+    found += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
+    forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
+    return f"{found} {others}, with a margin of {100 * table.margin:g} %.{forced}"
 
 
 def heading(table: ComparisonTable) -> list[str]:
