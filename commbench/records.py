@@ -241,6 +241,11 @@ class Row:
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 
 
+def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of a row, with what documentation says of its column."""
+    return field(default=default, metadata={"about": about})
+
+
 @dataclass(frozen=True, kw_only=True)
 class OverlapRow:
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
