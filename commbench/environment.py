@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise, repeat, starmap
 from pathlib import Path, PurePosixPath
@@ -417,7 +417,7 @@ _VARIABLES_THAT_DO_NOT_COUNT = re.compile(  # they say which run it was, or who 
 
 
 def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Name the conditions in which a and b differ, each as 'cpu_model: X vs Y': launches of one run have none.
+    """Name the conditions that make timings taken under a and b incomparable, each as 'cpu_model: X vs Y'.
 
     A condition that one side does not state is not known, hence no difference. Where the hosts of one run differ, X
     lists their values.
@@ -426,28 +426,33 @@ def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         a: a host or a run environment (see the module), as collected or as read back from JSON.
         b: the other one.
     """
-    before, after = stated_conditions(a), stated_conditions(b)
-    stated = [name for name in before if name in after]
-    differences = [f"{name}: {before[name]} vs {after[name]}" for name in stated if before[name] != after[name]]
-    return differences + _unlike_variables(stated_variables(a), stated_variables(b))
+    return [f"{name}: {' vs '.join(map(str, texts))}" for name, texts in differing([a, b]).items()]
 
 
-def _unlike_variables(a: Mapping[str, str] | None, b: Mapping[str, str] | None) -> list[str]:
-    """Compare settings, where being unset is a value too."""
-    if a is None or b is None:
-        return []
-    pairs = ((name, a.get(name, "unset"), b.get(name, "unset")) for name in sorted(a.keys() | b.keys()))
-    return [f"{name}: {before} vs {after}" for name, before, after in pairs if before != after]
+def differing(environments: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Name the conditions in which hosts or run environments differ, each with the text of every one of them.
 
-
-def stated_conditions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return each condition that bears on a timing as one text, by name; where the hosts differ it lists their values.
-
-    What is not stated is left out, but for ``emulated``: where nothing is said the network is real.
-
-    Args:
-        environment: a host or a run environment (see the module), as collected or as read back from JSON.
+    None stands for what one does not state; that alone is no difference.
     """
+    each = [_conditions(environment) for environment in environments]
+    names = dict.fromkeys(name for conditions in each for name in conditions)
+    texts = {name: [conditions.get(name) for conditions in each] for name in names} | _settings(environments)
+    return {name: found for name, found in texts.items() if len({*found} - {None}) > 1}
+
+
+def _settings(environments: Iterable[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """The variables of each: being unset is a value too, where variables are stated at all."""
+    each = [environment.get("variables") for environment in environments]
+    names = sorted({name for variables in each for name in variables or ()})
+    return {
+        name: [None if variables is None else variables.get(name, "unset") for variables in each]
+        for name in names
+        if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name)
+    }
+
+
+def _conditions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten a host or a run environment to one text per condition."""
     found: dict[str, set[str]] = {}
     for host in environment.get("hosts", [environment]):
         for name, value in _host_conditions(host):
@@ -455,16 +460,8 @@ def stated_conditions(environment: Mapping[str, Any]) -> dict[str, str]:
     conditions = {name: ", ".join(sorted(values)) for name, values in found.items()}
     conditions |= {name: str(environment[name]) for name in _RUN_CONDITIONS if environment.get(name)}
     emulated = environment.get("emulated")
-    conditions["emulated"] = json.dumps(emulated, sort_keys=True) if emulated else "no"
+    conditions["emulated"] = json.dumps(emulated, sort_keys=True) if emulated else "no"  # not stated: a real network
     return conditions | _software(environment)
-
-
-def stated_variables(environment: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the variables that are settings; None where none were looked at (being unset is a value too)."""
-    variables: Mapping[str, str] | None = environment.get("variables")
-    if variables is None:
-        return None
-    return {name: value for name, value in variables.items() if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name)}
 
 
 def _host_conditions(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

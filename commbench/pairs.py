@@ -229,10 +229,22 @@ def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[
     return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}
 
 
-def pair_rows(matrix: Matrix, info: Mapping[str, Any]) -> list[PairRow]:
-    """The lines of ``pairs.csv`` for one matrix, by source and target."""
+def pair_rows(matrix: Matrix, info: Mapping[str, Any], *, most: int | None = None) -> list[PairRow]:
+    """The lines of ``pairs.csv`` for one matrix, by source and target.
+
+    Args:
+        matrix: measured.
+        info: as ``run.json`` holds it.
+        most: at most so many, those that are slowest beside the typical pair of their kind, these first.
+    """
     columns = pair_columns(matrix, info)
-    return [PairRow(**dict(zip(columns, line, strict=True))) for line in zip(*columns.values(), strict=True)]
+    lines: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True)
+    if most is not None:
+        slowest = np.argsort(-np.nan_to_num(matrix.ratio_to_typical, nan=np.inf), kind="stable")[:most]
+        kept = dict.fromkeys(slowest.tolist())
+        found = {place: line for place, line in enumerate(lines) if place in kept}
+        lines = (found[place] for place in kept)
+    return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
 
 
 def _joined(records: Iterable[Record], name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from builders import make_info
 
-from commbench.report.comparison.conditions import UNSOUND, among, differences
+from commbench.report.comparison.conditions import UNSOUND, differences
 
 HOST = {
     "hostname": "n1",
@@ -63,7 +63,7 @@ def test_torch_counts_where_it_carries_the_training() -> None:
     other = info()
     other["environment"]["versions"] = {"torch": "2.14.0"}
     assert ([], ["torch"]) == names(info(), other)
-    assert (["torch (which carries the training)"], []) == names(info(), other, trains=True)
+    assert (["torch"], []) == names(info(), other, trains=True)
 
 
 def test_an_interface_counts_between_hosts() -> None:
@@ -92,13 +92,13 @@ def test_runs_that_state_nothing_do_not_differ() -> None:
 
 
 def test_baselines_are_compared_with_each_other() -> None:
-    """Name what they state, all of it."""
-    found = among([info(), info({"hostname": "n2"}), info()], trains=False)
-    assert ["hostname: n1, n2"] == list(map(str, found))
+    """Name what they state, all of it, also what B does not state."""
     (between,) = differences([info(), info({"hostname": "n2"})], info(), trains=False)
-    assert "hostname: n1, n2 vs n1" == str(between)
-    (variable,) = among([info(), info(variables={"NCCL_ALGO": "ring"})], trains=False)
-    assert "NCCL_ALGO: unset vs ring" == str(variable)
+    assert ("hostname: n1, n2 vs n1", True) == (str(between), between.is_among_baselines)
+    (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, trains=False)
+    assert ("hostname: n1, n2", True) == (str(among), among.is_among_baselines)
+    (variable,) = differences([info(), info(variables={"NCCL_ALGO": "ring"})], info(), trains=False)
+    assert ("NCCL_ALGO: unset, ring vs unset", True) == (str(variable), variable.is_among_baselines)
 
 
 def test_every_reason_is_a_clause() -> None:

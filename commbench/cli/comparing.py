@@ -18,10 +18,10 @@ from commbench.report.comparison import (
     ComparisonTable,
     comparison_csv,
     comparison_json,
-    comparison_page,
     render_comparison,
 )
 from commbench.report.comparison import compare as compare_runs
+from commbench.report.comparison.page import comparison_page
 from commbench.stats import MARGIN
 from commbench.store import runs_in
 from commbench.terminal import make_console

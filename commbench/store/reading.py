@@ -14,8 +14,9 @@ from commbench.pairs import Matrix, PairRow, matrices, pair_rows
 from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
+from commbench.scaling import Growth, growths, whole_rows
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
-from commbench.summary import overlap_rows, summarise_run
+from commbench.summary import RowKey, keyed_rows, overlap_rows
 from commbench.suspects import Findings, find_suspects
 from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.training.summary import bucket_rows, training_rows
@@ -34,6 +35,11 @@ class Run:
     """What it holds of training, likewise."""
     recommendation: Mapping[str, Any] | None = None
     """What ``recommendation.json`` holds; None where nothing was concluded."""
+
+    @property
+    def name(self) -> str:
+        """What to call it beside others: the name of its directory."""
+        return self.path.resolve().name
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
@@ -58,7 +64,21 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
-        return summarise_run(self.records, self.info)
+        return list(self._keyed_rows.values())
+
+    @cached_property
+    def whole_rows(self) -> list[Row]:
+        """Those of cases in which all ranks take part."""
+        return whole_rows(self.records, self._keyed_rows)
+
+    @cached_property
+    def growths(self) -> list[Growth]:
+        """What a scaling study says; empty of a run that is none."""
+        return growths(self.records, self.info)
+
+    @cached_property
+    def _keyed_rows(self) -> dict[RowKey, Row]:
+        return keyed_rows(self.records, self.info)
 
     @cached_property
     def matrices(self) -> list[Matrix]:

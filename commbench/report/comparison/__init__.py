@@ -1,7 +1,6 @@
 """The comparison of runs, B relative to one baseline or several: ratios with intervals, verdicts, unlike conditions."""
 
 from commbench.report.comparison.formats import comparison_csv, comparison_json
-from commbench.report.comparison.page import comparison_page
 from commbench.report.comparison.text import render_comparison
 from commbench.report.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable, compare
 from commbench.report.comparison.words import summary
@@ -13,7 +12,6 @@ __all__ = [
     "compare",
     "comparison_csv",
     "comparison_json",
-    "comparison_page",
     "render_comparison",
     "summary",
 ]

@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commbench.environment import stated_conditions, stated_variables
+from commbench.environment import differing
 from commbench.records import Row
 from commbench.training.records import TrainingRow
 
@@ -35,7 +35,6 @@ UNSOUND: Mapping[str, str] = {
     **dict.fromkeys(("library", "transport"), _CARRIER),
     **dict.fromkeys(("sync", "loop"), _TIMING),
     "threads_per_rank": "it sets how fast a rank computes",
-    "torch (which carries the training)": _CARRIER,
 }
 #: An interface counts only where ranks are on several hosts.
 _INTERFACE = "interface "
@@ -52,7 +51,6 @@ _COLUMNS = (
 )
 _ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
 
-Facts = Mapping[str, str]
 AnyRow = Row | TrainingRow
 
 
@@ -65,24 +63,64 @@ class Difference:
     """What each side states: ``A's vs B's``, or of several baselines what they state."""
     reason: str = ""
     """Why times measured under unlike ones cannot be compared; empty where it should merely be known."""
+    is_among_baselines: bool = False
+    """Whether several baselines differ in it from each other."""
 
     def __str__(self) -> str:
         """As a line of the output has it."""
         return f"{self.name}: {self.text}"
 
 
-def facts_of(info: Mapping[str, Any], *, trains: bool) -> Facts:
-    """What a run states about its conditions, each as one text.
+def differences(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *, trains: bool) -> list[Difference]:
+    """In what run B and the baselines differ, and the baselines from each other; what makes it unsound comes first.
+
+    A condition that a run does not state is not known, hence no difference.
 
     Args:
-        info: as ``run.json`` holds it, hosts and the like under ``environment`` or at the top.
+        baselines: each as ``run.json`` holds it.
+        b: likewise.
         trains: whether training is to be compared, which says nothing of its library in its rows.
     """
+    infos = [*baselines, b]
+    settings = {name for info in infos for name in _environment(info).get("variables") or ()}
+    found = []
+    for name, texts in _texts(infos).items():
+        before, after = list(dict.fromkeys(text for text in texts[:-1] if text is not None)), texts[-1]
+        if len(before) > 1 or (before and after is not None and before != [after]):
+            found.append(
+                Difference(
+                    name=name,
+                    text=", ".join(before) + (f" vs {after}" if after is not None else ""),
+                    reason=_setting(name) if name in settings else _reason(name, b, trains=trains),
+                    is_among_baselines=len(before) > 1,
+                )
+            )
+    return sorted(found, key=lambda one: not one.reason)
+
+
+def _texts(infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[str | None]]:
+    """Each condition in the words of every run; None where it does not state it."""
+    stated = [_facts(info) for info in infos]
+    own = {name: [facts.get(name) for facts in stated] for name in dict.fromkeys(n for facts in stated for n in facts)}
+    environments = [_environment(info) for info in infos]
+    known = [at for at, environment in enumerate(environments) if environment]
+    of_hosts = differing([environments[at] for at in known])
+    spread = {name: dict(zip(known, texts, strict=True)) for name, texts in of_hosts.items()}
+    return own | {name: [texts.get(at) for at in range(len(infos))] for name, texts in spread.items()}
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, str]:
+    """What a run states beside the conditions of its hosts, and their names and kernels' series."""
     found = {name: str(info[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if info.get(name) is not None}
     if info.get("ranks"):
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
         found["cpus_per_rank"] = ", ".join(map(str, counts))
-    return found | _host_facts(_environment(info), trains=trains)
+    hosts = _environment(info).get("hosts", ())
+    for name, text_of in (("hostname", str), ("kernel", _series)):
+        texts = sorted({text_of(str(host[name])) for host in hosts if host.get(name)})
+        if texts:
+            found[name if name == "hostname" else "kernel series"] = ", ".join(texts)
+    return found
 
 
 def _environment(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,84 +132,21 @@ def _environment(info: Mapping[str, Any]) -> dict[str, Any]:
     return found if found.get("hosts") else {}
 
 
-def _host_facts(environment: Mapping[str, Any], *, trains: bool) -> dict[str, str]:
-    if not environment:
-        return {}
-    found = stated_conditions(environment)
-    names = sorted({str(host["hostname"]) for host in environment["hosts"] if host.get("hostname")})
-    if names:
-        found["hostname"] = ", ".join(names)
-    if "kernel" in found:
-        found["kernel series"] = ", ".join(sorted({_series(kernel) for kernel in found["kernel"].split(", ")}))
-    if trains and "torch" in found:
-        found["torch (which carries the training)"] = found.pop("torch")
-    return found
-
-
 def _series(kernel: str) -> str:
     """The first two numbers of a kernel's release: patch levels within them are alike."""
     return ".".join(kernel.split(".")[:2])
 
 
-def differences(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *, trains: bool) -> list[Difference]:
-    """In what run B and the baselines differ, all of which are given as ``run.json`` holds them."""
-    stated, own = [facts_of(info, trains=trains) for info in baselines], facts_of(b, trains=trains)
-    found = [
-        Difference(name=name, text=f"{', '.join(values)} vs {own[name]}", reason=_reason(name, own))
-        for name, values in _together(stated).items()
-        if name in own and values != [own[name]]
-    ]
-    return found + _differing_variables(baselines, b)
+def _setting(name: str) -> str:
+    return "" if _STARTING.fullmatch(name) else _SETTING
 
 
-def among(baselines: Sequence[Mapping[str, Any]], *, trains: bool) -> list[Difference]:
-    """In what the baselines differ from each other."""
-    stated = [facts_of(info, trains=trains) for info in baselines]
-    found = [
-        Difference(name=name, text=", ".join(values), reason=_reason(name, stated[0]))
-        for name, values in _together(stated).items()
-        if len(values) > 1
-    ]
-    others = {str(each): each for other in baselines[1:] for each in _differing_variables(baselines[:1], other)}
-    return found + list(others.values())
-
-
-def _together(stated: Iterable[Facts]) -> dict[str, list[str]]:
-    """All values of each condition, in order; a run that does not state one is not known to differ."""
-    found: dict[str, list[str]] = {}
-    for facts in stated:
-        for name, text in facts.items():
-            if text not in found.setdefault(name, []):
-                found[name].append(text)
-    return {name: found[name] for name in sorted(found, key=_place)}
-
-
-def _place(name: str) -> int:
-    """What makes a comparison unsound comes first."""
-    return list(UNSOUND).index(name) if name in UNSOUND else len(UNSOUND)
-
-
-def _reason(name: str, facts: Facts) -> str:
+def _reason(name: str, info: Mapping[str, Any], *, trains: bool) -> str:
     if name.startswith(_INTERFACE):
-        return _NETWORK if facts.get("nodes", "1") != "1" else ""
+        return _NETWORK if (info.get("nodes") or 1) > 1 else ""
+    if name == "torch":  # rows of collectives name what carried them
+        return _CARRIER if trains else ""
     return UNSOUND.get(name, "")
-
-
-def _differing_variables(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any]) -> list[Difference]:
-    """Settings that differ, where being unset is a value too."""
-    stated = [stated_variables(_environment(info)) for info in baselines]
-    known = [variables for variables in stated if variables is not None]
-    own = stated_variables(_environment(b))
-    if own is None or not known:
-        return []
-    found = []
-    for name in sorted({name for variables in (*known, own) for name in variables}):
-        values = list(dict.fromkeys(variables.get(name, "unset") for variables in known))
-        after = own.get(name, "unset")
-        if values != [after]:
-            reason = "" if _STARTING.fullmatch(name) else _SETTING
-            found.append(Difference(name=name, text=f"{', '.join(values)} vs {after}", reason=reason))
-    return found
 
 
 def differing_rows(pairs: Sequence[tuple[Sequence[AnyRow], AnyRow]]) -> list[Difference]:

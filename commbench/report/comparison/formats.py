@@ -2,9 +2,10 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from commbench.records import column
 from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
 from commbench.report.comparison.words import summary
 from commbench.tables import csv_text
@@ -13,35 +14,31 @@ from commbench.training.cases import TrainingCase
 SCHEMA = 1
 
 
-def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    return field(default=default, metadata={"about": about})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
     """One line of a comparison's CSV. None is an empty cell."""
 
     schema: int = SCHEMA
-    kind: str = _column("collective or training", "")
-    case: str = _column("the case as tables name it", "")
-    group: str = _column("of a pattern that makes groups, the ranks of one", "")
-    verdict: str = _column("slower, faster, same or inconclusive; else how it ended in A and B", "")
-    regression: bool = _column("slower with the interval wholly beyond the threshold, or lost", default=False)
-    ratio: float | None = _column("time in B over time in A")
-    ratio_ci_low: float | None = _column("its interval at ci_level, low end")
-    ratio_ci_high: float | None = _column("and its high end")
-    ci_level: float | None = _column("level of the interval that decided, wider where many cases are judged")
-    detectable: float | None = _column("slowdown that such launches would show in 4 of 5 comparisons, as a share")
-    p_value: float | None = _column("of the rank test that both are alike")
-    time_us_a: float | None = _column("median over launches in A, of several baselines the median of theirs")
-    time_us_b: float | None = _column("and in B; of training the time of a step")
-    baselines: int | None = _column("runs behind A")
-    launches_a: int | None = _column("launches behind A, of all baselines")
-    launches_b: int | None = _column("launches behind B")
-    further: str = _column("of an inconclusive case: settles, near (the margin) or noisy", "")
-    further_launches_low: int | None = _column("launches that each run would need more to settle it")
-    further_launches_high: int | None = _column("and the range's high end; empty where it is open")
-    forced: bool = _column("conditions differ that should be alike", default=False)
+    kind: str = column("collective or training", "")
+    case: str = column("the case as tables name it", "")
+    group: str = column("of a pattern that makes groups, the ranks of one", "")
+    verdict: str = column("slower, faster, same or inconclusive; else how it ended in A and B", "")
+    regression: bool = column("slower with the interval wholly beyond the threshold, or lost", default=False)
+    ratio: float | None = column("time in B over time in A")
+    ratio_ci_low: float | None = column("its interval at ci_level, low end")
+    ratio_ci_high: float | None = column("and its high end")
+    ci_level: float | None = column("level of the interval that decided, wider where many cases are judged")
+    detectable: float | None = column("slowdown that such launches would show in 4 of 5 comparisons, as a share")
+    p_value: float | None = column("of the rank test that both are alike")
+    time_us_a: float | None = column("median over launches in A, of several baselines the median of theirs")
+    time_us_b: float | None = column("and in B; of training the time of a step")
+    baselines: int | None = column("runs behind A")
+    launches_a: int | None = column("launches behind A, of all baselines")
+    launches_b: int | None = column("launches behind B")
+    further: str = column("of an inconclusive case: settles, near (the margin) or noisy", "")
+    further_launches_low: int | None = column("launches that each run would need more to settle it")
+    further_launches_high: int | None = column("and the range's high end; empty where it is open")
+    forced: bool = column("conditions differ that should be alike", default=False)
 
 
 COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 
+from commbench import __version__
 from commbench.report.comparison.sides import AnyCase
 from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
 from commbench.report.comparison.words import (
@@ -17,45 +18,49 @@ from commbench.report.comparison.words import (
     summary,
     times_of,
 )
+from commbench.report.page import style_sheet
 
+_HERE = Path(__file__).parent
 #: Width of the drawn interval, in the unit of its view box, and the least ratio that its ends show.
 _WIDTH, _LEAST_END = 200.0, 1.1
 
 
 def comparison_page(table: ComparisonTable, threshold: float) -> str:
-    """The page as text; whatever runs say is escaped, and nothing is loaded from elsewhere."""
-    from jinja2 import Environment, PackageLoader
+    """The page as text; whatever runs say is escaped, and nothing is loaded from elsewhere.
 
-    environment = Environment(
-        loader=PackageLoader("commbench.report.comparison", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    Args:
+        table: what to show.
+        threshold: share beyond which a slower case is a regression.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     names, reach = names_of(table), _reach(table)
-    return (
-        environment.get_template("page.html").render(
-            title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
-            style=_style(),
-            table=table,
-            threshold=threshold,
-            regressions=table.regressions_beyond(threshold),
-            summary=summary(table),
-            unsound=[each for each in table.differences if each.reason],
-            known=[each for each in table.differences if not each.reason],
-            lines=[_line(one, names, reach) for one in table.cases],
-            band=_band(table.margin, reach),
-            width=_WIDTH,
-            closing=closing(table),
-        )
-        + "\n"
+    lost = table.regressions_beyond(threshold)
+    answer, _, others = summary(table).partition(". ")
+    style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
+    return templates.get_template("comparison.html").render(
+        title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
+        version=__version__,
+        style=Markup(style),  # noqa: S704 - our own files
+        table=table,
+        sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
+        answer=f"{answer}.",
+        details=[others, *([f"Beyond {100 * threshold:g} % or lost: {', '.join(map(str, lost))}."] if lost else [])],
+        regressions=lost,
+        lines=[_line(one, names, reach) for one in table.cases],
+        band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
+        reach=math.exp(reach),
+        width=_WIDTH,
+        closing=closing(table),
     )
-
-
-def _style() -> str:
-    """The report page's stylesheet, and what is the comparison's own."""
-    sheets = (
-        resources.files("commbench.report").joinpath("page", "style.css"),
-        resources.files(__package__).joinpath("page.css"),
-    )
-    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets if sheet.is_file())
 
 
 def _reach(table: ComparisonTable) -> float:
@@ -70,14 +75,9 @@ def _place(ratio: float, reach: float) -> float:
     return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
 
 
-def _band(margin: float, reach: float) -> tuple[float, float]:
-    return _place(1 - margin, reach), _place(1 + margin, reach)
-
-
 def _line(one: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict[str, object]:
     comparison, interval = one.comparison, one.comparison.interval
     time_a, time_b = times_of(one)
-    is_drawn = interval is not None and comparison.ratio > 0
     return {
         "name": name_of(one, names),
         "time_a": time_a,
@@ -88,7 +88,7 @@ def _line(one: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict
         "further": further_of(comparison.further),
         "drawn": (
             [_place(ratio, reach) for ratio in (interval.low, comparison.ratio, interval.high)]
-            if interval is not None and is_drawn
+            if interval is not None
             else None
         ),
     }

@@ -8,7 +8,7 @@ from statistics import median
 
 from commbench import stats
 from commbench.errors import InputError
-from commbench.report.comparison.conditions import Difference, among, differences, differing_rows
+from commbench.report.comparison.conditions import Difference, differences, differing_rows
 from commbench.report.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, measured, pooled
 from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.store import Run, load_run
@@ -143,7 +143,7 @@ def compare(
     trains = any(isinstance(side_b[key].case, TrainingCase) for key in well)
     unlike = _differences(baselines, run_b, [(side_a[key], side_b[key]) for key in well], trains=trains)
     if not force:
-        _refuse_unsound(among([run.info for run in baselines], trains=trains), "The baselines")
+        _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _judged([(side_a[key], side_b[key]) for key in well], margin=margin, q=q, seed=seed)
     return ComparisonTable(
@@ -204,12 +204,9 @@ def _differences(
     baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, trains: bool
 ) -> list[Difference]:
     """In what the two sides differ, and the baselines from each other: what makes it unsound first."""
-    infos = [run.info for run in baselines]
-    between = differences(infos, run_b.info, trains=trains)
-    known = {difference.name for difference in between}
-    within = [each for each in among(infos, trains=trains) if each.name not in known]
+    between = differences([run.info for run in baselines], run_b.info, trains=trains)
     rows = differing_rows([([one.row for one in a.timed], b.row) for a, b in pairs])
-    return sorted([*between, *within, *rows], key=lambda each: not each.reason)
+    return sorted([*between, *rows], key=lambda each: not each.reason)
 
 
 def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
