@@ -6,9 +6,13 @@ Schema 1: first version.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, overload
+
+import numpy as np
 
 from commbench.cases import Case
 from commbench.errors import InputError
@@ -68,6 +72,54 @@ class PairTimes:
     time_us_p95: float
     repetitions: int
     wrong: int | None = None
+
+
+_PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
+
+
+class PairTable(Sequence[PairTimes]):
+    """The pairs of a launch as one array a field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Take the pairs by field; ``wrong`` may be missing.
+
+        Raises:
+            TypeError: another field is missing, or unknown.
+            ValueError: fields differ in length, or something is no number.
+        """
+        given = {"wrong": [None] * len(columns.get("source", ())), **columns}
+        if given.keys() != set(_PAIR_FIELDS):
+            raise TypeError(f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}")
+        self.columns = {name: np.array(given[name], dtype=np.float64) for name in _PAIR_FIELDS}
+        if len({column.shape for column in self.columns.values()}) > 1:
+            raise ValueError("the fields of pairs differ in length")
+
+    @classmethod
+    def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
+        """The pairs as a table, unless they are one already."""
+        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs) or dict.fromkeys(_PAIR_FIELDS, ()))
+
+    def __len__(self) -> int:
+        return len(self.columns["source"])
+
+    @overload
+    def __getitem__(self, place: int) -> PairTimes: ...
+    @overload
+    def __getitem__(self, place: slice) -> PairTable: ...
+    def __getitem__(self, place: int | slice) -> PairTimes | PairTable:
+        if isinstance(place, slice):
+            return PairTable({name: column[place].tolist() for name, column in self.columns.items()})
+        line = {name: column[place].item() for name, column in self.columns.items()}
+        wholes = {name: int(line[name]) for name in ("source", "target", "repetitions")}
+        return PairTimes(**{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        mine, others = self.columns, PairTable.of(other).columns
+        return all(np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS)
+
+    __hash__ = None  # type: ignore[assignment] # arrays can be changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +193,7 @@ class Record:
                 "case": Case(**known_fields(Case, data["case"])),
                 "overlap": Overlap(**known_fields(Overlap, data["overlap"])) if data.get("overlap") else None,
                 "groups": tuple(GroupTimes(**known_fields(GroupTimes, group)) for group in data.get("groups", ())),
-                "pairs": _from_columns(known_fields(PairTimes, data.get("pairs") or {})),
+                "pairs": PairTable(known_fields(PairTimes, data["pairs"])) if data.get("pairs") else (),
             }
             return cls(**{**known_fields(cls, data), **parts})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -150,19 +202,20 @@ class Record:
 
 def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """What ``data`` holds of the fields of a dataclass: a later version may have written more."""
-    names = {f.name for f in dataclasses.fields(kind)}
+    names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
+
+
+@cache
+def _names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind))
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
     """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
     if not pairs:
         return {}
-    return {f.name: [getattr(pair, f.name) for pair in pairs] for f in dataclasses.fields(PairTimes)}
-
-
-def _from_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[PairTimes, ...]:
-    return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))
+    return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
 
 
 @dataclass(frozen=True, kw_only=True)

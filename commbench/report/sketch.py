@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from commbench.records import Row
-from commbench.report.training import hook_of, trained_together, training_title
+from commbench.report.training import hook_label, trained_together, training_title
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
 from commbench.units import format_size
@@ -81,7 +81,7 @@ def _steps(runs: Sequence[Run]) -> Iterable[Chart]:
             curves: dict[str, list[Point]] = {}
             for row in rows:
                 if row.status == "ok" and row.step_ms and row.bucket_cap_mb in caps:
-                    curves.setdefault(hook_of(row), []).append((float(caps.index(row.bucket_cap_mb)), row.step_ms))
+                    curves.setdefault(hook_label(row), []).append((float(caps.index(row.bucket_cap_mb)), row.step_ms))
             if len(caps) > 1 and curves:
                 title = f"{training_title(rows)}: step in ms over bucket size in MiB"
                 labels = {float(place): cap for place, cap in enumerate(caps)}

@@ -61,6 +61,9 @@ class Flagged(Protocol):
         """One sentence where it is not ok."""
 
 
+#: What nobody scrolls through is not printed: so many tables of so many rows.
+MOST_TABLES, MOST_ROWS = 60, 600
+
 #: An interval that reaches so many times the time itself says "wide" instead of its ends.
 UNBOUNDED = 20
 
@@ -79,7 +82,10 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     if not rows:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
-    return Group(*(part for group in groups for part in _render_group(group, width, hosts)), *legend(rows))
+    shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
+    left = len(rows) - sum(map(len, shown))
+    more = [Text(f"\n{_count(left, len(rows))} are left out here: see collectives.csv.", style="bold")] if left else []
+    return Group(*(part for group in shown for part in _render_group(group, width, hosts)), *more, *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:

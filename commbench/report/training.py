@@ -127,7 +127,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
     return column.cell(row) if column.always or (row.status == "ok" and row.step_ms is not None) else ""
 
 
-def hook_of(row: TrainingRow | PredictionRow) -> str:
+def hook_label(row: TrainingRow | PredictionRow) -> str:
     """The hook as it is typed, and what else differs from the defaults but the buckets."""
     case = TrainingCase(
         workload=row.workload,
@@ -183,7 +183,7 @@ def _time(value_ms: float | None) -> str:
 
 
 _COLUMNS = (
-    _Column(heading="\nhook", cell=hook_of, justify="left", always=True),
+    _Column(heading="\nhook", cell=hook_label, justify="left", always=True),
     _Column(heading="buckets\nMiB", cell=lambda row: row.bucket_cap_mb, justify="left", always=True),
     _Column(heading="\nno.", cell=lambda row: str(row.bucket_count or ""), gives_way=4),
     _Column(heading="step\nms [95 % CI]", cell=_step, justify="left", always=True),
@@ -247,7 +247,7 @@ def _percent(row: TrainingRow) -> str:
 
 def named_setting(row: TrainingRow) -> str:
     """A configuration in a few words: its hook and its buckets."""
-    return f"{hook_of(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+    return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
 def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:

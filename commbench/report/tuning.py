@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.prediction.accuracy import Accuracy, PredictionRow, held_out_accuracy
-from commbench.report.training import hook_of
+from commbench.report.training import hook_label
 from commbench.store import PREDICTIONS
 from commbench.units import counted, format_duration, three_digits
 
@@ -88,7 +88,7 @@ def _cells(row: PredictionRow) -> tuple[str, ...]:
     bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
     error = "*" if row.used == "calibrated" else "" if row.error is None else f"{100 * row.error:+.1f} %"
     return (
-        hook_of(row),
+        hook_label(row),
         row.bucket_cap_mb,
         _number(row.predicted_step_ms),
         bounds,

@@ -14,7 +14,9 @@ from commbench.stats.intervals import (
     Values,
     launch_interval,
     launch_intervals,
+    median,
     median_interval,
+    quantiles,
     summarise,
 )
 from commbench.stats.ratios import ratio_interval
@@ -38,7 +40,9 @@ __all__ = [
     "is_steady",
     "launch_interval",
     "launch_intervals",
+    "median",
     "median_interval",
+    "quantiles",
     "rank_test",
     "ratio_interval",
     "summarise",

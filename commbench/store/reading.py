@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.collectives import find_operation
+from commbench.collector import without_collector
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
@@ -64,12 +65,12 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
-        return list(self._keyed_rows.values())
+        return list(self.keyed_rows.values())
 
     @cached_property
     def whole_rows(self) -> list[Row]:
         """Those of cases in which all ranks take part."""
-        return whole_rows(self.records, self._keyed_rows)
+        return whole_rows(self.records, self.keyed_rows)
 
     @cached_property
     def growths(self) -> list[Growth]:
@@ -77,7 +78,8 @@ class Run:
         return growths(self.records, self.info)
 
     @cached_property
-    def _keyed_rows(self) -> dict[RowKey, Row]:
+    def keyed_rows(self) -> dict[RowKey, Row]:
+        """The rows of ``collectives.csv`` by what they are of."""
         return keyed_rows(self.records, self.info)
 
     @cached_property
@@ -115,7 +117,8 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        records, _ = read_samples(path)
+        with without_collector():
+            records, _ = read_samples(path)
         return Run(
             path=path,
             info=read_info(path),
@@ -169,20 +172,25 @@ def read_info(path: Path) -> dict[str, Any]:
 def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
     file = path / SAMPLES
-    data = file.read_bytes() if file.exists() else b""
-    *lines, unfinished = data.split(b"\n")
     records: list[AnyRecord] = []
     sound = 0
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(_decode(line))
-        except ValueError as error:
-            if number == len(lines) and not unfinished:
-                break  # a crash can leave the length of a line without its content
-            raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
-        except InputError as error:
-            raise InputError(f"{file} line {number} cannot be used: {error}") from error
-        sound += len(line) + 1
+    if not file.exists():
+        return records, sound
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            is_last = sound + len(line) >= size
+            if not line.endswith(b"\n"):
+                break
+            try:
+                records.append(_decode(line))
+            except ValueError as error:
+                if is_last:
+                    break  # a crash can leave the length of a line without its content
+                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+            except InputError as error:
+                raise InputError(f"{file} line {number} cannot be used: {error}") from error
+            sound += len(line)
     return records, sound
 
 

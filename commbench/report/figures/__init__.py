@@ -2,10 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
+from commbench.report.figures.buckets import bucket_figures
 from commbench.report.figures.drawing import Drawing
+from commbench.report.figures.energy import energy_figures
+from commbench.report.figures.launches import launch_figures
+from commbench.report.figures.learning import learning_figures
+from commbench.report.figures.matrix import matrix_figures
+from commbench.report.figures.sizes import size_figures
+from commbench.report.figures.timeline import timeline_figures
+from commbench.report.figures.topology import topology_figures
+from commbench.report.figures.traffic import traffic_figures
 from commbench.store import Run
 
-_KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = ()
+__all__ = ["Drawing", "all_figures"]
+
+_KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
+    *(bucket_figures, timeline_figures, traffic_figures, learning_figures),
+    *(size_figures, launch_figures, matrix_figures, topology_figures, energy_figures),
+)
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy"]
@@ -158,7 +157,9 @@ def draw(
 
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ValueError(f"{name!r} is no name of a drawing")
-    with mpl.rc_context(rc={**mpl.rcParamsDefault, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+    # a person's own style would draw other bytes; to set the backend is to load pyplot
+    plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
+    with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         # a name in a script that the font lacks is a box in the PNG and right in the SVG
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = Figure(figsize=(WIDTH_IN, height_in))
@@ -225,13 +226,3 @@ def _themed(tag: str, name: str) -> str:
 
 def _text(text: str) -> str:
     return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
-
-
-def byte_axis(axes: Axes, sizes_bytes: list[int]) -> None:
-    """Make x an axis of sizes in powers of two, with at most six of them named."""
-    from commbench.units import format_size
-
-    axes.set_xscale("log", base=2)
-    step = max(1, -(-len(sizes_bytes) // 6))
-    axes.set_xticks(sizes_bytes[::step], [format_size(size) for size in sizes_bytes[::step]])
-    axes.set_xticks([], minor=True)

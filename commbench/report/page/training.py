@@ -20,7 +20,7 @@ from commbench.report.page.columns import (
     words,
 )
 from commbench.report.page.parts import Table, Tone
-from commbench.report.training import MEANINGS, hook_of, trained_together, training_title, without_ddp
+from commbench.report.training import MEANINGS, hook_label, trained_together, training_title, without_ddp
 from commbench.report.tuning import prediction_title
 from commbench.stats import Interval
 from commbench.store import DDP, MODEL, PREDICTIONS, Run
@@ -28,7 +28,7 @@ from commbench.training.records import TrainingRow
 from commbench.units import format_size
 
 _VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "doubt"}
-_HOOK = Column[TrainingRow](heading="hook", about="DDP communication hook, as it is typed", text=hook_of)
+_HOOK = Column[TrainingRow](heading="hook", about="DDP communication hook, as it is typed", text=hook_label)
 #: `default` is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
 
@@ -118,7 +118,7 @@ def _error(row: PredictionRow) -> str:
 
 
 _PREDICTED: list[Column[PredictionRow]] = [
-    Column(heading="hook", about="as in ddp.csv", text=hook_of),
+    Column(heading="hook", about="as in ddp.csv", text=hook_label),
     Column(heading="buckets", unit="MiB", text=lambda row: row.bucket_cap_mb, value=_cap),
     number("predicted step", "predicted_step_ms", PredictionRow, unit="ms"),
     Column(
