@@ -145,7 +145,8 @@ these workloads make so many unless `--steps` is given; elsewhere the number of 
 
 COMPARISON = """## A comparison as CSV
 
-What `commbench compare A B --format csv` writes: a line a case; [comparing.md](comparing.md) says how verdicts come about.
+What `commbench compare A B --format csv` writes, a line a case; [comparing.md](comparing.md) says how verdicts come
+about.
 """
 
 TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradient ready when the real model did, and

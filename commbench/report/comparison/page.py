@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from commbench import __version__
 from commbench.report.comparison.sides import AnyCase
 from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
 from commbench.report.comparison.words import (
@@ -48,7 +47,6 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
     return templates.get_template("comparison.html").render(
         title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
-        version=__version__,
         style=Markup(style),  # noqa: S704 - our own files
         table=table,
         sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
