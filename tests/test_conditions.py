@@ -1,12 +1,12 @@
 """Tests of what makes the conditions of two runs unlike, and which differences make comparing them unsound."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 from builders import make_info
 
-from commbench.report.comparison.conditions import UNSOUND, differences
+from commbench.report.comparison.conditions import TRAINING, UNSOUND, differences
 
 HOST = {
     "hostname": "n1",
@@ -23,9 +23,9 @@ def info(host: Mapping[str, Any] | None = None, *, variables: Mapping[str, str] 
     return make_info(environment=environment, **changes)
 
 
-def names(a: Any, b: Any, *, trains: bool = False) -> tuple[list[str], list[str]]:
+def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list[str], list[str]]:
     """Return what makes a comparison unsound, and what should merely be known."""
-    found = differences([a], b, trains=trains)
+    found = differences([a], b, carriers=carriers)
     return [each.name for each in found if each.reason], [each.name for each in found if not each.reason]
 
 
@@ -63,7 +63,25 @@ def test_torch_counts_where_it_carries_the_training() -> None:
     other = info()
     other["environment"]["versions"] = {"torch": "2.14.0"}
     assert ([], ["torch"]) == names(info(), other)
-    assert (["torch"], []) == names(info(), other, trains=True)
+    assert (["torch"], []) == names(info(), other, carriers={"gloo", TRAINING})
+
+
+@pytest.mark.parametrize(
+    ("name", "matters_to"),
+    [
+        ("OMPI_MCA_btl", {"mpi"}),
+        ("UCX_TLS", {"mpi", "nccl", "torch-nccl"}),
+        ("NCCL_ALGO", {"nccl", "torch-nccl"}),
+        ("GLOO_SOCKET_IFNAME", {"gloo"}),
+        ("OMP_NUM_THREADS", {"mpi", "gloo", "nccl", "torch-nccl"}),
+        ("SLURM_CPUS_PER_TASK", set()),
+    ],
+)
+def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) -> None:
+    """Do not refuse Gloo for a setting of MPI."""
+    backends = ("mpi", "gloo", "nccl", "torch-nccl")
+    other = info(variables={name: "1"})
+    assert matters_to == {backend for backend in backends if names(info(), other, carriers={backend})[0]}
 
 
 def test_an_interface_counts_between_hosts() -> None:
@@ -75,7 +93,7 @@ def test_an_interface_counts_between_hosts() -> None:
 def test_binding_counts() -> None:
     """Ranks that may move between cores are not like ranks that may not."""
     bound, free = (info(ranks=[{"rank": 0, "cpus": cpus}]) for cpus in ([0], [0, 1]))
-    (found,) = differences([bound], free, trains=False)
+    (found,) = differences([bound], free, carriers={"mpi"})
     assert "cpus_per_rank: 1 vs 2" == str(found)
 
 
@@ -88,16 +106,17 @@ def test_emulation_counts() -> None:
 
 def test_runs_that_state_nothing_do_not_differ() -> None:
     """An imported run knows nothing of its hosts."""
-    assert [] == differences([{"schema": 1}], info(git_commit="1"), trains=True)
+    assert [] == differences([{"schema": 1}], info(git_commit="1"), carriers={"gloo", TRAINING})
 
 
 def test_baselines_are_compared_with_each_other() -> None:
     """Name what they state, all of it, also what B does not state."""
-    (between,) = differences([info(), info({"hostname": "n2"})], info(), trains=False)
+    (between,) = differences([info(), info({"hostname": "n2"})], info(), carriers={"mpi"})
     assert ("hostname: n1, n2 vs n1", True) == (str(between), between.is_among_baselines)
-    (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, trains=False)
+    (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, carriers={"mpi"})
     assert ("hostname: n1, n2", True) == (str(among), among.is_among_baselines)
-    (variable,) = differences([info(), info(variables={"NCCL_ALGO": "ring"})], info(), trains=False)
+    (variable,) = differences([info(), info(variables={"NCCL_ALGO": "ring"})], info(), carriers={"mpi"})
+    assert not variable.reason
     assert ("NCCL_ALGO: unset, ring vs unset", True) == (str(variable), variable.is_among_baselines)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,15 @@ UNSOUND: Mapping[str, str] = {
 _INTERFACE = "interface "
 #: Settings that choose where or how ranks are started, not how they communicate.
 _STARTING = re.compile(r"SLURM_.*|PBS_.*|(OMPI|PRTE)_MCA_(plm|ras|ess)_.*|MPI4PY_.*|NUMBA_.*|CUDA_VISIBLE_DEVICES")
+#: Settings of libraries that matter only where these carried something; all others matter to all.
+_LIBRARIES = {
+    "mpi": re.compile(r"(OMPI|PRTE|MPICH|MPIR|I_MPI|UCX|FI|PSM2|PSM3)_.*"),
+    "gloo": re.compile(r"(GLOO|TORCH_GLOO)_.*"),
+    "nccl": re.compile(r"(NCCL|TORCH_NCCL|CUDA_MPS|UCX|FI)_.*"),
+}
 _SETTING = "a setting of the libraries or of their threads is part of what is measured"
+#: What carries a comparison is named beside backends where training is compared.
+TRAINING = "training"
 
 _RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "oversubscribed")
 #: Merely to be known.
@@ -71,7 +79,9 @@ class Difference:
         return f"{self.name}: {self.text}"
 
 
-def differences(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *, trains: bool) -> list[Difference]:
+def differences(
+    baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *, carriers: Collection[str]
+) -> list[Difference]:
     """In what run B and the baselines differ, and the baselines from each other; what makes it unsound comes first.
 
     A condition that a run does not state is not known, hence no difference.
@@ -79,7 +89,8 @@ def differences(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *,
     Args:
         baselines: each as ``run.json`` holds it.
         b: likewise.
-        trains: whether training is to be compared, which says nothing of its library in its rows.
+        carriers: the backends of the cases to be compared, and `TRAINING` where there are configurations among them,
+            whose rows say nothing of their library.
     """
     infos = [*baselines, b]
     settings = {name for info in infos for name in _environment(info).get("variables") or ()}
@@ -91,7 +102,7 @@ def differences(baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *,
                 Difference(
                     name=name,
                     text=", ".join(before) + (f" vs {after}" if after is not None else ""),
-                    reason=_setting(name) if name in settings else _reason(name, b, trains=trains),
+                    reason=_setting(name, carriers) if name in settings else _reason(name, b, carriers),
                     is_among_baselines=len(before) > 1,
                 )
             )
@@ -137,15 +148,19 @@ def _series(kernel: str) -> str:
     return ".".join(kernel.split(".")[:2])
 
 
-def _setting(name: str) -> str:
-    return "" if _STARTING.fullmatch(name) else _SETTING
+def _setting(name: str, carriers: Collection[str]) -> str:
+    if _STARTING.fullmatch(name):
+        return ""
+    concerned = [library for library, names in _LIBRARIES.items() if names.fullmatch(name)]
+    matters = any(library in carrier for library in concerned for carrier in carriers) or not concerned
+    return _SETTING if matters else ""
 
 
-def _reason(name: str, info: Mapping[str, Any], *, trains: bool) -> str:
+def _reason(name: str, info: Mapping[str, Any], carriers: Collection[str]) -> str:
     if name.startswith(_INTERFACE):
         return _NETWORK if (info.get("nodes") or 1) > 1 else ""
     if name == "torch":  # rows of collectives name what carried them
-        return _CARRIER if trains else ""
+        return _CARRIER if TRAINING in carriers else ""
     return UNSOUND.get(name, "")
 
 

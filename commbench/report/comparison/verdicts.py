@@ -8,7 +8,7 @@ from statistics import median
 
 from commbench import stats
 from commbench.errors import InputError
-from commbench.report.comparison.conditions import Difference, differences, differing_rows
+from commbench.report.comparison.conditions import TRAINING, Difference, differences, differing_rows
 from commbench.report.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, measured, pooled
 from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.store import Run, load_run
@@ -140,8 +140,7 @@ def compare(
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
     well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
-    trains = any(isinstance(side_b[key].case, TrainingCase) for key in well)
-    unlike = _differences(baselines, run_b, [(side_a[key], side_b[key]) for key in well], trains=trains)
+    unlike = _differences(baselines, run_b, [(side_a[key], side_b[key]) for key in well])
     if not force:
         _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
@@ -200,11 +199,10 @@ def _broken(
     return tuple(one for one in found if {one.status_a, one.status_b} != {"unsupported"})
 
 
-def _differences(
-    baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, trains: bool
-) -> list[Difference]:
+def _differences(baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]]) -> list[Difference]:
     """In what the two sides differ, and the baselines from each other: what makes it unsound first."""
-    between = differences([run.info for run in baselines], run_b.info, trains=trains)
+    carriers = {b.case.backend for _, b in pairs} | {TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)}
+    between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
     rows = differing_rows([([one.row for one in a.timed], b.row) for a, b in pairs])
     return sorted([*between, *rows], key=lambda each: not each.reason)
 
