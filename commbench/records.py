@@ -97,7 +97,7 @@ class PairTable(Sequence[PairTimes]):
     @classmethod
     def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
         """The pairs as a table, unless they are one already."""
-        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs) or dict.fromkeys(_PAIR_FIELDS, ()))
+        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs))
 
     def __len__(self) -> int:
         return len(self.columns["source"])
@@ -114,7 +114,7 @@ class PairTable(Sequence[PairTimes]):
         return PairTimes(**{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])})
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
+        if not isinstance(other, (PairTable, list, tuple)):
             return NotImplemented
         mine, others = self.columns, PairTable.of(other).columns
         return all(np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS)
@@ -179,7 +179,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
         plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
-        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs)}
+        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs) if self.pairs else {}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -213,8 +213,6 @@ def _names(kind: type[Any]) -> frozenset[str]:
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
     """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
-    if not pairs:
-        return {}
     return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
 
 

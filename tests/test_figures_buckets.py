@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from drawings import marked, painted, points_of, recommendation_of, texts_of, training_run_of
 from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
+from tuning_world import World, make_plan, play
 
+from commbench.kinds import collective_records, training_records
 from commbench.report.figures.buckets import (
     Line,
     bucket_figures,
@@ -107,6 +109,22 @@ def test_predictions_are_hollow() -> None:
 
     assert [17.0, 16.0] == [y for _, y in marked(axes, "predicted")]
     assert ["none"] == [drawn.get_markerfacecolor() for drawn in hollow]
+
+
+def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
+    """Take them from the run, each on the line of its hook."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    run = training_run_of(
+        training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
+    )
+    found = lines(run)
+    rows = {(row.hook, row.bucket_cap_mb): row.predicted_step_ms for row in run.prediction_rows}
+
+    assert {"none", "fp16", "topk:0.01"} == set(found)
+    assert rows["fp16", "default"] == found["fp16"].predicted["default"]
+    assert len(rows) == sum(len(line.predicted) for line in found.values())
+    assert "Hollow marks on dotted lines are predictions." in bucket_figures([run])[0].caption
 
 
 def test_failures_are_crosses() -> None:

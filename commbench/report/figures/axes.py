@@ -101,7 +101,14 @@ def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
     """What failed: crosses on the axis of x, so that nothing is silently left out."""
     if not x:
         return
-    style = {"marker": "x", "linestyle": "none", "markersize": 7, "markeredgewidth": 1.8, "clip_on": False, "zorder": 5}
+    style: dict[str, Any] = {
+        "marker": "x",
+        "linestyle": "none",
+        "markersize": 7,
+        "markeredgewidth": 1.8,
+        "clip_on": False,
+        "zorder": 5,
+    }
     axes.plot(x, [0.0] * len(x), transform=axes.get_xaxis_transform(), color=looks_as.colour, gid="crosses", **style)
 
 
@@ -126,7 +133,7 @@ def log_axis(axis: Axis, unit: str = "") -> None:
 
     set_scale, get_limits, set_limits = (
         (axis.axes.set_yscale, axis.axes.get_ylim, axis.axes.set_ylim)
-        if axis.axis_name == "y"
+        if axis is axis.axes.yaxis
         else (axis.axes.set_xscale, axis.axes.get_xlim, axis.axes.set_xlim)
     )
     set_scale("log")

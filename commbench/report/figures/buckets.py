@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commbench.report.figures.axes import (
     MOST_SERIES,
@@ -157,15 +157,30 @@ def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
     numbers = sorted((cap for cap in line.measured if _is_number(cap)), key=float)
-    style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
+    style: dict[str, Any] = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
     axes.plot([places[cap] for cap in numbers], [line.measured[cap].value for cap in numbers], label=line.name, **style)
     for cap, point in line.measured.items():
         errors = [[error] for error in point.errors]
         axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
-    hollow = {**style, "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "gid": "predicted"}
+    hollow: dict[str, Any] = {
+        **style,
+        "linestyle": "none",
+        "markerfacecolor": "none",
+        "markersize": 6.5,
+        "gid": "predicted",
+    }
     axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
+    foreseen = sorted((cap for cap in line.predicted if _is_number(cap)), key=float)
+    values = [line.predicted[cap] for cap in foreseen]
+    axes.plot([places[cap] for cap in foreseen], values, color=looks_as.colour, linewidth=0.7, linestyle=(0, (1, 2)))
     if line.chosen in line.measured:
-        ring = {"marker": "o", "markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK, "linestyle": "none"}
+        ring: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 15,
+            "markerfacecolor": "none",
+            "markeredgecolor": INK,
+            "linestyle": "none",
+        }
         axes.plot([places[line.chosen]], [line.measured[line.chosen].value], **ring, gid="chosen")
 
 
@@ -182,7 +197,7 @@ def caption_of(group: Group, lines: Sequence[Line]) -> str:
     return sentences(
         "Median step of the slowest rank (lower is better) with 95 % intervals over launches; DDP's default buckets "
         "stand by themselves.",
-        "Hollow marks are predictions." if any(line.predicted for line in lines) else "",
+        "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
         "Intervals that leave the frame are wider than it." if _is_cut(lines) else "",
         f"Crosses have no result: {listed(failed)}." if failed else "",

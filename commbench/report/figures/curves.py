@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from commbench.store import Run
 #: Patterns that are no curve: a matrix is a figure of its own.
 _OTHERWISE = frozenset({"matrix"})
 #: What tells series apart, in the words of `Case`, and how a value is written.
-_SPOKEN = {
+_SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "run": lambda value: f"{value}:",
     "in_place": lambda value: "in place" if value else "out of place",
     "root": lambda value: f"root {value}",
@@ -130,9 +130,8 @@ def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Readi
 
 
 def _spoken(identity: Mapping[str, Any], names: Iterable[str]) -> str:
-    words = [
-        _SPOKEN.get(name, str)(identity[name]) for name in names if identity[name] is not None or name == "world_size"
-    ]
+    told = [name for name in names if identity[name] is not None or name == "world_size"]
+    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in told]
     return " ".join(filter(None, words))
 
 

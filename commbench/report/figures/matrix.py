@@ -157,6 +157,8 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
 
 def _name_axes(axes: Axes, heat: Heat) -> None:
     """Hosts where they are several and few, at the middle of their ranks, with lines between; else ranks by number."""
+    from matplotlib.ticker import MaxNLocator
+
     hosts, place = places(heat.hosts)
     edges = np.flatnonzero(np.diff(place)) + 0.5
     if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
@@ -169,8 +171,8 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
             axes.axvline(edge, color=PAPER, linewidth=1)
     else:
         axes.set(xlabel="to rank", ylabel="from rank")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - matplotlib is imported late
@@ -191,7 +193,7 @@ def _mark(axes: Axes, heat: Heat) -> None:
     """Arrows at the slow ranks' rows and columns, frames around slow pairs."""
     rows = {rank for s in heat.suspects for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
     columns = {rank for s in heat.suspects for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
-    style = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
+    style: dict[str, Any] = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
     axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
     axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
     for suspect in heat.suspects:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commbench.collectives import OPERATIONS
 from commbench.prediction.links import Link
@@ -162,7 +162,7 @@ def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
     errors = [[error] for error in point.errors]
-    style = {"color": looks_as.colour, "marker": looks_as.marker, "linestyle": "none", "capsize": 2.5}
+    style: dict[str, Any] = {"color": looks_as.colour, "marker": looks_as.marker, "linestyle": "none", "capsize": 2.5}
     axes.errorbar([point.value], [y], xerr=errors, **style)
 
 

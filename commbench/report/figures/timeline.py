@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from commbench.report.figures.drawing import BAD, GRID, INK, MUTED, SERIES, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
@@ -23,6 +24,8 @@ _WRITTEN = 12
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 WAIT, COMPRESS, COMMUNICATE = GRID, SERIES[3], SERIES[2]
+
+_BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +104,11 @@ def paint_steps(figure: Figure, steps: Sequence[Step]) -> None:
 
 
 def _paint_step(axes: Axes, step: Step) -> None:
-    row, bar = step.row, {"height": 0.75, "linewidth": 0}
+    row = step.row
     backward = row.backward_ms or 0.0
-    axes.barh([-1.2], [row.forward_ms or 0.0], left=[-(row.forward_ms or 0.0)], color=FORWARD, **bar)
-    axes.barh([-1.2], [backward], left=[0.0], color=BACKWARD, **bar)
-    axes.barh([-1.2], [row.optimizer_ms or 0.0], left=[backward], color=OPTIMIZER, **bar)
+    axes.barh([-1.2], [row.forward_ms or 0.0], left=[-(row.forward_ms or 0.0)], color=FORWARD, **_BAR)
+    axes.barh([-1.2], [backward], left=[0.0], color=BACKWARD, **_BAR)
+    axes.barh([-1.2], [row.optimizer_ms or 0.0], left=[backward], color=OPTIMIZER, **_BAR)
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
@@ -124,11 +127,10 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     compress = bucket.compress_ms or 0.0
     before = min(compress, start - ready)
     after = min(compress - before, done - start)
-    bar = {"height": 0.75, "linewidth": 0}
-    axes.barh([place], [start - ready - before], left=[ready], color=WAIT, **bar)
-    axes.barh([place], [before], left=[start - before], color=COMPRESS, **bar)
-    axes.barh([place], [done - start - after], left=[start], color=COMMUNICATE, **bar)
-    axes.barh([place], [after], left=[done - after], color=COMPRESS, **bar)
+    axes.barh([place], [start - ready - before], left=[ready], color=WAIT, **_BAR)
+    axes.barh([place], [before], left=[start - before], color=COMPRESS, **_BAR)
+    axes.barh([place], [done - start - after], left=[start], color=COMMUNICATE, **_BAR)
+    axes.barh([place], [after], left=[done - after], color=COMPRESS, **_BAR)
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if written and bucket.size_bytes:
         megabytes = f" {digits(bucket.size_bytes / 1e6)} MB"

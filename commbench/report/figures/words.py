@@ -73,23 +73,24 @@ def digits(value: float) -> str:
 
 def time_text(point: Estimate) -> str:
     """A time in microseconds with its interval."""
-    interval = f" [{format_time(point.low * 1e-6)}, {format_time(point.high * 1e-6)}]" if _is_bound(point) else ""
+    low, high = point.bounds
+    interval = f" [{format_time(low * 1e-6)}, {format_time(high * 1e-6)}]" if _has_interval(point) else ""
     return format_time(point.value * 1e-6) + interval
 
 
 def number_text(point: Estimate, unit: str) -> str:
     """A value with its unit and its interval."""
-    interval = f" [{digits(point.low)}, {digits(point.high)}]" if _is_bound(point) else ""
+    interval = " [{}, {}]".format(*map(digits, point.bounds)) if _has_interval(point) else ""
     return f"{digits(point.value)} {unit}{interval}"
 
 
-def _is_bound(point: Estimate) -> bool:
+def _has_interval(point: Estimate) -> bool:
     return point.low is not None and point.high is not None
 
 
 def shown_apart(one: Estimate, other: Estimate) -> bool:
     """Whether two intervals do not meet: then the difference is more than noise."""
-    if not (_is_bound(one) and _is_bound(other)):
+    if not (_has_interval(one) and _has_interval(other)):
         return False
     (low, high), (other_low, other_high) = one.bounds, other.bounds
     return high < other_low or other_high < low
