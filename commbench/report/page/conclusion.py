@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from commbench.collectives import OPERATIONS
+from commbench.environment import differing
 from commbench.prediction.links import link_of
 from commbench.records import FLAGS, Row
 from commbench.report.matrix import conclude
@@ -38,7 +39,17 @@ def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     found = [(run, finding) for kind in kinds for run in runs for finding in kind(run)]
     if not found:
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
-    return [finding if len(runs) == 1 else _named(run, finding) for run, finding in found]
+    if len(runs) == 1:
+        return [finding for _, finding in found]
+    return [*_conditions(runs), *(_named(run, finding) for run, finding in found)]
+
+
+def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
+    """That runs were taken under unlike conditions, where they were."""
+    if names := list(differing([run.info.get("environment") or {} for run in runs])):
+        more = ("runs", "What each of them states")
+        said = f"Unlike in {', '.join(names)}: differences between the runs can be due to these."
+        yield Finding(label="Conditions", texts=[said], tone="doubt", more=more)
 
 
 def _named(run: Run, finding: Finding) -> Finding:
@@ -50,10 +61,7 @@ def _named(run: Run, finding: Finding) -> Finding:
 
 def _state(run: Run) -> Iterable[Finding]:
     if sentence := unfinished(run):
-        told, _, rest = sentence.partition(". ")
-        yield Finding(
-            label="Not finished", texts=[f"{told.removeprefix('Not finished: ')}."], details=[rest], tone="bad"
-        )
+        yield Finding(label="State", texts=[sentence], tone="bad")
 
 
 def _settings(run: Run) -> Iterable[Finding]:
