@@ -213,3 +213,14 @@ def test_training_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
                 store.append(record)
     assert 5 == compare([tmp_path / "a", tmp_path / "b"])
     assert "1 of 1 case slower: mlp none, default buckets" in capsys.readouterr().out
+
+
+def test_a_spreadsheet_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Quote the name of a workload that would be a formula."""
+    for name in ("a", "b"):
+        with Store.open(tmp_path / name, make_training_info()) as store:
+            for record in launches_of(20.0, make_training_case(workload="=HYPERLINK(1)")):
+                store.append(record)
+    assert 0 == compare([tmp_path / "a", tmp_path / "b"], output_format="csv")
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["case"].startswith("'=HYPERLINK(1) none")
