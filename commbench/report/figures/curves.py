@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
-from commbench.prediction.links import Link, link_of
+from commbench.prediction.links import Link, limit_of
 from commbench.records import Row
 from commbench.report.figures.axes import Estimate, estimate
 from commbench.report.figures.words import run_names, varying
@@ -147,7 +146,7 @@ def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any]) -> Readin
         status=broken.status if broken else "ok",
         reason=broken.reason if broken else "",
         launches=of.launches or 0,
-        limit=_limit(of, info),
+        limit=limit_of(of, info),
     )
 
 
@@ -168,14 +167,3 @@ def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
         return known[0]
     low, high = (sum(bounds) for bounds in zip(*(rate.bounds for rate in known), strict=True))
     return Estimate(value=sum(rate.value for rate in known), low=low, high=high)
-
-
-def _limit(row: Row, info: Mapping[str, Any]) -> Link | None:
-    """The link under a row that it bounds: with one rank on each of several hosts all that is sent crosses it."""
-    if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
-        return None
-    link = link_of(info, row.transport)
-    if link.rate_bps is None or link.rate_bps == float("inf"):
-        return None
-    both_ways = OPERATIONS[row.operation].messages_at_once
-    return dataclasses.replace(link, rate_bps=link.rate_bps * both_ways) if both_ways > 1 else link

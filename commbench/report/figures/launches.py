@@ -31,6 +31,7 @@ _DOUBTS = ("bimodal_launches", "ci_wide")
 _OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
 #: Launches that differ by more are drawn on a logarithmic axis.
 _WIDE = 5.0
+_TICKS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Dr
 
 def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
     """A line for each case: dots a little apart where they would hide each other, the interval below them."""
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes = figure.subplots()
     for place, spread in enumerate(spreads):
@@ -184,6 +185,7 @@ def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
     if max(shares) > _WIDE * min(shares):
         log_axis(axes.xaxis)
     else:
+        axes.xaxis.set_major_locator(MaxNLocator(_TICKS))
         axes.set_xlim(min(95.0, *axes.get_xlim()), max(105.0, *axes.get_xlim()))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g} %"))
 

@@ -23,6 +23,7 @@ _WRITTEN = 12
 #: Inches of a bucket, and of all of them at most.
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
+_EXPOSED_ALPHA = 0.2
 WAIT, COMPRESS, COMMUNICATE = GRID, SERIES[3], SERIES[2]
 
 _BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
@@ -112,7 +113,7 @@ def _paint_step(axes: Axes, step: Step) -> None:
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
-        axes.axvspan(*step.exposed, color=BAD, alpha=0.12, linewidth=0, gid="exposed")
+        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed")
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
     shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
@@ -133,8 +134,8 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     axes.barh([place], [after], left=[done - after], color=COMPRESS, **_BAR)
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if written and bucket.size_bytes:
-        megabytes = f" {digits(bucket.size_bytes / 1e6)} MB"
-        axes.text(done, place, megabytes, va="center", fontsize=8, color=MUTED)
+        aside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
 
 
 def _legend(figure: Figure) -> None:
@@ -149,7 +150,7 @@ def _legend(figure: Figure) -> None:
         "communicate": COMMUNICATE,
     }
     handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
-    handles.append(Patch(color=BAD, alpha=0.12, label="exposed"))
+    handles.append(Patch(color=BAD, alpha=_EXPOSED_ALPHA, label="exposed"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, columnspacing=1.2)
 
 

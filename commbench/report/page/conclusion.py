@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from commbench.collectives import OPERATIONS
 from commbench.environment import differing
-from commbench.prediction.links import link_of
+from commbench.prediction.links import limit_of, link_of
 from commbench.records import FLAGS, Row
 from commbench.report.matrix import conclude
 from commbench.report.page.columns import digits
@@ -19,10 +18,12 @@ from commbench.report.table import Flagged, flags_of, format_time_us, warnings_f
 from commbench.report.training import MEANINGS
 from commbench.store import Run
 from commbench.training.conclusion import Recommendation, headline
-from commbench.units import counted, format_duration, format_link_rate, format_size
+from commbench.units import counted, format_duration, format_size
 
 #: So many doubts stand on the first screen.
 MOST_DOUBTS = 3
+#: And so many names of hosts or transports.
+MOST_NAMED = 3
 #: Doubts that change what the figures mean, however few rows they are about; others count where they are about most.
 _GRAVE = (
     *("ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "clock", "one_launch", "few_launches"),
@@ -35,7 +36,7 @@ _BYTES_PER_S = 8e9
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     """What to say first: how far the runs came, what to set, how fast the network is, who is slow, what is doubtful."""
-    kinds = (_state, _settings, _bandwidth, _latency, _slow, _doubts)
+    kinds = (_state, _settings, _slow, _bandwidth, _latency, _doubts)
     found = [(run, finding) for kind in kinds for run in runs for finding in kind(run)]
     if not found:
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
@@ -88,9 +89,13 @@ def _bandwidth(run: Run) -> Iterable[Finding]:
     if not best:
         return
     texts = [f"{backend} {digits(row.busbw_GBps)} GB/s{_of_link(run, row)}" for backend, row in best.items()]
-    what = "; ".join(f"{backend}: {_what(row)}" for backend, row in best.items())
+    alike = list(dict.fromkeys(_what(row) for row in best.values()))
+    sizes = alike[0] if len(alike) == 1 else "; ".join(f"{backend}: {_what(row)}" for backend, row in best.items())
     yield Finding(
-        label="Bandwidth", texts=texts, details=[f"The largest busbw. {what}."], is_lead=not run.recommendation
+        label="Bandwidth",
+        texts=texts,
+        details=[f"The largest bus bandwidth ({sizes})."],
+        is_lead=not run.recommendation and not run.findings.suspects,
     )
 
 
@@ -116,16 +121,11 @@ def _what(row: Row) -> str:
 
 def _of_link(run: Run, row: Row) -> str:
     """What share of its link's rate that is; nothing where the rate does not bound it."""
-    link = link_of(run.info, row.transport)
-    if (
-        row.ranks_per_node != 1
-        or not link.rate_bps
-        or math.isinf(link.rate_bps)
-        or row.pattern not in {"flat", "matrix"}
-    ):
+    limit = limit_of(row, run.info)
+    if limit is None or not limit.rate_bps:
         return ""
-    share = (row.busbw_GBps or 0.0) * _BYTES_PER_S / link.rate_bps
-    return f", {100 * share:.0f} % of the link's {format_link_rate(link.rate_bps)} ({link.told_by})"
+    share = (row.busbw_GBps or 0.0) * _BYTES_PER_S / limit.rate_bps
+    return f", {100 * share:.0f} % of the link's {limit}"
 
 
 def _latency(run: Run) -> Iterable[Finding]:
@@ -151,8 +151,14 @@ def _by_backend(run: Run, is_wanted: Any) -> list[tuple[str, list[Row]]]:  # noq
 
 def _slow(run: Run) -> Iterable[Finding]:
     if sentence := conclude(run.findings):
-        tone = "bad" if run.findings.suspects else ""
-        yield Finding(label="Slow ones", texts=[_sentence(sentence.removeprefix("Slow: "))], tone=tone)  # type: ignore[arg-type]  # one of Tone
+        is_found = bool(run.findings.suspects)
+        yield Finding(
+            label="Slow ones",
+            texts=[_sentence(sentence.removeprefix("Slow: "))],
+            tone="bad" if is_found else "",
+            is_lead=is_found and not run.recommendation,
+            more=("pairs", "Every pair of ranks") if run.matrices else None,
+        )
 
 
 def _sentence(text: str) -> str:
@@ -217,8 +223,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    most = 4
-    listed = ", ".join(names) if len(names) <= most else f"{names[0]}, {names[1]}, … {names[-1]}"
+    listed = ", ".join(names) if len(names) <= MOST_NAMED + 1 else f"{names[0]}, {names[1]}, … {names[-1]}"
     return f"{len(names)}: {listed}" if names else ""
 
 
@@ -228,10 +233,10 @@ def _ranks(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    transports = [record.transport for record in run.records if record.transport]
-    crossed = _joined(_joined(transports).split("; ")) if transports else ""
+    transports = list(dict.fromkeys(record.transport for record in run.records if record.transport))
+    crossed = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
     link = link_of(run.info, transports[-1] if transports else "")
-    return ", ".join(part for part in (str(link), crossed) if part)
+    return f"{link}{f', {crossed}' if transports else ''}"
 
 
 def _software(environment: Any) -> str:  # noqa: ANN401 - JSON

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from commbench.advice import advise_run
+from commbench.arrangements import MATRIX
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.model import conclude_model
@@ -33,11 +34,14 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
         beside: whether the page lies beside the files of its only run.
     """
     several = len(runs) > 1
-    first = _trained(runs, drawings), _measured(runs, drawings)
+    trained, measured, pairs = _trained(runs, drawings), _measured(runs, drawings), _pairs(runs, drawings)
+    is_tuning = any(run.prediction_rows for run in runs)
+    is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
     sections = [
         *([_compared(runs)] if several else []),
-        *(first if any(run.prediction_rows for run in runs) else reversed(first)),
-        _pairs(runs, drawings),
+        *([trained] if is_tuning else []),
+        *([pairs, measured] if is_matrix else [measured, pairs]),
+        *([] if is_tuning else [trained]),
         _predicted(runs),
         Section(
             name="energy",

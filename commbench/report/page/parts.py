@@ -11,6 +11,8 @@ from commbench.report.figures.drawing import Drawing
 Tone = Literal["", "good", "doubt", "bad", "quiet"]
 #: A table of a page holds no more lines: a browser must stay quick, and the rest is in the run's files.
 MOST_LINES = 1000
+#: One with more lines scrolls in a box of its own.
+LONG = 40
 
 
 class Cell(NamedTuple):
@@ -95,6 +97,11 @@ class Section:
     codes: Sequence[Code] = ()
     figures: Sequence[Drawing] = ()
     tables: Sequence[Table] = ()
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """The flags in use in its tables, each with its meaning."""
+        return {flag: meaning for table in self.tables for flag, meaning in table.legend.items()}
 
     @property
     def is_empty(self) -> bool:

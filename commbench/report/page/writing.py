@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from commbench import __version__
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
 from commbench.report.page.contents import make_page
+from commbench.report.page.parts import LONG
 from commbench.store import Run
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)")
 _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
@@ -92,15 +93,21 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["prose"] = _prose
     return templates.get_template("page.html").render(
+        long=LONG,
         page=make_page(runs, drawings, beside=beside),
         figures=FIGURES,
-        version=__version__,
         svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
         style=Markup(style_sheet()),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _prose(text: str) -> str:
+    """A text whose numbers stay with their units at the end of a line."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def style_sheet() -> str:
