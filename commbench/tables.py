@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+#: Columns of free text, in which a spreadsheet could find a formula.
+_WORDS = frozenset({"reason", "case"})
+
+
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
     """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply.
 
@@ -53,7 +57,7 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
     text = str(value)
-    if name != "reason":
+    if name not in _WORDS:
         return text
     sentence = " ".join(text.split())
     return (

@@ -23,6 +23,7 @@ from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
 from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
@@ -150,6 +151,12 @@ Sizes are those of the float32 gradients, MB = 1e6 bytes; a batch is of one rank
 these workloads make so many unless `--steps` is given; elsewhere the number of steps follows from the budget.
 """
 
+COMPARISON = """## A comparison as CSV
+
+What `commbench compare A B --format csv` writes, a line a case; [comparing.md](comparing.md) says how verdicts come
+about.
+"""
+
 TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradient ready when the real model did, and
 keeps a core as busy as that did; a trace of a GPU waits instead. The loss means nothing.
 """
@@ -191,7 +198,7 @@ MB = 1e6
 
 def render() -> str:
     """The whole page, as text that ends in a newline."""
-    return "\n".join([HEAD, *_collectives(), *_training(), *_exported()])
+    return "\n".join([HEAD, *_collectives(), *_training(), *_exported(), COMPARISON, _columns(ComparisonRow)])
 
 
 def draw(name: str) -> bytes:

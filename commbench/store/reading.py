@@ -130,6 +130,18 @@ def load_run(path: str | Path) -> Run:
         )
 
 
+def runs_in(path: str | Path) -> list[Path]:
+    """Return the run's own directory, or of a folder of runs those of all, by name; nothing is read.
+
+    What is neither is returned as it is, for `load_run` to say so.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if (path / RUN).exists() or not path.is_dir():
+            return [path]
+        return sorted(run.parent for run in path.glob(f"*/{RUN}")) or [path]
+
+
 def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(file.read_bytes())

@@ -54,7 +54,7 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
             ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
             it. Each is optional.
     """
-    known = _swept(records)
+    known = swept(records)
     stand_ins = _stand_ins(info)
     groups = groups_of(known)
     baselines = {group: _baseline(members, stand_ins, known) for group, members in groups.items()}
@@ -72,7 +72,7 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
     return [rows[case] for case in sorted(rows, key=lambda case: _order(case, first))]
 
 
-def _swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
+def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
     """The configurations of the sweep; of a tuning that had no reason for one those of its calibration."""
     records = list(records)
     return trained(records) or trained(records, CALIBRATE)
@@ -329,7 +329,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> l
 
     Launches in which the buckets were others than in most are left out.
     """
-    known = _swept(records)
+    known = swept(records)
     stand_ins = _stand_ins(info)
     baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
     first = {one.case for one in baselines if one}
