@@ -57,7 +57,7 @@ help: ## List targets and variables.
 install: $(RUNTIME) ## Install commbench and what it measures with into VENV.
 	@echo 'Installed: $(BIN)/commbench'
 
-bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE, and print the table.
+bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the table, draw a page.
 	@$(BIN)/commbench bench $(if $(NP),-n $(NP)) $(if $(HOSTFILE),--hostfile '$(HOSTFILE)') \
 	    $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out '$(OUT)') $(ARGS)
 
@@ -73,7 +73,7 @@ lint: $(DEV) ## Check style, format, types and the direction of imports.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-report: $(RUNTIME) ## Print the run in RUN again.
+report: $(RUNTIME) ## Print the run in RUN again and draw its page.
 	@test -n '$(RUN)' || { echo 'Name a run: make report RUN=results/...' >&2; exit 2; }
 	@$(BIN)/commbench report '$(RUN)' $(ARGS)
 

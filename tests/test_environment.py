@@ -21,6 +21,7 @@ from commbench.environment import (
     collect_versions,
     cpu_model,
     cpu_quota,
+    differing,
     git_commit,
     is_virtualised,
     relevant_variables,
@@ -456,6 +457,14 @@ def _host(**changes: Any) -> dict[str, Any]:
 def test_unlike_hosts(changes: dict[str, Any], expected: list[str]) -> None:
     """Name what makes two hosts incomparable, and neither identity nor what one side does not state."""
     assert expected == unlike(_host(), _host(**changes))
+
+
+def test_differing_holds_for_several_and_names_what_is_not_stated() -> None:
+    """Give every environment's text of a condition in which two of them differ; silence alone is no difference."""
+    found = differing([_host(kernel="6.1"), _host(kernel="6.2"), {"hosts": [{"hostname": "c"}]}])
+    assert {"kernel": ["6.1", "6.2", None]} == found
+    several = [{"variables": variables} for variables in ({"NCCL_ALGO": "ring"}, {}, {"NCCL_ALGO": "ring"})]
+    assert {"NCCL_ALGO": ["ring", "unset", "ring"]} == differing(several)
 
 
 def test_unlike_knows_nothing_of_an_empty_environment() -> None:

@@ -144,6 +144,15 @@ def test_emulated_pairs_are_flagged() -> None:
     assert {"emulated"} == {row.flags for row in pair_rows(matrix, info)}
 
 
+def test_the_slowest_rows_come_first_where_only_some_are_wanted() -> None:
+    """Return as many rows as asked for, those slowest beside their kind, the same as among all."""
+    info = make_hosts(4)
+    (matrix,) = matrices(make_matrix(4, host_slowness=lambda a, b: 3.0 if (a, b) == (2, 1) else 1.0), info)
+    first, *others = pair_rows(matrix, info, most=5)
+    assert (2, 1, 4) == (first.source, first.target, len(others))
+    assert {first, *others} <= set(pair_rows(matrix, info))
+
+
 def test_unknown_hosts_are_one() -> None:
     """Read a run that does not say where its ranks were."""
     (matrix,) = matrices(make_matrix(3), {})

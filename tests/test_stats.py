@@ -21,7 +21,9 @@ from commbench.stats import (
     is_bimodal,
     is_steady,
     launch_interval,
+    median,
     median_interval,
+    quantiles,
     rank_test,
     ratio_interval,
     summarise,
@@ -102,6 +104,16 @@ def test_launch_interval_without_spread_or_logarithm() -> None:
     """Give no interval of one launch, nor of a few of which one is not above 0."""
     assert launch_interval([5.0]) is None
     assert launch_interval([0.0, 5.0]) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 40, 499, 500, 1001])
+def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
+    """Agree with numpy for few values, which are sorted by Python, and for many."""
+    random = np.random.default_rng(size)
+    shares = (0, 0.25, 0.5, 0.75, 0.95, 1)
+    for values in (random.lognormal(0, 1, size).tolist(), random.integers(0, 3, size).tolist()):
+        assert np.quantile(values, shares).tolist() == quantiles(values, shares)
+        assert float(np.median(values)) == median(values)
 
 
 def test_summarise_by_hand() -> None:

@@ -1,0 +1,20 @@
+"""Tests of keeping the garbage collector away."""
+
+import gc
+
+import pytest
+
+from commbench.collector import without_collector
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_collector_waits_and_comes_back_as_it_was(was_on: bool) -> None:
+    """Switch it off within, and leave it as it was found, also after an error."""
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError), without_collector():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert was_on == gc.isenabled()
+    finally:
+        gc.enable()
