@@ -44,9 +44,21 @@ def print_run(run_: Run, style: str, console: Console) -> None:
     for advice in _advice(run_.info):
         console.print(f"- {advice}", markup=False)
     _print_time(run_, console)
+    for line in _origins(run_.info):
+        console.print(line, soft_wrap=True)
     console.print(f"Results: {', '.join(_results_files(run_))}", markup=False, soft_wrap=True)
     if not run_.info.get("candidates"):
         _print_conclusion(run_, console)
+
+
+def _origins(info: Mapping[str, Any]) -> list[str]:
+    """Which other tools measured an imported run."""
+    files: dict[str, list[str]] = {}
+    for output in info.get("imported") or ():
+        files.setdefault(f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip(), []).append(
+            output["file"]
+        )
+    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in files.items()]
 
 
 def _print_conclusion(run_: Run, console: Console) -> None:
@@ -137,17 +149,17 @@ def _advice(info: Mapping[str, Any]) -> list[str]:
 
 def _print_time(run_: Run, console: Console) -> None:
     launches = run_.info.get("launches") or []
-    total = sum(launch["seconds"] for launch in launches)
+    total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
         return
     hung = any(launch.get("status") == "hung" for launch in launches)
     kinds = {"buffers, verification": run_.records, "building models": run_.training_records}
     other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])
     parts = {
-        "starting ranks": sum(launch["startup_s"] for launch in launches),
-        "measuring": sum(launch["measuring_s"] for launch in launches),
+        "starting ranks": sum(launch.get("startup_s", 0.0) for launch in launches),
+        "measuring": sum(launch.get("measuring_s", 0.0) for launch in launches),
         " and ".join([*([", ".join(other)] if other else []), "collecting samples"]): sum(
-            launch["other_s"] for launch in launches
+            launch.get("other_s", 0.0) for launch in launches
         ),
     }
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())

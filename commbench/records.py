@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from commbench.cases import Case
-from commbench.errors import InputError
+from commbench.arrangements import arranged
+from commbench.cases import Case, check_case
+from commbench.errors import InputError, UnsupportedError
+from commbench.fields import Ranks, check_as, read_as
 
 SCHEMA = 1
 
@@ -38,11 +40,26 @@ class Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What another tool says of a case, of which it gives one time instead of every repetition's."""
+
+    time: str
+    """What its time means, such as the mean over repetitions and ranks."""
+    repetitions: int | None = None
+    """How many its time is made of; None where it does not say, here and below."""
+    min_us: float | None = None
+    """The shortest repetition; likewise the quantiles over repetitions."""
+    p25_us: float | None = None
+    p75_us: float | None = None
+    p95_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupTimes:
     """One of several groups that ran at the same time, in one launch; fields mean what they mean in `Record`."""
 
     group: str
-    group_size: int
+    group_size: Ranks
     message_bytes: int
     """The true size in this group: a rank's share has been rounded up to one element."""
     times_us: Sequence[float] = ()
@@ -61,13 +78,24 @@ class GroupTimes:
 class PairTimes:
     """One ordered pair of ranks of a matrix, in one launch: a summary, since a matrix has very many."""
 
-    source: int
-    target: int
+    source: Ranks
+    target: Ranks
     time_us: float
     """Median over repetitions of the slower of the two, of one operation as in `Record`."""
     time_us_p95: float
     repetitions: int
     wrong: int | None = None
+
+
+class _PairColumns(TypedDict, total=False):
+    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
+
+    source: Sequence[Ranks]
+    target: Sequence[Ranks]
+    time_us: Sequence[float]
+    time_us_p95: Sequence[float]
+    repetitions: Sequence[int]
+    wrong: Sequence[int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +113,7 @@ class Record:
 
     group: str = ""
     """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
-    group_size: int = 0
+    group_size: Ranks = 0
     times_us: Sequence[float] = ()
     """The slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
@@ -113,6 +141,8 @@ class Record:
     algorithm: str = ""
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
+    stated: Stated | None = None
+    """Of what another tool measured only; ``times_us`` then holds its time alone."""
     groups: Sequence[GroupTimes] = ()
     """Of patterns that make several groups, each of them; the record's own times are then those of all groups
     together."""
@@ -137,21 +167,30 @@ class Record:
             InputError: a required field is missing or has another type.
         """
         try:
-            parts = {
-                "case": Case(**known_fields(Case, data["case"])),
-                "overlap": Overlap(**known_fields(Overlap, data["overlap"])) if data.get("overlap") else None,
-                "groups": tuple(GroupTimes(**known_fields(GroupTimes, group)) for group in data.get("groups", ())),
-                "pairs": _from_columns(known_fields(PairTimes, data.get("pairs") or {})),
-            }
-            return cls(**{**known_fields(cls, data), **parts})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if not isinstance(data, Mapping):
+                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
+            parts = {"groups": _as_tuple(data.get("groups", ())), "pairs": _from_columns(data.get("pairs") or {})}
+            record = read_as(cls, {**data, **parts})
+            _check_record(record)
+        except (InputError, UnsupportedError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+        return record
 
 
-def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``data`` holds of the fields of a dataclass: a later version may have written more."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_record(record: Record) -> None:
+    """Raise unless the case can be named and, where it was timed, makes sense in its pattern.
+
+    Raises:
+        InputError: an unknown operation, pattern, data type or reduction.
+        UnsupportedError: times of an operation that its pattern does not have.
+    """
+    check_case(record.case)
+    if len(record.times_us):
+        arranged(record.case.operation, record.case.pattern, max(1, record.group_size))
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
@@ -161,7 +200,16 @@ def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
     return {f.name: [getattr(pair, f.name) for pair in pairs] for f in dataclasses.fields(PairTimes)}
 
 
-def _from_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[PairTimes, ...]:
+def _from_columns(data: object) -> tuple[PairTimes, ...]:
+    """What `_as_columns` gave; checked by column.
+
+    Raises:
+        InputError: it is something else.
+    """
+    columns: dict[str, Any] = check_as(_PairColumns, data, "pairs")
+    columns = {name: columns[name] for name in _PairColumns.__annotations__ if name in columns}
+    if len({len(column) for column in columns.values()}) > 1:
+        raise InputError("pairs has columns of different lengths")
     return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))
 
 
@@ -282,5 +330,7 @@ FLAGS = {
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
     "slowest_group": "of the groups that ran at the same time, this one was the slowest",
+    "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
+    "of its outputs",
     "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
 }
