@@ -156,8 +156,8 @@ def _timed(
     Raises:
         LeftOutError: it holds no measurement.
     """
-    if any("time-out" in word or "out-of-mem" in word for word in words):
-        raise LeftOutError(f"line {place}: IMB stopped before this size ({words[1]})")
+    if stop := re.search(r"(time-out|out-of-mem).*", " ".join(words)):
+        raise LeftOutError(f"line {place}: IMB did not measure this size ({stop[0]:.60})")
     if len(words) != len(columns):
         raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
     line = dict(zip(columns, words, strict=True))

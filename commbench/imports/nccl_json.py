@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypedDict
 
-from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
 from commbench.fields import check_as
 from commbench.imports.nccl_tests import (
     cadence_of,
+    has_half,
     nccl_version,
     operation_of,
     stated_ranks,
@@ -130,7 +130,7 @@ def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> N
     }
     for result in report.get("results", ()):
         for key, in_place in (("out_of_place", False), ("in_place", True)):
-            if in_place and not OPERATIONS[operation].has_in_place:
+            if not has_half(operation, in_place=in_place, reading=reading):
                 continue
             with reading.noting():
                 reading.records += _record(result, key, in_place=in_place, shared=shared)

@@ -19,6 +19,7 @@ from commbench.imports.reading import (
     OwnSetting,
     Reading,
     Timed,
+    arranged_among,
     number,
     own_setting,
     whole_lines,
@@ -127,6 +128,7 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
     stated = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
     ranks = stated if operation.kind == "pair" and not test.own else reading.ranks(asked, stated, operation.name)
     shared = _shared(test, operation, int(ranks or 0), reading, asked)
+    operation = arranged_among(operation.name, shared["pattern"], shared["ranks"])
     for place, words in test.rows:
         with reading.noting():
             if len(words) != len(test.columns):
@@ -168,8 +170,9 @@ def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> 
         return _DTYPES.get(test.dtype, test.dtype)
     if asked.dtype is not None:
         return asked.dtype
-    dtype = "float32" if operation.reduces else "int8"
-    reading.assume(f"elements of {operation.name} were {OSU_TYPES[dtype]} ({dtype}), OSU's default (else --dtype)")
+    dtype = "float32" if operation.reduces or test.suite == "OMB-Py" else "int8"
+    default = f"{test.suite}'s default (else --dtype)"
+    reading.assume(f"elements of {operation.name} were {OSU_TYPES[dtype]} ({dtype}), {default}")
     return dtype
 
 

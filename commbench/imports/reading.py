@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from commbench.arrangements import arranged
+from commbench.arrangements import MATRIX, arranged
 from commbench.cases import Case
+from commbench.collectives import Operation
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
+from commbench.patterns import check_pattern, makes_groups
 from commbench.records import Record, Stated
 
 #: What launchers put before every line: mpirun --tag-output and srun --label.
@@ -156,6 +158,22 @@ def whole_number(word: str) -> int:
     return int(word)
 
 
+def arranged_among(operation: str, pattern: str, ranks: int) -> Operation:
+    """The entry of an operation in a pattern, among so many ranks.
+
+    Raises:
+        LeftOutError: there is none.
+    """
+    try:
+        check_pattern(pattern)
+        found = arranged(operation, pattern, ranks)
+    except (InputError, UnsupportedError) as error:
+        raise LeftOutError(str(error)) from error
+    if makes_groups(pattern) or pattern == MATRIX:
+        raise LeftOutError(f"a table of pattern {pattern} is one part of several that ran together; use the run itself")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timed:
     """What a tool says of one case; what it does not state stays empty."""
@@ -192,10 +210,7 @@ class Timed:
         Raises:
             LeftOutError: there is no such case here.
         """
-        try:
-            operation = arranged(self.operation, self.pattern, self.ranks)
-        except UnsupportedError as error:
-            raise LeftOutError(str(error)) from error
+        operation = arranged_among(self.operation, self.pattern, self.ranks)
         if operation.moves_data and self.dtype not in DTYPES:
             raise LeftOutError(f"element type {self.dtype} is not known here")
         if operation.moves_data and not self.message_bytes:

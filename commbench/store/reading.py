@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,7 +130,7 @@ def _remedy(file: Path) -> str:
 def _read_recommendation(path: Path) -> dict[str, Any] | None:
     """What ``recommendation.json`` holds, if it can be rebuilt."""
     file = path / RECOMMENDATION
-    if not file.exists():
+    if not os.path.lexists(file):
         return None
     conclusion = _read_json(file)
     try:
@@ -162,7 +163,7 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     records: list[AnyRecord] = []
     sound = 0
     damage: tuple[int, Exception] | None = None
-    with file.open("rb") if file.exists() else contextlib.nullcontext(()) as lines:
+    with file.open("rb") if os.path.lexists(file) else contextlib.nullcontext(()) as lines:
         for number, line in enumerate(lines, start=1):
             if damage:  # it was not the last line
                 raise _damaged(file, *damage)
