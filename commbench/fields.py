@@ -32,10 +32,11 @@ class Limits:
     """Whether infinity and NaN are refused."""
 
     def check(self, numbers: Sequence[float]) -> bool:
-        """Whether all are allowed; NaN spoils a sum, so that nothing is looked at twice."""
+        """Whether all are allowed; NaN, which escapes min and max, spoils the sum."""
         if not self.finite or not numbers:
             return True
-        return min(numbers) >= self.low and max(numbers) <= self.high and sum(numbers) == sum(numbers)
+        total = sum(numbers)
+        return min(numbers) >= self.low and max(numbers) <= self.high and total == total  # noqa: PLR0124 - NaN alone differs
 
     def __str__(self) -> str:
         """Name them for people."""
@@ -131,9 +132,10 @@ def _numbers(kind: type) -> tuple[set[type], str]:
 
 def _number_reader(kind: type, limits: Limits) -> Reader:
     allowed, name = _numbers(kind)
+    low, high, finite = limits.low, limits.high, limits.finite
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in allowed or not limits.check((value,)):
+        if type(value) not in allowed or (finite and not low <= value <= high):
             raise _unfit(f"a {name}{limits}", value)
         return value
 
@@ -229,6 +231,7 @@ def _dataclass_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind, include_extras=True)
     readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
     required = frozenset(field.name for field in dataclasses.fields(kind) if _is_required(field))
+    plain = {name: hint for name, hint in hints.items() if hint in {str, bool}}  # most fields, without a call
 
     def read(value: object) -> object:
         if isinstance(value, kind):
@@ -238,8 +241,9 @@ def _dataclass_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass
         _check_complete(required, value)
         found = {}
         for name, one in value.items():
-            reader = readers.get(name)
-            if reader is not None:
+            if type(one) is plain.get(name):
+                found[name] = one
+            elif (reader := readers.get(name)) is not None:
                 try:
                     found[name] = reader(one)
                 except _UnfitError as error:
