@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,22 +34,22 @@ class Limits:
 
     def check(self, numbers: Sequence[float]) -> bool:
         """Whether all are allowed; NaN, which escapes min and max, spoils the sum."""
-        if not self.finite or not numbers:
-            return True
+        if not self.finite:
+            return all(self.low <= one <= self.high or one in {math.inf, -math.inf} or one != one for one in numbers)  # noqa: PLR0124 - NaN alone differs
+        if not numbers or not (min(numbers) >= self.low and max(numbers) <= self.high):
+            return not numbers
         total = sum(numbers)
-        return min(numbers) >= self.low and max(numbers) <= self.high and total == total  # noqa: PLR0124 - NaN alone differs
+        return bool(total == total)  # noqa: PLR0124 - NaN alone differs
 
     def __str__(self) -> str:
         """Name them for people."""
-        if not self.finite:
-            return ""
-        return f" from {self.low:g} to {self.high:g}"
+        return f"{'' if self.finite else ', also infinity and NaN,'} from {self.low:g} to {self.high:g}"
 
 
 #: A difference, which may have either sign.
 Signed = Annotated[float, Limits(low=-LARGEST)]
 #: A loss or what is computed from one: training may diverge.
-Diverging = Annotated[float, Limits(finite=False)]
+Diverging = Annotated[float, Limits(low=-LARGEST, finite=False)]
 #: A rank, or a number of ranks.
 Ranks = Annotated[int, Limits(high=MOST_RANKS)]
 
@@ -132,10 +133,10 @@ def _numbers(kind: type) -> tuple[set[type], str]:
 
 def _number_reader(kind: type, limits: Limits) -> Reader:
     allowed, name = _numbers(kind)
-    low, high, finite = limits.low, limits.high, limits.finite
+    low, high = limits.low, limits.high
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in allowed or (finite and not low <= value <= high):
+        if type(value) not in allowed or not (low <= value <= high or limits.check((value,))):
             raise _unfit(f"a {name}{limits}", value)
         return value
 

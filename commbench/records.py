@@ -88,14 +88,19 @@ class PairTimes:
     wrong: int | None = None
 
 
-class _PairColumns(TypedDict, total=False):
-    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
+class _TimedColumns(TypedDict):
+    """Of `_PairColumns` what is always there."""
 
     source: Sequence[Ranks]
     target: Sequence[Ranks]
     time_us: Sequence[float]
     time_us_p95: Sequence[float]
     repetitions: Sequence[int]
+
+
+class _PairColumns(_TimedColumns, total=False):
+    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
+
     wrong: Sequence[int | None]
 
 
@@ -229,7 +234,9 @@ def _from_columns(data: object) -> tuple[PairTimes, ...]:
         InputError: it is something else.
     """
     columns: dict[str, Any] = check_as(_PairColumns, data, "pairs")
-    columns = {name: columns[name] for name in _PairColumns.__annotations__ if name in columns}
+    columns = {
+        name: columns[name] for name in _TimedColumns.__annotations__ | _PairColumns.__annotations__ if name in columns
+    }
     if len({len(column) for column in columns.values()}) > 1:
         raise InputError("pairs has columns of different lengths")
     return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))

@@ -95,6 +95,8 @@ def test_good_values_are_taken_over() -> None:
         ("share", 10 * LARGEST, "share must be a number"),
         ("share", 10**400, "share must be a number"),
         ("change", float("inf"), "change must be a number from -1e\\+18"),
+        ("loss", 10**400, "loss must be a number, also infinity and NaN, from"),
+        ("losses", [1e300], "losses must hold numbers, also infinity and NaN, from"),
         ("rank", MOST_RANKS + 1, "rank must be a whole number"),
         ("times", 1.0, "times must be a list of numbers, and is 1.0"),
         ("times", [1.0, "2"], "times must hold numbers from 0 to 1e\\+18, and holds '2'"),
