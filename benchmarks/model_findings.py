@@ -51,6 +51,8 @@ class Judged:
     best: str
     gain: float
     """Of the best over the default, by the sweep."""
+    gain_ci: tuple[float, float] | None
+    """Its 95 % interval over launches; None for one launch."""
     choice: str
     verdict: str
     regret: float
@@ -67,6 +69,11 @@ class Judged:
     interleaved_error: float | None
     """The same of a model fitted to default buckets in the sweep's own launches: without drift between two runs."""
     rank_correlation: float | None
+
+    @property
+    def gains(self) -> bool:
+        """Whether the sweep shows that some setting gains more than the margin."""
+        return self.gain_ci is not None and self.gain_ci[0] > MARGIN
 
     @property
     def cost(self) -> float:
@@ -138,11 +145,11 @@ class Findings:
             found=f"at most {dearest.cost:.0%} ({dearest.scenario})",
             met=dearest.cost <= COST_AIM,
         )
-        even = [one for one in self.judged if one.gain <= MARGIN]
-        kept = [one for one in even if one.verdict == "keep"]
+        even = [one for one in self.judged if not one.gains]
+        kept = [one for one in even if one.verdict != "change"]
         named = ", ".join(f"{one.scenario}: {one.verdict}" for one in even)
         yield Aim(
-            aim=f"where no setting gains {MARGIN:.0%} by the sweep it says keep",
+            aim=f"where the sweep shows no setting to gain {MARGIN:.0%} it keeps the default",
             found=f"{len(kept)} of {len(even)} ({named})" if even else "not shown: there was no such scenario",
             met=bool(even) and len(kept) == len(even),
         )

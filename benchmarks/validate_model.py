@@ -3,7 +3,8 @@
 ``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own below ``--out``:
 
 - *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by ``commbench tune`` with the
-  same candidates, between two launches of the sweep: what the choice loses, what it cost, how far predictions were off;
+  same candidates, between two launches of the sweep; then the choice and the sweep's best side by side in fresh
+  launches: what the choice loses, what it cost, how far predictions were off;
 - *collectives*: a dense grid of message sizes, every other one predicted from those beside it;
 - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
 - *break-even*: top-k of several densities, won or lost against sending gradients whole, as predicted or not.
@@ -71,6 +72,8 @@ BREAK_EVENS = (
     ("mlp@2gbit", 2, "2gbit", (0.002, 0.05, 0.5)),
     ("mlp@500mbit", 4, "500mbit", (0.005, 0.05, 0.4)),
 )
+#: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best what it is.
+FRESH_STEPS, FRESH_LAUNCHES = 9, 10
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
 COMMBENCH = (sys.executable, "-m", "commbench")
@@ -185,6 +188,18 @@ def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
     runs.make(f"train_{scenario.name}", [*train, str(scope.launches)], rate=scenario.rate)
 
 
+def measure_choice(runs: Runs, scenario: Scenario, choice: TrainingCase, best: TrainingCase) -> str | None:
+    """The choice, the sweep's best and the default in fresh launches; None where choice and best are one."""
+    if choice == best:
+        return None
+    caps = ",".join(dict.fromkeys(case.bucket_cap_mb for case in (choice, best)))
+    hooks = ",".join(dict.fromkeys(case.hook_name for case in (choice, best)))
+    words = f"--bucket-cap-mb {caps} --hook {hooks} --seed 2 --steps {FRESH_STEPS} --launches {FRESH_LAUNCHES}".split()
+    name = f"choice_{scenario.name}"
+    runs.make(name, ["train", *scenario.options, *words, "--confirm-launches", "1"], rate=scenario.rate)
+    return name
+
+
 def measure_collectives(runs: Runs, rate: str, scope: Scope) -> None:
     """A dense grid of message sizes on both host backends."""
     command = ["run", "--backend", "gloo,mpi", "-c", "all_reduce,all_gather", "--sizes", scope.sizes]
@@ -209,9 +224,10 @@ def measure_break_even(runs: Runs, scenario: Scenario, hosts: int, rate: str, de
 # --------------------------------------------------------------------------------------------------------- judging
 
 
-def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) -> None:
-    """Hold what the tuner predicted and chose against the sweep."""
-    sweep = Exhaustive.of(swept.training_records, swept.info)
+def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
+    """Hold what the tuner predicted and chose against the sweep, and its choice in fresh launches, which are made."""
+    swept, tuned = (runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune"))
+    sweep = _swept(swept)
     rows = prediction_rows(tuned.records, tuned.training_records, tuned.info)
     recommendation = Recommendation.from_json(tuned.recommendation or {})
     predicted = {_setting(row, sweep.baseline.case): row for row in rows}
@@ -224,7 +240,8 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
     interleaved = _interleaved(sweep, swept, tuned)
     found.add("scenarios", scenario.name, "step_ms", "interleaved", interleaved)
     choice = choice_of(recommendation, sweep.baseline.case)
-    regret = sweep.regret(choice)
+    fresh = measure_choice(runs, scenario, sweep.find(choice).case, sweep.best.case)
+    regret = sweep.regret(choice, _swept(runs.load(fresh)) if fresh else None)
     default = next(row for row in swept.training_rows if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP)
     held_out = [steps[case] for case in steps if case not in fitted]
     found.judged.append(
@@ -235,6 +252,7 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
             communication=(default.exposed_comm_ms or 0.0) / (default.step_ms or 1.0),
             best=_short(sweep.best.case),
             gain=sweep.gain,
+            gain_ci=(sweep.gain_interval.low - 1, sweep.gain_interval.high - 1) if sweep.gain_interval else None,
             choice=_short(choice),
             verdict=recommendation.verdict,
             regret=regret.against_best,
@@ -250,6 +268,10 @@ def judge_scenario(found: Findings, scenario: Scenario, swept: Run, tuned: Run) 
             rank_correlation=rank_correlation(list(steps.values())),
         )
     )
+
+
+def _swept(run: Run) -> Exhaustive:
+    return Exhaustive.of(run.training_records, run.info)
 
 
 def _setting(row: Any, like: TrainingCase) -> TrainingCase:  # noqa: ANN401 - any row with the columns of a setting
@@ -289,7 +311,7 @@ def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: s
     """Hold what top-k did at several densities against the break-even predicted from another run."""
     scenario = Scenario.parse(name)
     swept, tuned = runs.load(f"train_{name}"), runs.load(f"tune_{name}")
-    case = Exhaustive.of(swept.training_records, swept.info).baseline.case
+    case = _swept(swept).baseline.case
     network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
     model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
     if hosts != HOSTS:
@@ -316,7 +338,7 @@ def validate(scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], 
     found = Findings()
     for scenario in scenarios if "scenarios" in parts else ():
         measure_scenario(runs, scenario, scope)
-        judge_scenario(found, scenario, *(runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune")))
+        judge_scenario(found, scenario, runs)
     for rate in DENSE_RATES if "collectives" in parts else ():
         measure_collectives(runs, rate, scope)
         judge_collectives(found, runs, rate)

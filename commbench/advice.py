@@ -88,6 +88,30 @@ def advise(
     return [advice for rule in RULES if (advice := rule(conditions)) is not None]
 
 
+def advise_run(info: Mapping[str, Any]) -> list[str]:
+    """What to do about the hosts of a run: each thing once, however many hosts share it.
+
+    Args:
+        info: as ``run.json`` holds it.
+    """
+    environment = info.get("environment") or {}
+    per_host = (
+        advise(
+            host,
+            ranks=info.get("ranks_per_node"),
+            mpi_init_s=info.get("mpi_init_s"),
+            mpi_library=environment.get("mpi_library"),
+            versions=environment.get("versions"),
+            variables=environment.get("variables"),
+        )
+        for host in environment.get("hosts", [])
+    )
+    told: dict[str, str] = {}  # what was seen differs in its figures from host to host
+    for advice in (advice for advices in per_host for advice in advices):
+        told.setdefault(advice.advice, str(advice))
+    return list(told.values())
+
+
 def _governor(conditions: Conditions) -> Advice | None:
     governor = conditions.host.get("governor")
     if governor in {None, "performance", "userspace"}:  # userspace holds the frequency that somebody chose

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from commbench.arrangements import arranged
@@ -51,13 +52,13 @@ class Case:
     world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
 
         ``world_size`` stands in it only where it is given: keys are as they were before there was one.
         """
-        fields = dataclasses.asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.world_size is None:
             del fields["world_size"]
         return json.dumps(fields, separators=(",", ":"))

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise, repeat, starmap
 from pathlib import Path, PurePosixPath
@@ -426,19 +426,29 @@ def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         a: a host or a run environment (see the module), as collected or as read back from JSON.
         b: the other one.
     """
-    before, after = _conditions(a), _conditions(b)
-    stated = [name for name in before if name in after]
-    differences = [f"{name}: {before[name]} vs {after[name]}" for name in stated if before[name] != after[name]]
-    return differences + _unlike_variables(a.get("variables"), b.get("variables"))
+    return [f"{name}: {' vs '.join(map(str, texts))}" for name, texts in differing([a, b]).items()]
 
 
-def _unlike_variables(a: Mapping[str, str] | None, b: Mapping[str, str] | None) -> list[str]:
-    """Compare settings, where being unset is a value too."""
-    if a is None or b is None:
-        return []
-    names = sorted(name for name in a.keys() | b.keys() if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name))
-    pairs = ((name, a.get(name, "unset"), b.get(name, "unset")) for name in names)
-    return [f"{name}: {before} vs {after}" for name, before, after in pairs if before != after]
+def differing(environments: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Name the conditions in which hosts or run environments differ, each with the text of every one of them.
+
+    None stands for what one does not state; that alone is no difference.
+    """
+    each = [_conditions(environment) for environment in environments]
+    names = dict.fromkeys(name for conditions in each for name in conditions)
+    texts = {name: [conditions.get(name) for conditions in each] for name in names} | _settings(environments)
+    return {name: found for name, found in texts.items() if len({*found} - {None}) > 1}
+
+
+def _settings(environments: Iterable[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """The variables of each: being unset is a value too, where variables are stated at all."""
+    each = [environment.get("variables") for environment in environments]
+    names = sorted({name for variables in each for name in variables or ()})
+    return {
+        name: [None if variables is None else variables.get(name, "unset") for variables in each]
+        for name in names
+        if not _VARIABLES_THAT_DO_NOT_COUNT.fullmatch(name)
+    }
 
 
 def _conditions(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,9 @@ CommbenchError
 └── UnsupportedError  -  a backend cannot do a case; becomes a row with the reason, never a crash
 """
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 
 class CommbenchError(Exception):
     """Base of every error that commbench raises on purpose; its text is one sentence for the user."""
@@ -19,6 +22,15 @@ class InputError(CommbenchError):
     """What was asked cannot be done: the sentence says what was asked, what was found and what to do."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[str], object]) -> Iterator[None]:
+    """Hand over the text of an `InputError` instead of raising it."""
+    try:
+        yield
+    except InputError as error:
+        note(str(error))
 
 
 class LaunchError(CommbenchError):

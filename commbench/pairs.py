@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from commbench import stats
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
-from commbench.records import FLAGS, SCHEMA, PairTimes, Record
+from commbench.records import FLAGS, SCHEMA, PairTable, Record
 from commbench.summary import MANY_LAUNCHES, ordered, records_by_case
 from commbench.units import algbw_GBps
 
@@ -144,7 +144,7 @@ def _order(case: Case) -> tuple[Any, ...]:
 
 
 def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
-    columns = [_columns(record.pairs) for record in records]
+    columns = [PairTable.of(record.pairs).columns for record in records]
     highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
     ranks = max(1 + highest, *(record.group_size for record in records))
     codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
@@ -165,14 +165,6 @@ def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
         repetitions=np.nansum(repetitions, axis=0).astype(np.int64),
         wrong=np.where(np.isfinite(wrong).any(axis=0), np.nansum(wrong, axis=0), np.nan),
     )
-
-
-def _columns(pairs: Sequence[PairTimes]) -> dict[str, Floats]:
-    """The pairs of a launch by field; what could not be verified is NaN."""
-    lines = ((p.source, p.target, p.time_us, p.time_us_p95, p.repetitions, p.wrong) for p in pairs)
-    table = np.array([tuple(np.nan if value is None else value for value in line) for line in lines], dtype=np.float64)
-    names = ("source", "target", "time_us", "time_us_p95", "repetitions", "wrong")
-    return dict(zip(names, table.T, strict=True))
 
 
 def hosts_of(info: Mapping[str, Any], ranks: int) -> list[str]:
@@ -229,10 +221,22 @@ def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[
     return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}
 
 
-def pair_rows(matrix: Matrix, info: Mapping[str, Any]) -> list[PairRow]:
-    """The lines of ``pairs.csv`` for one matrix, by source and target."""
+def pair_rows(matrix: Matrix, info: Mapping[str, Any], *, most: int | None = None) -> list[PairRow]:
+    """The lines of ``pairs.csv`` for one matrix, by source and target.
+
+    Args:
+        matrix: measured.
+        info: as ``run.json`` holds it.
+        most: at most so many, those that are slowest beside the typical pair of their kind, these first.
+    """
     columns = pair_columns(matrix, info)
-    return [PairRow(**dict(zip(columns, line, strict=True))) for line in zip(*columns.values(), strict=True)]
+    lines: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True)
+    if most is not None:
+        slowest = np.argsort(-np.nan_to_num(matrix.ratio_to_typical, nan=np.inf), kind="stable")[:most]
+        kept = dict.fromkeys(slowest.tolist())
+        found = {place: line for place, line in enumerate(lines) if place in kept}
+        lines = (found[place] for place in kept)
+    return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
 
 
 def _joined(records: Iterable[Record], name: str) -> str:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, overload
+
+import numpy as np
 
 from commbench.arrangements import arranged
 from commbench.cases import Case, check_case
@@ -88,6 +91,9 @@ class PairTimes:
     wrong: int | None = None
 
 
+_PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
+
+
 class _TimedColumns(TypedDict):
     """Of `_PairColumns` what is always there."""
 
@@ -102,6 +108,51 @@ class _PairColumns(_TimedColumns, total=False):
     """`PairTimes` as ``samples.jsonl`` holds them: by column."""
 
     wrong: Sequence[int | None]
+
+
+class PairTable(Sequence[PairTimes]):
+    """The pairs of a launch as one array a field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Take the pairs by field; ``wrong`` may be missing.
+
+        Raises:
+            TypeError: another field is missing, or unknown.
+            ValueError: fields differ in length, or something is no number.
+        """
+        given = {"wrong": [None] * len(columns.get("source", ())), **columns}
+        if given.keys() != set(_PAIR_FIELDS):
+            raise TypeError(f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}")
+        self.columns = {name: np.array(given[name], dtype=np.float64) for name in _PAIR_FIELDS}
+        if len({column.shape for column in self.columns.values()}) > 1:
+            raise ValueError("the fields of pairs differ in length")
+
+    @classmethod
+    def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
+        """The pairs as a table, unless they are one already."""
+        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs))
+
+    def __len__(self) -> int:
+        return len(self.columns["source"])
+
+    @overload
+    def __getitem__(self, place: int) -> PairTimes: ...
+    @overload
+    def __getitem__(self, place: slice) -> PairTable: ...
+    def __getitem__(self, place: int | slice) -> PairTimes | PairTable:
+        if isinstance(place, slice):
+            return PairTable({name: column[place].tolist() for name, column in self.columns.items()})
+        line = {name: column[place].item() for name, column in self.columns.items()}
+        wholes = {name: int(line[name]) for name in ("source", "target", "repetitions")}
+        return PairTimes(**{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (PairTable, list, tuple)):
+            return NotImplemented
+        mine, others = self.columns, PairTable.of(other).columns
+        return all(np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS)
+
+    __hash__ = None  # type: ignore[assignment] # arrays can be changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +214,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
         plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
-        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs)}
+        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs) if self.pairs else {}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -175,10 +226,10 @@ class Record:
         try:
             if not isinstance(data, Mapping):
                 raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
-            parts: dict[str, Any] = {"groups": _as_tuple(data.get("groups", ())), "pairs": ()}
+            plain = {**data, "groups": _as_tuple(data.get("groups", ())), "pairs": ()}
+            record = read_as(cls, {**plain, "case": _known_case(data.get("case"))})
             if data.get("pairs"):
-                parts["pairs"] = _from_columns(data["pairs"])
-            record = read_as(cls, {**data, **parts, "case": _known_case(data.get("case"))})
+                record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))
             _check_record(record)
         except (InputError, UnsupportedError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
@@ -222,24 +273,20 @@ def _check_record(record: Record) -> None:
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
     """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
-    if not pairs:
-        return {}
-    return {f.name: [getattr(pair, f.name) for pair in pairs] for f in dataclasses.fields(PairTimes)}
+    return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
 
 
-def _from_columns(data: object) -> tuple[PairTimes, ...]:
-    """What `_as_columns` gave; checked by column.
+def _read_pairs(data: object) -> PairTable:
+    """What `_as_columns` gave.
 
     Raises:
         InputError: it is something else.
     """
-    columns: dict[str, Any] = check_as(_PairColumns, data, "pairs")
-    columns = {
-        name: columns[name] for name in _TimedColumns.__annotations__ | _PairColumns.__annotations__ if name in columns
-    }
-    if len({len(column) for column in columns.values()}) > 1:
-        raise InputError("pairs has columns of different lengths")
-    return tuple(PairTimes(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True))
+    columns = check_as(_PairColumns, data, "pairs")
+    try:
+        return PairTable({name: columns[name] for name in _PAIR_FIELDS if name in columns})
+    except ValueError as error:
+        raise InputError(f"pairs: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +363,11 @@ class Row:
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+
+
+def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of a row, with what documentation says of its column."""
+    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, kw_only=True)

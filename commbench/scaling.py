@@ -16,7 +16,7 @@ from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.patterns import pattern_order
 from commbench.records import Record, Row
-from commbench.summary import keyed_records, keyed_rows
+from commbench.summary import RowKey, keyed_records, keyed_rows
 
 Floats = NDArray[np.float64]
 
@@ -73,11 +73,10 @@ def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
     return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in found.values() if len(by_ranks) > 1]
 
 
-def whole_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
-    """The rows of cases in which all ranks take part."""
-    records = list(records)
+def whole_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
+    """Those of the rows that are of cases in which all ranks take part."""
     parts = {record.case.key for record in records if record.case.world_size is not None}
-    return [row for key, row in keyed_rows(records, info).items() if key[0] not in parts]
+    return [row for key, row in rows.items() if key[0] not in parts]
 
 
 def _alike(case: Case, known: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:

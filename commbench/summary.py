@@ -5,14 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from commbench import stats
 from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.collector import without_collector
 from commbench.patterns import pattern_order
-from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, Record, Row
+from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -37,6 +36,7 @@ _SHARED_COLUMNS = (
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
 #: Flags of a record that are about its times, so that those of a group stand in their place.
 _TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
+_PLACES = {name: place for place, name in enumerate(OPERATIONS)}
 #: What a group's times have in common with a record.
 _GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_bytes", "flags"}
 
@@ -122,7 +122,7 @@ def _within(record: Record, group: str) -> list[Record]:
 
 def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
     """The median time in microseconds of each launch's record that was timed and ended as one of ``statuses``."""
-    return [_median(record.times_us) for record in _timed(records, statuses)]
+    return [stats.median(record.times_us) for record in _timed(records, statuses)]
 
 
 def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
@@ -139,7 +139,8 @@ def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Ro
 
 def keyed_rows(records: Iterable[Record], info: Mapping[str, Any]) -> dict[RowKey, Row]:
     """As `summarise_run`, in the same order."""
-    rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
+    with without_collector():
+        rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
         flags = {flag for flag in rows[key].flags.split(";") if flag} | {"slowest_group"}
         rows[key] = dataclasses.replace(rows[key], flags=";".join(ordered(flags, FLAGS)))
@@ -186,10 +187,10 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
     return OverlapRow(
         **{name: getattr(row, name) for name in _SHARED_COLUMNS},
         launches=len(overlaps),
-        overall_us=_median([overlap.overall_us for overlap in overlaps]),
-        compute_us=_median([overlap.compute_us for overlap in overlaps]),
-        pure_us=_median([overlap.pure_us for overlap in overlaps]),
-        overlap_percent=_median(shares),
+        overall_us=stats.median([overlap.overall_us for overlap in overlaps]),
+        compute_us=stats.median([overlap.compute_us for overlap in overlaps]),
+        pure_us=stats.median([overlap.pure_us for overlap in overlaps]),
+        overlap_percent=stats.median(shares),
         overlap_percent_ci_low=interval.low if interval else None,
         overlap_percent_ci_high=interval.high if interval else None,
     )
@@ -206,8 +207,9 @@ def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:
         status=status,
         reason=reason,
     )
-    row = dataclasses.replace(row, osu_bytes=_osu_bytes(row), **_bandwidths(row))
-    return dataclasses.replace(row, flags=";".join(_flags(row, timed, info)))
+    return dataclasses.replace(
+        row, osu_bytes=_osu_bytes(row), flags=";".join(_flags(row, timed, info)), **_bandwidths(row)
+    )
 
 
 def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
@@ -277,7 +279,7 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "launches": len(timed),
         "repetitions": _total(_repetitions(r) for r in timed),
         "late_discarded": _total(None if r.stated else r.late_discarded for r in timed),
-        "time_us": _median(launch_medians(timed, ("ok", "wrong"))),
+        "time_us": stats.median(launch_medians(timed, ("ok", "wrong"))),
         "time_us_ci_low": interval.low if interval else None,
         "time_us_ci_high": interval.high if interval else None,
         "time_us_min": low,
@@ -292,14 +294,14 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
 
 def _quantiles(timed: Sequence[Record]) -> list[float | None]:
     """The minimum, the quartiles and p95: medians over launches, of another tool's times what it states."""
-    if all(r.stated is None for r in timed):
-        found: list[float | None] = np.median(
-            [np.percentile(r.times_us, (0, 25, 75, 95)) for r in timed], axis=0
-        ).tolist()
-        return found
     stated = [r.stated for r in timed if r.stated]
-    columns = ([getattr(one, f"{name}_us") for one in stated] for name in ("min", "p25", "p75", "p95"))
-    return [_median(column) if column and None not in column else None for column in columns]
+    columns: Iterable[Sequence[float | None]]
+    if stated:
+        columns = ([getattr(one, f"{name}_us") for one in stated] for name in ("min", "p25", "p75", "p95"))
+    else:
+        columns = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return [stats.median(column) if len(column) == len(timed) else None for column in known]
 
 
 def _repetitions(record: Record) -> int | None:
@@ -309,7 +311,7 @@ def _repetitions(record: Record) -> int | None:
     if not record.pairs:
         return len(record.times_us)
     directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
-    return sum(pair.repetitions for pair in record.pairs) // directions
+    return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
@@ -384,17 +386,13 @@ def ordered(flags: set[str], known: Iterable[str]) -> list[str]:
 
 def _order(row: Row) -> tuple[Any, ...]:
     keys = (pattern_order(row.pattern), row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
-    return (list(OPERATIONS).index(row.operation), *((key is not None, key) for key in keys))
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values))
+    return (_PLACES[row.operation], *((key is not None, key) for key in keys))
 
 
 def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
     """The median over launches of the median over repetitions; None where no launch has any."""
-    medians = [_median(sample) for sample in samples if len(sample)]
-    return _median(medians) if medians else None
+    medians = [stats.median(sample) for sample in samples if len(sample)]
+    return stats.median(medians) if medians else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,7 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
-    cells = (dataclasses.asdict(row) for row in rows)
-    writer.writerows([_cell(name, row.get(name)) for name in columns] for row in cells)
+    writer.writerows([_cell(name, getattr(row, name, None)) for name in columns] for row in rows)
     return stream.getvalue()
 
 

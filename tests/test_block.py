@@ -95,6 +95,7 @@ def trained(run_ranks: RunRanks) -> Any:
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         timed=({"plain": PLAIN, "topk": case("topk:0.1")}, {}),
+        shuffled=({name: CASES[name] for name in TWO_BLOCKS}, {"watches_drift": False, "launch": 4}),
     )
 
 
@@ -326,6 +327,15 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
     assert records["plain"]["block_steps"] >= EARLY_STEPS + 3
     for record in records.values():
         assert all(record["block_steps"] >= length + EARLY_STEPS for length in record["block_lengths"])
+
+
+def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) -> None:
+    """Try its steps before the first block, which is another configuration's."""
+    shuffled = trained["shuffled"]
+    assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
+    assert 1 == len({record["block_steps"] for record in shuffled.records.values()})
+    blocks = {name: [len(of_rank) for of_rank in seen] for name, seen in shuffled.seen.items()}
+    assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
 
 
 def test_some_of_the_ranks_train(some_of_three: Launch) -> None:

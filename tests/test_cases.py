@@ -1,7 +1,7 @@
 """Tests of cases and sweeps."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -117,7 +117,7 @@ def test_a_key_names_every_field() -> None:
     keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
     assert 1 + len(changes) == len(keys)
     assert make_case().key == case.key
-    fields = vars(make_case(world_size=2))
+    fields = asdict(make_case(world_size=2))
     assert fields == json.loads(make_case(world_size=2).key)
     assert {name: value for name, value in fields.items() if name != "world_size"} == json.loads(case.key)
 

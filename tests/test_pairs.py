@@ -1,6 +1,7 @@
 """Tests of pairs.csv."""
 
 import csv
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from builders import KIB, make_case, make_record
 from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
 from commbench import stats
+from commbench.errors import InputError
 from commbench.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
-from commbench.records import PairTimes, Record
+from commbench.records import PairTable, PairTimes, Record
 from commbench.store import Store, load_run
 from commbench.tables import columns_text, csv_text
 
@@ -178,6 +180,38 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
         (line["source"], line["target"], f"{float(line['time_us']):.6g}") for line in lines
     ]
     assert 6 == len(lines)
+
+
+def test_pairs_come_back_as_a_table_that_equals_them() -> None:
+    """Read a launch's pairs as arrays, with what could not be verified as it was."""
+    pairs = [
+        PairTimes(source=source, target=1 - source, time_us=9.5, time_us_p95=10.0, repetitions=30, wrong=wrong)
+        for source, wrong in ((0, None), (1, 3))
+    ]
+    record = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs)
+    back = Record.from_json(json.loads(json.dumps(record.to_json()))).pairs
+
+    assert isinstance(back, PairTable)
+    assert (pairs, pairs[1:], 2) == (list(back), list(back[1:]), len(back))
+    assert back == pairs
+    assert back != pairs[:1]
+    assert [] == list(PairTable.of([]))
+    assert record.to_json() == replace(record, pairs=back).to_json()
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {"source": [0], "target": [1]},
+        {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
+        {"source": ["a"], "target": [1], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
+    ],
+)
+def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
+    """Name a line whose pairs lack a field, differ in length or hold no numbers."""
+    stored = make_record(make_case("bandwidth", pattern="matrix")).to_json()
+    with pytest.raises(InputError, match="not a record"):
+        Record.from_json({**stored, "pairs": pairs})
 
 
 def test_three_hundred_ranks_take_seconds() -> None:

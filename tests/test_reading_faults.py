@@ -133,7 +133,12 @@ def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: obj
         ("case", {}, "case lacks backend, dtype, message_bytes, operation"),
         ("case", [], "case must be an object"),
         ("pairs", [1], "pairs must be an object"),
-        ("pairs", {"source": [0], "target": [1, 2]}, "columns of different lengths"),
+        ("pairs", {"source": [0], "target": [1]}, "pairs lacks repetitions, time_us, time_us_p95"),
+        (
+            "pairs",
+            {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1]},
+            "differ in length",
+        ),
         ("groups", [{}], r"groups\[0\] lacks group, group_size, message_bytes"),
     ],
 )

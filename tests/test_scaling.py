@@ -17,6 +17,7 @@ from commbench.presentation import print_run
 from commbench.records import GroupTimes, Record, Row
 from commbench.scaling import Growth, growths, law_of, order_of, whole_rows
 from commbench.store import Run
+from commbench.summary import keyed_rows
 
 RANKS = (2, 4, 8, 16)
 INFO = make_info(world_size=16)
@@ -131,7 +132,7 @@ def test_ordinary_runs_are_no_study() -> None:
     """Make nothing of runs in which all ranks always took part."""
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
-    assert 1 == len(whole_rows(records, make_info()))
+    assert 1 == len(whole_rows(records, keyed_rows(records, make_info())))
 
 
 def test_patterns_follow_the_order_of_the_rows() -> None:

@@ -56,10 +56,22 @@ def test_the_best_is_found_launch_by_launch() -> None:
     assert {BASE, FIVE, FP16, TOPK} == set(swept.settings)
     assert (BASE, TOPK, pytest.approx(1.0)) == (swept.baseline.case, swept.best.case, swept.gain)
     assert (4 + 2) * 3 * 22 == swept.steps
+    assert swept.gain_interval is not None
+    assert swept.gain_interval.low <= 1 + swept.gain <= swept.gain_interval.high
 
 
-def test_further_blocks_of_the_default_are_no_steps_of_a_sweep() -> None:
-    """Count one block of each setting in every launch, however many the default had to show drift."""
+def test_fresh_launches_decide_what_a_choice_loses() -> None:
+    """Compare with the sweep's best where that was measured again, whatever the sweep says of both."""
+    fresh = Exhaustive.of(
+        [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
+        make_training_info(),
+    )
+    assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
+    assert sweep().regret(FIVE).fair == sweep().regret(FIVE, fresh).fair
+
+
+def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
+    """Count one block of each setting in every launch, and those that watch for drift as planned."""
     found = sweep().settings
     drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in found[BASE].records]
     others = [r for case, one in found.items() if case != BASE for r in one.records]

@@ -29,8 +29,9 @@ from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.launch.whoami import Identity, identify
 from commbench.options import default_out, run_header
 from commbench.parameters import listed
-from commbench.presentation import check_style, print_run, print_unfinished
-from commbench.store import Store, load_run
+from commbench.presentation import check_style, print_page, print_run, print_unfinished
+from commbench.report.page import write_page
+from commbench.store import Run, Store, load_run
 from commbench.terminal import make_console, make_display
 from commbench.training.cases import TrainingCase
 from commbench.units import counted, format_duration
@@ -69,6 +70,8 @@ class Task:
     """What follows of which the details are not known beforehand."""
     seconds: float | None = None
     """What the run may take at most; None: what its requests say."""
+    draws_page: bool = False
+    """Whether the conductor ends by drawing a page."""
 
     @property
     def extent(self) -> str:
@@ -82,7 +85,8 @@ class Task:
 
     def header(self) -> Mapping[str, Any]:
         """What run.json says from the first moment on."""
-        return run_header(self.name, self.requests, self.info, self.identity)
+        left_out = {"left_out": list(self.left_out)} if self.left_out else {}
+        return run_header(self.name, self.requests, {**self.info, **left_out}, self.identity)
 
     def estimate_s(self) -> float:
         """What the run takes at most, in seconds."""
@@ -199,9 +203,19 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             raise
         task.conclude(store)
     finished = load_run(out)
-    print_run(finished, settings.style, make_console())
+    print_run(finished, settings.style, make_console(), hint=not task.draws_page)
     print_unfinished(finished, messages)
+    if task.draws_page:
+        _draw_page(finished, messages)
     return code
+
+
+def _draw_page(run: Run, messages: Console) -> None:
+    """Draw the page of a run and say where it is; what goes wrong costs nobody the run."""
+    try:
+        print_page(write_page([run], run.path), messages)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
+        messages.print(f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True)
 
 
 def _take_interface(settings: Settings, ranks: int) -> None:
@@ -245,7 +259,7 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     def finish(store: Store) -> None:
         task.conclude(store)
         finished = load_run(out)
-        print_run(finished, settings.style, make_console(plain=True))
+        print_run(finished, settings.style, make_console(plain=True), hint=True)
         print_unfinished(finished, messages)
 
     run_standalone(

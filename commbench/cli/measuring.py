@@ -57,7 +57,7 @@ def bench(
     """Measure this machine or cluster, and say what to do.
 
     Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
-    several bucket sizes and hooks, and recommends a setting.
+    several bucket sizes and hooks, and recommends a setting. Last it draws a page, report.html, beside the results.
     """
     settings = replace(settings, style=output_format)
     backends = split_names(backend)
@@ -71,7 +71,7 @@ def bench(
         if trains and limit_s is not None:
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
-        task = _planner("quick", {"backends": backends}, timing, like, limited)(place)
+        task = replace(_planner("quick", {"backends": backends}, timing, like, limited)(place), draws_page=True)
         if not trains:
             return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
         sweep, seed = default_sweep(), task.requests[0].seed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from commbench.cli.asking import (
     parse_rates,
     parse_world_sizes,
 )
-from commbench.errors import InputError
+from commbench.errors import InputError, noting
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.larger_steps import TrainedWorkload
 from commbench.prediction.links import Link, link_of
@@ -167,7 +166,7 @@ def _with_training(
     missing: list[str] = []
     for run in runs:
         for group in _groups(run.training_records, workload):
-            with _noting(missing):
+            with noting(missing.append):
                 facts = _facts(run, group[0].case.workload)
                 cores = link_of(run.info, "").shared_cores
                 trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run), shared_cores=cores)
@@ -177,15 +176,6 @@ def _with_training(
     if workload and not steps and not missing:
         raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
     return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)
-
-
-@contextlib.contextmanager
-def _noting(reasons: list[str]) -> Iterator[None]:
-    """Keep why something cannot be predicted instead of raising it."""
-    try:
-        yield
-    except InputError as error:
-        reasons.append(str(error))
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:

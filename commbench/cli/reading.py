@@ -6,23 +6,28 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from commbench.advice import advise
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions, usable_cpus
 from commbench.launch.probe import probe_mpi
+from commbench.options import default_out
 from commbench.parameters import Format
-from commbench.presentation import check_style, facts_table, print_run, print_unfinished
+from commbench.presentation import check_style, facts_table, print_page, print_run, print_unfinished
 from commbench.report.comparison import compare as compare_runs
 from commbench.report.comparison import render_comparison
 from commbench.report.model import render_model
+from commbench.report.page import check_writable, write_page
+from commbench.report.sketch import sketch
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.store import load_run
+from commbench.store import Run, load_run
 from commbench.terminal import make_console
 from commbench.topology import collect_topology
 
@@ -45,24 +50,64 @@ def compare(
 
 
 def report(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare.")],
     output_format: Format = "table",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Where the page goes; by default into the run, of several into results/."
+        ),
+    ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Draw the main curves here, in the terminal, in place of the page.")
+    ] = False,
     model: Annotated[
         bool,
         typer.Option("--model", help="Print the model of the network alone: start-up times, rates, and their error."),
     ] = False,
 ) -> int:
-    """Print a run's rows again, from its files; needs neither torch nor MPI."""
+    """Print a run's rows again and draw a page of it, report.html, from its files; needs neither torch nor MPI.
+
+    Several runs are laid over each other on one page. With --format the rows are printed and no page is drawn.
+    """
     check_style(output_format)
-    if model and output_format != "table":
-        raise InputError(f"--model has no format {output_format}; the run's model.json has all its numbers.")
-    run = load_run(path)
+    _check_asked(paths, output_format, out=out, terminal=terminal, model=model)
+    runs = [load_run(path) for path in paths]
+    console = make_console()
     if model:
-        make_console().print(render_model(run.model))
-        return 0
-    print_run(run, output_format, make_console())
-    print_unfinished(run, make_console(sys.stderr) if output_format != "table" else make_console())
+        console.print(render_model(runs[0].model))
+    elif terminal:
+        for part in sketch(runs):
+            console.print(part)
+    elif output_format != "table":
+        print_run(runs[0], output_format, console)
+        print_unfinished(runs[0], make_console(sys.stderr))
+    else:
+        _report_page(runs, out, console)
     return 0
+
+
+def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
+    """Refuse options that exclude each other."""
+    instead = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
+    asked = [option for option, is_asked in instead.items() if is_asked]
+    if len(asked) > 1:
+        hint = "; the run's model.json has all its numbers" if model else ""
+        raise InputError(f"{asked[0]} and {asked[1]} were asked for; choose one{hint}.")
+    if asked and out is not None:
+        raise InputError(f"{asked[0]} writes no page, so that --out {out} has no use; leave one of them out.")
+    if len(paths) > 1 and asked and not terminal:
+        raise InputError(f"{asked[0]} is of one run and {len(paths)} were named; name one.")
+
+
+def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:
+    """Print the table of one run, write the page, and say last where it is."""
+    folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
+    check_writable(folder, runs)
+    if len(runs) == 1:
+        print_run(runs[0], "table", console)
+        print_unfinished(runs[0], console)
+    print_page(write_page(runs, folder), console)
 
 
 def env(

@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from commbench.errors import InputError
 from commbench.prediction.choosing import fit_steps, predict_all
 from commbench.prediction.steps import StepPrediction
-from commbench.records import SCHEMA, Record
+from commbench.records import SCHEMA, Record, column
 from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, median, speedup_of, trained
 from commbench.training.workload import WorkloadFacts
-
-
-def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,31 +23,31 @@ class PredictionRow:
     """One line of ``predictions.csv``: a setting, its prediction from the calibration, and what was measured later."""
 
     schema: int = SCHEMA
-    run_id: str = _column("name of the run's directory", "")
-    workload: str = _column("as in ddp.csv, like the ten columns that follow", "")
-    world_size: int | None = _column("as in ddp.csv")
-    batch_per_rank: int | None = _column("as in ddp.csv")
-    backend: str = _column("as in ddp.csv", "")
-    precision: str = _column("as in ddp.csv", "")
-    hook: str = _column("as in ddp.csv", "")
-    density: float | None = _column("as in ddp.csv")
-    hook_options: str = _column("as in ddp.csv", "")
-    bucket_cap_mb: str = _column("as in ddp.csv", "")
-    bucket_view: bool | None = _column("as in ddp.csv")
-    static_graph: bool | None = _column("as in ddp.csv")
-    accumulation: int | None = _column("as in ddp.csv")
-    predicted_step_ms: float | None = _column("predicted from the network and the calibration alone")
-    predicted_overlapped_ms: float | None = _column("lower bound: communication overlaps perfectly")
-    predicted_serial_ms: float | None = _column("upper bound: it does not overlap at all")
-    predicted_exposed_comm_ms: float | None = _column("what of the predicted step waits for communication")
-    predicted_speedup: float | None = _column("predicted step of the default over that of the row")
-    launches: int | None = _column("launches behind what was measured")
-    step_ms: float | None = _column("measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration")
-    step_ms_ci_low: float | None = _column("its 95 % interval over launches, low end; empty for one launch")
-    step_ms_ci_high: float | None = _column("and its high end")
-    speedup: float | None = _column("measured, paired by launch: the default's step over that of the row")
-    error: float | None = _column("(predicted - measured) / measured step; empty where it was fitted to just that")
-    used: str = _column(
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("as in ddp.csv, like the ten columns that follow", "")
+    world_size: int | None = column("as in ddp.csv")
+    batch_per_rank: int | None = column("as in ddp.csv")
+    backend: str = column("as in ddp.csv", "")
+    precision: str = column("as in ddp.csv", "")
+    hook: str = column("as in ddp.csv", "")
+    density: float | None = column("as in ddp.csv")
+    hook_options: str = column("as in ddp.csv", "")
+    bucket_cap_mb: str = column("as in ddp.csv", "")
+    bucket_view: bool | None = column("as in ddp.csv")
+    static_graph: bool | None = column("as in ddp.csv")
+    accumulation: int | None = column("as in ddp.csv")
+    predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
+    predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")
+    predicted_serial_ms: float | None = column("upper bound: it does not overlap at all")
+    predicted_exposed_comm_ms: float | None = column("what of the predicted step waits for communication")
+    predicted_speedup: float | None = column("predicted step of the default over that of the row")
+    launches: int | None = column("launches behind what was measured")
+    step_ms: float | None = column("measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration")
+    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end; empty for one launch")
+    step_ms_ci_high: float | None = column("and its high end")
+    speedup: float | None = column("measured, paired by launch: the default's step over that of the row")
+    error: float | None = column("(predicted - measured) / measured step; empty where it was fitted to just that")
+    used: str = column(
         "where step_ms is from: held_out: rounds, measured later; calibrated: what it was fitted to; not_measured",
         "not_measured",
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from commbench.collectives import OPERATIONS
-from commbench.errors import InputError
+from commbench.errors import InputError, noting
 from commbench.prediction.algorithms import GROWING_PATTERNS
 from commbench.prediction.closed_forms import ALGORITHMS
 from commbench.prediction.curves import Curve
@@ -92,7 +92,7 @@ class GrowingNetwork:
         curves: dict[Family, GrowingCurve] = {}
         unknown: dict[Family, str] = {}
         for family in sorted(across | within):
-            with _noting(unknown, family):
+            with noting(functools.partial(unknown.__setitem__, family)):
                 measured = across.get(family) or within[family]
                 curves[family] = GrowingCurve(
                     operation=family.operation,
@@ -210,15 +210,6 @@ class LargerNetwork:
             f"Nothing is known of {self.backend} {operation} of {dtype}; measure it: commbench run --backend "
             f"{self.backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         )
-
-
-@contextlib.contextmanager
-def _noting(reasons: dict[Family, str], family: Family) -> Iterator[None]:
-    """Keep why a family cannot be predicted instead of raising it."""
-    try:
-        yield
-    except InputError as error:
-        reasons[family] = str(error)
 
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:

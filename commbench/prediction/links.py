@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from commbench.collectives import OPERATIONS
+from commbench.records import Row
 from commbench.stats import Floats
 from commbench.units import format_link_rate, parse_link_rate
 
@@ -77,8 +80,7 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
     """
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or [{}]
-    emulated = info.get("emulated") or environment.get("emulated")
-    if emulated:
+    if emulated := _emulation(info):
         cores = hosts[0].get("cpus_allowed") or hosts[0].get("logical_cpus")
         return _emulated(emulated, cores, _mtu(hosts, transport))
     if info.get("nodes") == 1:
@@ -89,6 +91,28 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
         return Link()
     payload = _payload(_mtu(hosts, transport), _WIRE)
     return Link(rate_bps=1e6 * min(speeds), payload=payload, told_by=f"slowest {transport}")
+
+
+def limit_of(row: Row, info: Mapping[str, Any]) -> Link | None:
+    """The link whose rate bounds a row's bus bandwidth; None where none is known to.
+
+    With one rank on each of several hosts all that is sent crosses it, and all wait for the slowest; between two of
+    many ranks there may be a faster one.
+    """
+    if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
+        return None
+    operation, emulated = OPERATIONS[row.operation], _emulation(info) or {}
+    link = link_of(info, row.transport)
+    if link.rate_bps is None or math.isinf(link.rate_bps):
+        return None
+    if (emulated.get("slow") or emulated.get("uplink")) and (row.group_size or 0) < (row.world_size or 0):
+        return None
+    return dataclasses.replace(link, rate_bps=link.rate_bps * operation.messages_at_once)
+
+
+def _emulation(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    return found
 
 
 def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:

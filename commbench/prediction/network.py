@@ -20,6 +20,8 @@ from commbench.summary import latest, launch_medians
 MODEL_SCHEMA = 1
 #: A line goes through any two sizes, so that it would have no error to report.
 LEAST_SIZES = 3
+#: Every way of cutting the sizes is tried, so that their number tells in its cube; a decade needs no more than a few.
+MOST_SIZES = 48
 #: Collectives of one process group that are under way at the same time; Gloo's has two threads, NCCL's one stream.
 SERVERS = {"gloo": 2}
 
@@ -264,8 +266,15 @@ def _sizes(table: _Table) -> int:
     return sum(any(time > 0 for time in launches.values()) for launches in table.values())
 
 
+def _thinned(sizes: list[int]) -> list[int]:
+    """At most `MOST_SIZES` of them with the ends, evenly spread."""
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    return [sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()]
+
+
 def _fit_table(table: _Table) -> Curve:
     launches = sorted({launch for times in table.values() for launch in times})
-    sizes = sorted(table)
+    sizes = _thinned(sorted(table))
     times: Sequence[Sequence[float | None]] = [[table[size].get(launch) for launch in launches] for size in sizes]
     return fit_curve(sizes, times)

@@ -71,7 +71,7 @@ class Regret:
     """How much slower a choice is than the best of an exhaustive sweep; each a ratio of steps less 1."""
 
     against_best: float
-    """The fastest setting, by the launches that made it that: luck is in it, so that this is an upper bound."""
+    """The sweep's fastest setting; by the launches that made it that, luck is in it: an upper bound."""
     interval: Interval | None
     """Its 95 % interval over launches, as ratios; None for one launch or where the choice is the best."""
     fair: float | None
@@ -142,18 +142,29 @@ class Exhaustive:
         return self._speedup(self.best) - 1
 
     @property
+    def gain_interval(self) -> Interval | None:
+        """Its 95 % interval over launches, as a ratio of steps; None for one launch or where the default is best."""
+        speedup = speedup_of(self.best, self.baseline) if self.best is not self.baseline else None
+        return speedup.interval if speedup else None
+
+    @property
     def steps(self) -> int:
         """What measuring these settings takes, as a tuning counts it."""
         return exhaustive_steps([record for one in self.settings.values() for record in one.timed.values()], {})
 
-    def regret(self, choice: TrainingCase) -> Regret:
+    def regret(self, choice: TrainingCase, fresh: Exhaustive | None = None) -> Regret:
         """How much slower a setting is than the best.
+
+        Args:
+            choice: the setting.
+            fresh: both again, in launches that did not make the best what it is.
 
         Raises:
             InputError: it was not measured.
         """
         chosen, best = self.find(choice), self.best
-        speedup = speedup_of(best, chosen) if best is not chosen else None
+        pair = (best, chosen) if fresh is None else (fresh.find(best.case), fresh.find(chosen.case))
+        speedup = speedup_of(*pair) if best is not chosen else None
         return Regret(
             against_best=speedup.ratio - 1 if speedup else 0.0,
             interval=speedup.interval if speedup else None,

@@ -62,6 +62,9 @@ class Flagged(Protocol):
         """One sentence where it is not ok."""
 
 
+#: What nobody scrolls through is not printed: so many tables of so many rows.
+MOST_TABLES, MOST_ROWS = 60, 600
+
 #: An interval that reaches so many times the time itself says "wide" instead of its ends.
 UNBOUNDED = 20
 
@@ -80,7 +83,10 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     if not rows:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
-    return Group(*(part for group in groups for part in _render_group(group, width, hosts)), *legend(rows))
+    shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
+    left = len(rows) - sum(map(len, shown))
+    more = [Text(f"\n{_count(left, len(rows))} are left out here: see collectives.csv.", style="bold")] if left else []
+    return Group(*(part for group in shown for part in _render_group(group, width, hosts)), *more, *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
@@ -114,7 +120,7 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
     named = name_slowest(columns, hosts) if groups > 1 else []
     return [
-        Text(_title(rows), style="bold"),
+        Text(f"\n{title_of(rows)}", style="bold"),
         *(part for table in tables for part in (Text(""), table)),
         *(Text(sentence) for sentence in named),
         *_reasons(columns),
@@ -234,16 +240,20 @@ def _format_rate(rate: float | None) -> str:
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
 
 
-def _title(rows: Sequence[Row]) -> str:
+def title_of(rows: Sequence[Row]) -> str:
+    """What rows of one operation have in common: operation, type, pattern, and on how many ranks and launches."""
     first = rows[0]
-    words = [first.operation, *(word for word in (first.dtype, first.redop) if word)]
-    if first.in_place is not None:
-        words.append("in place" if first.in_place else "out of place")
-    if first.root is not None:
-        words.append(f"root {first.root}")
-    if first.pattern != "flat":
-        words.append(f"{first.pattern}{name_groups(rows)}")
-    return f"\n{', '.join(words)}{_setting(rows)}"
+    words: list[object] = [first.operation, *_common(rows, "dtype"), *_common(rows, "redop")]
+    words += ["in place" if in_place else "out of place" for in_place in _common(rows, "in_place")]
+    words += [f"root {root}" for root in _common(rows, "root")]
+    words += [f"{pattern}{name_groups(rows)}" for pattern in _common(rows, "pattern") if pattern != "flat"]
+    return f"{', '.join(map(str, words))}{_setting(rows)}"
+
+
+def _common(rows: Iterable[Row], name: str) -> list[Any]:
+    """The value of a column in a list, empty where rows differ in it or it does not apply."""
+    values = {getattr(row, name) for row in rows}
+    return [value for value in values if len(values) == 1 and value is not None]
 
 
 def _setting(rows: Sequence[Row]) -> str:
@@ -276,18 +286,19 @@ def _reasons(columns: Columns) -> list[RenderableType]:
     return [Padding(Text(reason, style="dim"), (0, 0, 0, 2)) for reason in reasons]
 
 
-def _flags_of(row: Flagged) -> list[str]:
+def flags_of(row: Flagged) -> list[str]:
+    """The row's flags, in their order."""
     return [flag for flag in row.flags.split(";") if flag]
 
 
 def marks_of(row: Flagged, marks: Mapping[str, str] = MARKS) -> str:
     """The row's flags, a letter each where there is one."""
-    return "".join(marks.get(flag, f" {flag} ") for flag in _flags_of(row)).strip()
+    return "".join(marks.get(flag, f" {flag} ") for flag in flags_of(row)).strip()
 
 
 def legend(rows: Sequence[Flagged], marks: Mapping[str, str] = MARKS) -> list[RenderableType]:
     """The marks in use, in one line."""
-    used = {flag for row in rows for flag in _flags_of(row)}
+    used = {flag for row in rows for flag in flags_of(row)}
     explained = [f"{mark} {flag}" for flag, mark in marks.items() if flag in used]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
@@ -304,7 +315,7 @@ def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: 
             ``name``), so that no option is proposed that is in use already.
         meanings: what each flag means, in the order of the warnings.
     """
-    counts = Counter(flag for row in rows for flag in set(_flags_of(row)))
+    counts = Counter(flag for row in rows for flag in set(flags_of(row)))
     known = [flag for flag in meanings if counts[flag]]
     unknown = sorted(counts.keys() - meanings.keys())
     seen = {flag: _SEEN[flag](flag, info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS
 from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.stats import family_hint
@@ -32,7 +33,8 @@ TRAINING_MARKS = {
     "ranks_differ": "!",
     "short": "s",
 }
-_MEANINGS = {**FLAGS, **TRAINING_FLAGS}
+#: What each flag of a training's rows means.
+MEANINGS = {**FLAGS, **TRAINING_FLAGS}
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 
 
@@ -46,17 +48,27 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
     if not rows:
         return [Text("Nothing has been trained yet.")]
     parts: list[RenderableType] = []
-    for _, members in itertools.groupby(rows, key=lambda row: (row.workload, row.world_size, row.batch_per_rank)):
-        group = list(members)
+    for group in trained_together(rows):
         shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
-        parts += [Text(_title(group), style="bold"), ConfigurationTable(shown), *_local(group), *_reasons(shown)]
+        parts += [Text(f"\n{training_title(group)}", style="bold"), ConfigurationTable(shown)]
+        parts += [*map(Text, without_ddp(group)), *_reasons(shown)]
     parts += legend(rows, TRAINING_MARKS)
+    return parts + [Text(f"! {warning}") for warning in training_warnings(run)]
+
+
+def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
+    """The rows that a table holds: those of one workload, number of ranks and batch."""
+    groups = itertools.groupby(rows, key=lambda row: (row.workload, row.world_size, row.batch_per_rank))
+    return [list(members) for _, members in groups]
+
+
+def training_warnings(run: Run) -> list[str]:
+    """What is doubtful about a run's training, each kind once."""
+    rows = run.training_rows
     if run.info.get("candidates"):  # a tuning's launches are planned, so that only what failed is worth a word
-        broken = [row for row in rows if row.status != "ok"]
-        return parts + [Text(f"! {warning}") for warning in failures(broken, len(rows))]
+        return failures([row for row in rows if row.status != "ok"], len(rows))
     doubted = [row for row in rows if "same_layout" not in row.flags.split(";")]  # its stand-in has the same doubts
-    warnings = [*warnings_for(doubted, run.info, meanings=_MEANINGS), *_undecidable(doubted)]
-    return parts + [Text(f"! {warning}") for warning in warnings]
+    return [*warnings_for(doubted, run.info, meanings=MEANINGS), *_undecidable(doubted)]
 
 
 def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
@@ -115,7 +127,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
     return column.cell(row) if column.always or (row.status == "ok" and row.step_ms is not None) else ""
 
 
-def _hook(row: TrainingRow) -> str:
+def hook_label(row: TrainingRow | PredictionRow) -> str:
     """The hook as it is typed, and what else differs from the defaults but the buckets."""
     case = TrainingCase(
         workload=row.workload,
@@ -171,7 +183,7 @@ def _time(value_ms: float | None) -> str:
 
 
 _COLUMNS = (
-    _Column(heading="\nhook", cell=_hook, justify="left", always=True),
+    _Column(heading="\nhook", cell=hook_label, justify="left", always=True),
     _Column(heading="buckets\nMiB", cell=lambda row: row.bucket_cap_mb, justify="left", always=True),
     _Column(heading="\nno.", cell=lambda row: str(row.bucket_count or ""), gives_way=4),
     _Column(heading="step\nms [95 % CI]", cell=_step, justify="left", always=True),
@@ -190,7 +202,8 @@ _COLUMNS = (
 # ----------------------------------------------------------------------------------------------------- around it
 
 
-def _title(rows: Sequence[TrainingRow]) -> str:
+def training_title(rows: Sequence[TrainingRow]) -> str:
+    """What was trained, where, over how many launches, of rows that were trained together."""
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
     parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
@@ -201,18 +214,18 @@ def _title(rows: Sequence[TrainingRow]) -> str:
         several = f"{launches[0]} to " if len(launches) > 1 else ""
         parts.append(several + counted(launches[-1], "launch"))
     metrics = sorted({row.metric_name for row in rows if row.metric_name})
-    return f"\n{first.workload} ({', '.join(parts)})" + (f"; metric {', '.join(metrics)}" if metrics else "")
+    return f"{first.workload} ({', '.join(parts)})" + (f"; metric {', '.join(metrics)}" if metrics else "")
 
 
-def _local(rows: Sequence[TrainingRow]) -> list[RenderableType]:
-    """The step without DDP, and how near the default and the fastest configuration come to it."""
+def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
+    """A sentence on the step without DDP, and how near the default and the fastest configuration come to it."""
     known = [row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None]
     if not known:
         return []
     first, best = known[0], max(known, key=lambda row: row.samples_per_s or 0.0)
     text = f"Without DDP a step takes {_time(first.local_step_ms)}; scaling efficiency is {_percent(first)} for "
-    text += f"{_named(first)}"
-    return [Text(text + (f" and {_percent(best)} for {_named(best)}." if best is not first else "."))]
+    text += f"{named_setting(first)}"
+    return [text + (f" and {_percent(best)} for {named_setting(best)}." if best is not first else ".")]
 
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
@@ -232,14 +245,15 @@ def _percent(row: TrainingRow) -> str:
     return f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
 
 
-def _named(row: TrainingRow) -> str:
-    return f"{_hook(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+def named_setting(row: TrainingRow) -> str:
+    """A configuration in a few words: its hook and its buckets."""
+    return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
 def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:
     """Why configurations have no result."""
     return [
-        Padding(Text(f"{_named(row)}: {row.status}: {row.reason}", style="dim"), (0, 0, 0, 2))
+        Padding(Text(f"{named_setting(row)}: {row.status}: {row.reason}", style="dim"), (0, 0, 0, 2))
         for row in rows
         if row.status != "ok" and row.reason
     ]

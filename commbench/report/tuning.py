@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.prediction.accuracy import Accuracy, PredictionRow, held_out_accuracy
+from commbench.report.training import hook_label
 from commbench.store import PREDICTIONS
-from commbench.training.cases import TrainingCase
 from commbench.units import counted, format_duration, three_digits
 
 #: So many settings that were only predicted are shown; the others are in the file.
@@ -43,11 +43,10 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     for row in ranked:
         if id(row) not in hidden:
             table.add_row(*_cells(row))
-    accuracy = held_out_accuracy(rows)
     meanings = "no.: launches behind what was measured"
     if any(row.used == "calibrated" for row in rows):
         meanings = f"*: the prediction was fitted to this measurement; {meanings}"
-    parts: list[RenderableType] = [Text(f"Predicted from the calibration{_said(accuracy)}", style="bold"), table]
+    parts: list[RenderableType] = [Text(prediction_title(rows), style="bold"), table]
     parts.append(Text(meanings, style="dim"))
     if hidden:
         text = f"{counted(len(hidden), 'more setting')} not measured, slower by prediction"
@@ -71,6 +70,11 @@ def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, A
     return Text(f"Measured {counted(measured, 'step')}{share}{time}.")
 
 
+def prediction_title(rows: Iterable[PredictionRow]) -> str:
+    """From what the predictions are, and how far off they were."""
+    return f"Predicted from the calibration{_said(held_out_accuracy(rows))}"
+
+
 def _said(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
@@ -81,18 +85,10 @@ def _said(accuracy: Accuracy | None) -> str:
 
 
 def _cells(row: PredictionRow) -> tuple[str, ...]:
-    case = TrainingCase(
-        workload=row.workload,
-        world_size=1,
-        batch_per_rank=1,
-        hook=row.hook,
-        density=row.density,
-        hook_options=row.hook_options,
-    )
     bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
     error = "*" if row.used == "calibrated" else "" if row.error is None else f"{100 * row.error:+.1f} %"
     return (
-        case.hook_name,
+        hook_label(row),
         row.bucket_cap_mb,
         _number(row.predicted_step_ms),
         bounds,

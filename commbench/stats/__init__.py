@@ -13,7 +13,9 @@ from commbench.stats.intervals import (
     Values,
     launch_interval,
     launch_intervals,
+    median,
     median_interval,
+    quantiles,
     summarise,
 )
 from commbench.stats.ratios import ratio_interval
@@ -36,7 +38,9 @@ __all__ = [
     "is_steady",
     "launch_interval",
     "launch_intervals",
+    "median",
     "median_interval",
+    "quantiles",
     "rank_test",
     "ratio_interval",
     "summarise",

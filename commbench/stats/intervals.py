@@ -17,6 +17,8 @@ Values: TypeAlias = Sequence[float] | Floats
 
 
 NORMAL = NormalDist()
+#: From so many values on numpy is the faster one.
+_MANY = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,8 @@ def median_interval(values: Values, level: float = 0.95) -> Interval | None:
     if ranks is None:
         return None
     low, high = ranks[0] - 1, ranks[1] - 1
-    parted = np.partition(np.asarray(values, dtype=float), (low, high))
-    return Interval(low=float(parted[low]), high=float(parted[high]), level=level)
+    ordered = sorted(values) if len(values) < _MANY else np.partition(np.asarray(values, dtype=float), (low, high))
+    return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -110,6 +112,30 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
             centre, reach = logs.mean(axis=0), STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
             low[chosen], high[chosen] = np.exp(centre - reach), np.exp(centre + reach)
     return low, high
+
+
+def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
+    """Return quantiles, interpolated linearly, to the last bit as numpy's; of few values a hundred times as quickly.
+
+    Args:
+        values: at least one, finite.
+        shares: from 0 to 1.
+    """
+    ordered = sorted(values) if len(values) < _MANY else np.sort(np.asarray(values, dtype=float))
+    return [_at(ordered, share) for share in shares]
+
+
+def _at(ordered: Values, share: float) -> float:
+    """The quantile of sorted values."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low, high, part = ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below
+    return float(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))  # noqa: PLR2004 - half
+
+
+def median(values: Values) -> float:
+    """Return the median: `quantiles` for one half."""
+    return quantiles(values, (0.5,))[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -33,9 +34,75 @@ class Interface(TypedDict):
     mtu: int | None
 
 
+class MemoryNode(TypedDict):
+    """A NUMA node of a host's topology."""
+
+    node: int
+    cpus: str | None
+    memory_bytes: int | None
+
+
+class TopologyGpu(TypedDict):
+    """A GPU of a host's topology."""
+
+    name: str | None
+    numa_node: int | None
+
+
+class TopologyPort(TypedDict):
+    """An RDMA port of a host's topology."""
+
+    device: str
+    state: str | None
+    rate: str | None
+    numa_node: int | None
+
+
+class TopologyInterface(TypedDict):
+    """A network interface of a host's topology."""
+
+    name: str
+    state: str | None
+    speed_Mbps: float | None
+    numa_node: int | None
+    pci: str | None
+    emulated: bool
+
+
+class Links(TypedDict):
+    """Of each pair of devices the link between them."""
+
+    devices: Sequence[str]
+    matrix: Sequence[Sequence[str]]
+
+
+class PlacedRank(TypedDict):
+    """A rank and the NUMA nodes that it may run on."""
+
+    rank: Ranks
+    numa_nodes: Sequence[int]
+
+
+class _Topology(TypedDict):
+    """Of `Topology` what is always there."""
+
+    numa: Sequence[MemoryNode]
+    gpus: Sequence[TopologyGpu]
+    network: Sequence[TopologyInterface]
+    rdma: Sequence[TopologyPort]
+    links: Links
+
+
+class Topology(_Topology, total=False):
+    """What a host is made of."""
+
+    ranks: Sequence[PlacedRank]
+
+
 class Host(TypedDict, total=False):
     """The conditions of a host; what is not stated is not judged."""
 
+    topology: Topology | None
     governor: str | None
     clock_source: str | None
     machine: str | None
@@ -89,6 +156,8 @@ class Launch(TypedDict, total=False):
     other_s: float
     status: str
     reason: str
+    launch: int
+    culprit: Mapping[str, Any] | None
 
 
 class Output(TypedDict):
@@ -123,6 +192,8 @@ class Info(TypedDict, total=False):
     oversubscribed: bool
     launches: Sequence[Launch]
     imported: Sequence[Output]
+    argv: Sequence[str]
+    left_out: Sequence[str]
     same_layout: Mapping[str, str]
     layouts: Mapping[str, Sequence[int]]
     batches: Sequence[int]
@@ -145,4 +216,18 @@ def check_info(info: Mapping[str, Any]) -> dict[str, Any]:
     ranks = [entry["rank"] for entry in checked.get("ranks", ())]
     if len(set(ranks)) < len(ranks):
         raise InputError("ranks names a rank twice")
+    for host in checked.get("environment", {}).get("hosts", ()):
+        _check_topology(host.get("topology"))
     return checked
+
+
+def _check_topology(topology: Topology | None) -> None:
+    """Raise `InputError` where the parts of a topology do not fit each other."""
+    if not topology:
+        return
+    devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
+    if {len(devices)} != {len(matrix), *map(len, matrix)}:
+        raise InputError("topology.links.matrix does not have a line and a column for each device")
+    for node in topology["numa"]:
+        if not re.fullmatch(r"(\d{1,6}(-\d{1,6})?,?)*", node["cpus"] or ""):
+            raise InputError(f"topology.numa.cpus must be a list such as 0-3,8, and is {node['cpus']!r:.40}")

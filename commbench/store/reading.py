@@ -1,6 +1,5 @@
 """A run as read from its directory, with every table made from its records when it is asked for."""
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,15 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from commbench.collector import without_collector
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
 from commbench.pairs import Matrix, PairRow, matrices, pair_rows
 from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
+from commbench.scaling import Growth, growths, whole_rows
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.store.info import check_info
-from commbench.summary import overlap_rows, summarise_run
+from commbench.summary import RowKey, keyed_rows, overlap_rows
 from commbench.suspects import Findings, find_suspects
 from commbench.training.conclusion import Recommendation
 from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
@@ -37,6 +38,11 @@ class Run:
     """What it holds of training, likewise."""
     recommendation: Mapping[str, Any] | None = None
     """What ``recommendation.json`` holds; None where nothing was concluded."""
+
+    @property
+    def name(self) -> str:
+        """What to call it beside others: the name of its directory."""
+        return self.path.resolve().name
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
@@ -61,7 +67,22 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
-        return summarise_run(self.records, self.info)
+        return list(self.keyed_rows.values())
+
+    @cached_property
+    def whole_rows(self) -> list[Row]:
+        """Those of cases in which all ranks take part."""
+        return whole_rows(self.records, self.keyed_rows)
+
+    @cached_property
+    def growths(self) -> list[Growth]:
+        """What a scaling study says; empty of a run that is none."""
+        return growths(self.records, self.info)
+
+    @cached_property
+    def keyed_rows(self) -> dict[RowKey, Row]:
+        """The rows of ``collectives.csv`` by what they are of."""
+        return keyed_rows(self.records, self.info)
 
     @cached_property
     def matrices(self) -> list[Matrix]:
@@ -98,7 +119,8 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        records, _ = read_samples(path)
+        with without_collector():
+            records, _ = read_samples(path)
         return Run(
             path=path,
             info=read_info(path),
@@ -162,23 +184,21 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     file = path / SAMPLES
     records: list[AnyRecord] = []
     sound = 0
-    damage: tuple[int, Exception] | None = None
-    with file.open("rb") if os.path.lexists(file) else contextlib.nullcontext(()) as lines:
-        for number, line in enumerate(lines, start=1):
-            if damage:  # it was not the last line
-                raise _damaged(file, *damage)
+    if not os.path.lexists(file):
+        return records, sound
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            is_last = sound + len(line) >= size
             if not line.endswith(b"\n"):
                 break
             try:
                 records.append(read_record(json.loads(line)))
             except (ValueError, RecursionError) as error:
-                damage = number, error  # a crash can leave the length of a line without its content
-                continue
+                if is_last:
+                    break  # a crash can leave the length of a line without its content
+                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
             except InputError as error:
                 raise InputError(f"{file} line {number} cannot be used: {error}") from error
             sound += len(line)
     return records, sound
-
-
-def _damaged(file: Path, number: int, error: Exception) -> InputError:
-    return InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.")

@@ -188,16 +188,20 @@ class Recommendation:
         return found
 
 
-def paragraph(recommendation: Recommendation) -> str:
-    """What was found, for people: the best without compression, the best with it, its cost, and doubts."""
-    found = recommendation
-    where = f"{found.workload} on {found.world_size} ranks"
+def headline(found: Recommendation) -> str:
+    """What to do, in one sentence."""
     said = {
         "change": f"change to {found.best.name}",
         "keep": "keep the default",
         "inconclusive": "keep the default for now",
     }
-    sentences = [f"{where}: {said[found.verdict]}. {found.reason}"]
+    return f"{found.workload} on {found.world_size} ranks: {said[found.verdict]}."
+
+
+def paragraph(recommendation: Recommendation) -> str:
+    """What was found, for people: the best without compression, the best with it, its cost, and doubts."""
+    found = recommendation
+    sentences = [f"{headline(found)} {found.reason}"]
     plain, best = found.best_uncompressed, found.best
     if _is_compressed(best):
         sentences.append(_without_compression(plain, found.baseline))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from commbench.errors import InputError
 from commbench.fields import Diverging, read_as
-from commbench.records import SCHEMA, Status
+from commbench.records import SCHEMA, Status, column
 from commbench.training.cases import TrainingCase
 
 
@@ -124,75 +124,71 @@ def is_training(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("case"), Mapping) and "workload" in data["case"]
 
 
-def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    return field(default=default, metadata={"about": about})
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow:
     """One line of ``ddp.csv``: a configuration summarised over launches. None is an empty cell."""
 
     schema: int = SCHEMA
-    run_id: str = _column("name of the run's directory", "")
-    workload: str = _column("what was trained", "")
-    parameters: int | None = _column("trainable elements of the model")
-    backend: str = _column("gloo, later nccl", "")
-    device: str = _column("cpu, or the GPU's name", "")
-    world_size: int | None = _column("ranks that trained")
-    nodes: int | None = _column("hosts of the launch")
-    ranks_per_node: int | None = _column("most ranks on one host")
-    ranks_per_gpu: int | None = _column("most ranks on one GPU")
-    threads_per_rank: int | None = _column("compute threads of a rank")
-    seed: int | None = _column("seed of the run; launch i trains with seed + i")
-    precision: str = _column("fp32, amp-bf16 or amp-fp16", "")
-    hook: str = _column("DDP communication hook", "")
-    density: float | None = _column("share of the elements that is sent")
-    hook_options: str = _column("what else was chosen about the hook, key=value;...", "")
-    bucket_cap_mb: str = _column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
-    bucket_count: int | None = _column("buckets after DDP has rebuilt them")
-    bucket_mb: str = _column("their sizes in MB (1e6 bytes), in the order of sending, a+b+c", "")
-    bucket_view: bool | None = _column("gradient_as_bucket_view")
-    static_graph: bool | None = _column("static_graph")
-    accumulation: int | None = _column("backward passes per optimiser step")
-    batch_per_rank: int | None = _column("samples per rank of one backward pass")
-    launches: int | None = _column("launches behind the row")
-    steps: int | None = _column("timed steps, all launches together")
-    step_ms: float | None = _column("median over launches of the median step of the slowest rank")
-    step_ms_ci_low: float | None = _column("its 95 % interval over launches, low end")
-    step_ms_ci_high: float | None = _column("and its high end")
-    step_ms_p95: float | None = _column("median over launches of the launch's p95")
-    samples_per_s: float | None = _column("samples of all ranks per second")
-    local_step_ms: float | None = _column("the step without DDP, same launches")
-    scaling_efficiency: float | None = _column("local_step_ms over step_ms")
-    forward_ms: float | None = _column("forward pass")
-    backward_ms: float | None = _column("backward pass, communication included")
-    optimizer_ms: float | None = _column("optimiser")
-    comm_ms: float | None = _column("time with a bucket in flight, on the rank where that took least")
-    exposed_comm_ms: float | None = _column(
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("what was trained", "")
+    parameters: int | None = column("trainable elements of the model")
+    backend: str = column("gloo, later nccl", "")
+    device: str = column("cpu, or the GPU's name", "")
+    world_size: int | None = column("ranks that trained")
+    nodes: int | None = column("hosts of the launch")
+    ranks_per_node: int | None = column("most ranks on one host")
+    ranks_per_gpu: int | None = column("most ranks on one GPU")
+    threads_per_rank: int | None = column("compute threads of a rank")
+    seed: int | None = column("seed of the run; launch i trains with seed + i")
+    precision: str = column("fp32, amp-bf16 or amp-fp16", "")
+    hook: str = column("DDP communication hook", "")
+    density: float | None = column("share of the elements that is sent")
+    hook_options: str = column("what else was chosen about the hook, key=value;...", "")
+    bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
+    bucket_count: int | None = column("buckets after DDP has rebuilt them")
+    bucket_mb: str = column("their sizes in MB (1e6 bytes), in the order of sending, a+b+c", "")
+    bucket_view: bool | None = column("gradient_as_bucket_view")
+    static_graph: bool | None = column("static_graph")
+    accumulation: int | None = column("backward passes per optimiser step")
+    batch_per_rank: int | None = column("samples per rank of one backward pass")
+    launches: int | None = column("launches behind the row")
+    steps: int | None = column("timed steps, all launches together")
+    step_ms: float | None = column("median over launches of the median step of the slowest rank")
+    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end")
+    step_ms_ci_high: float | None = column("and its high end")
+    step_ms_p95: float | None = column("median over launches of the launch's p95")
+    samples_per_s: float | None = column("samples of all ranks per second")
+    local_step_ms: float | None = column("the step without DDP, same launches")
+    scaling_efficiency: float | None = column("local_step_ms over step_ms")
+    forward_ms: float | None = column("forward pass")
+    backward_ms: float | None = column("backward pass, communication included")
+    optimizer_ms: float | None = column("optimiser")
+    comm_ms: float | None = column("time with a bucket in flight, on the rank where that took least")
+    exposed_comm_ms: float | None = column(
         "backward beyond the backward without DDP and beyond compressing: what the step waits for communication"
     )
-    skew_wait_ms: float | None = _column("waiting for slower ranks inside communication, mean over ranks")
-    compress_ms: float | None = _column("compressing and decompressing, mean over ranks")
-    sent_MB_per_step: float | None = _column("really sent by a rank, MB = 1e6 bytes")  # noqa: N815 - a unit
-    dense_MB_per_step: float | None = _column("what a ring all-reduce in float32 sends: 2 (p-1)/p 4n")  # noqa: N815 - a unit
-    speedup: float | None = _column("time per sample of (fp32, none, default) over that of the row")
-    speedup_ci_low: float | None = _column("its 95 % interval over launches, low end")
-    speedup_ci_high: float | None = _column("and its high end")
-    verdict: str = _column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
-    loss_first: float | None = _column("training loss of the first step")
-    loss_equal_steps: float | None = _column("training loss after the same number of steps")
-    loss_equal_time: float | None = _column("training loss when the fastest configuration is through")
-    metric_name: str = _column("what the workload evaluates on held-out data", "")
-    metric: float | None = _column("its value after the last step, median over launches")
-    time_to_target_s: float | None = _column("steps until the metric meets the workload's target, times step_ms")
-    grad_rel_error: float | None = _column("relative error of the gradient against the mean over ranks, last step")
-    ranks_agree: bool | None = _column("all ranks hold the same parameters, bit by bit")
-    skipped_steps: int | None = _column("steps that the gradient scaler left out, all launches")
-    peak_memory_MB: float | None = _column("largest resident memory of a rank's process in a block")  # noqa: N815 - a unit
-    energy_J: float | None = _column("energy of one step")  # noqa: N815 - a unit
-    status: str = _column("ok, unsupported, failed, hung or wrong", "ok")
-    reason: str = _column("one sentence where status is not ok", "")
-    flags: str = _column("doubts about the row, separated by ;", "")
+    skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
+    sent_MB_per_step: float | None = column("really sent by a rank, MB = 1e6 bytes")  # noqa: N815 - a unit
+    dense_MB_per_step: float | None = column("what a ring all-reduce in float32 sends: 2 (p-1)/p 4n")  # noqa: N815 - a unit
+    speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
+    speedup_ci_low: float | None = column("its 95 % interval over launches, low end")
+    speedup_ci_high: float | None = column("and its high end")
+    verdict: str = column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
+    loss_first: float | None = column("training loss of the first step")
+    loss_equal_steps: float | None = column("training loss after the same number of steps")
+    loss_equal_time: float | None = column("training loss when the fastest configuration is through")
+    metric_name: str = column("what the workload evaluates on held-out data", "")
+    metric: float | None = column("its value after the last step, median over launches")
+    time_to_target_s: float | None = column("steps until the metric meets the workload's target, times step_ms")
+    grad_rel_error: float | None = column("relative error of the gradient against the mean over ranks, last step")
+    ranks_agree: bool | None = column("all ranks hold the same parameters, bit by bit")
+    skipped_steps: int | None = column("steps that the gradient scaler left out, all launches")
+    peak_memory_MB: float | None = column("largest resident memory of a rank's process in a block")  # noqa: N815 - a unit
+    energy_J: float | None = column("energy of one step")  # noqa: N815 - a unit
+    status: str = column("ok, unsupported, failed, hung or wrong", "ok")
+    reason: str = column("one sentence where status is not ok", "")
+    flags: str = column("doubts about the row, separated by ;", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,27 +196,27 @@ class BucketRow:
     """One line of ``buckets.csv``: a bucket of a configuration, medians over launches."""
 
     schema: int = SCHEMA
-    run_id: str = _column("name of the run's directory", "")
-    workload: str = _column("as in ddp.csv", "")
-    world_size: int | None = _column("as in ddp.csv")
-    batch_per_rank: int | None = _column("as in ddp.csv")
-    precision: str = _column("as in ddp.csv", "")
-    hook: str = _column("as in ddp.csv; none is watched through the pass-through hook after the timed steps", "")
-    density: float | None = _column("as in ddp.csv")
-    hook_options: str = _column("as in ddp.csv", "")
-    bucket_cap_mb: str = _column("as in ddp.csv", "")
-    bucket_view: bool | None = _column("as in ddp.csv")
-    static_graph: bool | None = _column("as in ddp.csv")
-    accumulation: int | None = _column("as in ddp.csv")
-    bucket: int | None = _column("number in the order of sending")
-    size_bytes: int | None = _column("bytes of its parameters")
-    parameters: int | None = _column("tensors in it")
-    ready_ms: float | None = _column("all gradients there on the slowest rank, since the backward began")
-    start_ms: float | None = _column("communication begins on the slowest rank")
-    done_ms: float | None = _column("result there on the slowest rank")
-    comm_ms: float | None = _column("start to done without decompressing, on the rank where that took least")
-    skew_wait_ms: float | None = _column("what a rank spends more, mean over ranks")
-    compress_ms: float | None = _column("compressing and decompressing, mean over ranks")
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("as in ddp.csv", "")
+    world_size: int | None = column("as in ddp.csv")
+    batch_per_rank: int | None = column("as in ddp.csv")
+    precision: str = column("as in ddp.csv", "")
+    hook: str = column("as in ddp.csv; none is watched through the pass-through hook after the timed steps", "")
+    density: float | None = column("as in ddp.csv")
+    hook_options: str = column("as in ddp.csv", "")
+    bucket_cap_mb: str = column("as in ddp.csv", "")
+    bucket_view: bool | None = column("as in ddp.csv")
+    static_graph: bool | None = column("as in ddp.csv")
+    accumulation: int | None = column("as in ddp.csv")
+    bucket: int | None = column("number in the order of sending")
+    size_bytes: int | None = column("bytes of its parameters")
+    parameters: int | None = column("tensors in it")
+    ready_ms: float | None = column("all gradients there on the slowest rank, since the backward began")
+    start_ms: float | None = column("communication begins on the slowest rank")
+    done_ms: float | None = column("result there on the slowest rank")
+    comm_ms: float | None = column("start to done without decompressing, on the rank where that took least")
+    skew_wait_ms: float | None = column("what a rank spends more, mean over ranks")
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
 
 
 DDP_COLUMNS = tuple(f.name for f in dataclasses.fields(TrainingRow))

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from reporting import leave
@@ -118,7 +118,7 @@ def main() -> None:
     for backend in sys.argv[1].split(","):
         communicator = open_backend(backend, control)
         for number, case in enumerate(cases(backend, control.size)):
-            found["cases"].append({"case": vars(case)} | dict(findings(case, number, communicator, control)))
+            found["cases"].append({"case": asdict(case)} | dict(findings(case, number, communicator, control)))
         found["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
     leave(found, control)

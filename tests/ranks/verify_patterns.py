@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from reporting import leave
@@ -147,7 +147,7 @@ def main() -> None:
             planned += [(case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS]
             for number, (case, hosts) in enumerate(planned):
                 entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
-                found["cases"].append({"case": vars(case), "hosts": hosts} | entry)
+                found["cases"].append({"case": asdict(case), "hosts": hosts} | entry)
         communicator.close()
     leave(found, control)
 

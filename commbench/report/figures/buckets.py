@@ -1,0 +1,243 @@
+"""The step over the bucket size, a line for each hook, with what was predicted and what is recommended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from commbench.report.figures.axes import (
+    MOST_SERIES,
+    Estimate,
+    Look,
+    estimate,
+    legend,
+    legend_height_in,
+    look,
+    nothing_here,
+    plot_crosses,
+)
+from commbench.report.figures.drawing import INK, Drawing, draw, slug
+from commbench.report.figures.settings import Group, Trial, groups, setting_name
+from commbench.report.figures.words import digits, left_out, listed, number_text, sentences
+from commbench.report.training import hook_label
+from commbench.store import Run
+from commbench.training.cases import DEFAULT_CAP
+from commbench.training.conclusion import setting_of
+from commbench.units import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from commbench.prediction.accuracy import PredictionRow
+
+
+#: How far apart series lie at the same place, so that their intervals can be told apart; all of them at most.
+_ASIDE, _ASIDE_MOST = 0.12, 0.6
+
+
+@dataclass(kw_only=True)
+class Line:
+    """The settings of one run that differ in their buckets alone."""
+
+    name: str
+    measured: dict[str, Estimate] = field(default_factory=dict)
+    """Milliseconds by ``bucket_cap_mb``."""
+    predicted: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Status by ``bucket_cap_mb``."""
+    chosen: str | None = None
+    """The ``bucket_cap_mb`` that was recommended, if it is on this line."""
+
+
+def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """One drawing for each workload; none where nothing but the default was tried with one hook."""
+    made = []
+    for group in groups(runs):
+        lines = [line for trial in group.trials for line in lines_of(trial)]
+        if sum(len(line.measured) + len(line.predicted) + len(line.failed) for line in lines) > 1:
+            made.append(_drawing(group, lines))
+    return made
+
+
+def lines_of(trial: Trial) -> list[Line]:
+    """The hooks of a run with the step at each bucket size, in the order of the rows."""
+    lines: dict[str, Line] = {}
+    for row in trial.rows:
+        line = lines.setdefault(hook_label(row), Line(name=trial.prefix + hook_label(row)))
+        step = estimate(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high)
+        if row.status == "ok" and step is not None:
+            line.measured[row.bucket_cap_mb] = step
+        elif row.status not in {"ok", "unsupported"}:
+            line.failed[row.bucket_cap_mb] = row.status
+        if trial.is_chosen(row):
+            line.chosen = row.bucket_cap_mb
+    for prediction in _predictions(trial):
+        name = hook_label(prediction)
+        if prediction.predicted_step_ms is not None:
+            line = lines.setdefault(name, Line(name=trial.prefix + name))
+            line.predicted[prediction.bucket_cap_mb] = prediction.predicted_step_ms
+    return list(lines.values())
+
+
+def _predictions(trial: Trial) -> list[PredictionRow]:
+    first = trial.rows[0]
+    same = ("workload", "world_size", "batch_per_rank")
+    return [
+        row for row in trial.run.prediction_rows if all(getattr(row, name) == getattr(first, name) for name in same)
+    ]
+
+
+def places_of(caps: Sequence[str]) -> dict[str, float]:
+    """Where each bucket size stands: the default by itself, then numbers by their logarithm, last the lists."""
+    numbers = sorted((cap for cap in caps if cap != DEFAULT_CAP and "+" not in cap), key=float)
+    lists = [cap for cap in dict.fromkeys(caps) if "+" in cap]
+    found = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
+    if numbers:
+        first, last = math.log2(float(numbers[0])), math.log2(float(numbers[-1]))
+        scale = max(1.0, len(set(numbers)) - 1) / max(last - first, 1.0)
+        found |= {cap: 1.3 + scale * (math.log2(float(cap)) - first) for cap in numbers}
+    end = max(found.values(), default=0.0)
+    return found | {cap: end + 1.3 + place for place, cap in enumerate(lists)}
+
+
+# -------------------------------------------------------------------------------------------------------- painting
+
+
+def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
+    shown = lines[:MOST_SERIES]
+    return draw(
+        lambda figure: paint_lines(figure, shown),
+        name=slug("buckets", group.key),
+        section="training",
+        title=f"Step over bucket size: {group.name}",
+        caption=caption_of(group, lines),
+        alt=f"Step time over bucket_cap_mb for {listed([line.name for line in shown], MOST_SERIES)}.",
+        height_in=3.1 + legend_height_in([line.name for line in shown]),
+    )
+
+
+def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
+    """Lines through the numbers only: the default and lists are no points of the axis."""
+    axes = figure.subplots()
+    caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
+    places = places_of(caps)
+    for place, line in enumerate(lines):
+        aside = min(_ASIDE, _ASIDE_MOST / len(lines)) * (place - (len(lines) - 1) / 2)
+        own = {cap: x + aside for cap, x in places.items()}
+        _paint_line(axes, line, own, look(place))
+    axes.set_xticks(list(places.values()), [cap.replace("+", "+\n") for cap in places])
+    if DEFAULT_CAP in places and len(places) > 1:
+        axes.axvline(0.65, color=INK, linewidth=0.6)
+    axes.set(xlabel="bucket_cap_mb, MiB", ylabel="step, ms", xlim=(-0.6, max(places.values()) + 0.6))
+    limits = limits_of(lines)
+    if limits is None:
+        nothing_here(axes, "no setting has a time")
+    else:
+        axes.set_ylim(*limits)
+    for place, line in enumerate(lines):
+        plot_crosses(axes, [places[cap] for cap in line.failed], look(place))
+    legend(figure, axes)
+
+
+def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """What the axis shows, in ms: all values, but of an interval no more than leaves the values readable."""
+    values = [
+        v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
+    ]
+    if not values:
+        return None
+    bounds = [bound for line in lines for point in line.measured.values() for bound in point.bounds]
+    low, high = min(values), max(values)
+    room = max(0.1 * high, high - low)
+    return max(0.0, low - room, min([low, *bounds]) - 0.1 * room), min(high + room, max([high, *bounds]) + 0.1 * room)
+
+
+def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
+    numbers = sorted((cap for cap in line.measured if _is_number(cap)), key=float)
+    style: dict[str, Any] = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
+    axes.plot([places[cap] for cap in numbers], [line.measured[cap].value for cap in numbers], label=line.name, **style)
+    for cap, point in line.measured.items():
+        errors = [[error] for error in point.errors]
+        axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
+    hollow: dict[str, Any] = {
+        **style,
+        "linestyle": "none",
+        "markerfacecolor": "none",
+        "markersize": 6.5,
+        "gid": "predicted",
+    }
+    axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
+    foreseen = sorted((cap for cap in line.predicted if _is_number(cap)), key=float)
+    values = [line.predicted[cap] for cap in foreseen]
+    axes.plot([places[cap] for cap in foreseen], values, color=looks_as.colour, linewidth=0.7, linestyle=(0, (1, 2)))
+    if line.chosen in line.measured:
+        ring: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 15,
+            "markerfacecolor": "none",
+            "markeredgecolor": INK,
+            "linestyle": "none",
+        }
+        axes.plot([places[line.chosen]], [line.measured[line.chosen].value], **ring, gid="chosen")
+
+
+def _is_number(cap: str) -> bool:
+    return cap != DEFAULT_CAP and "+" not in cap
+
+
+# ---------------------------------------------------------------------------------------------------------- caption
+
+
+def caption_of(group: Group, lines: Sequence[Line]) -> str:
+    """How to read it, the fastest setting of each run, and what is recommended."""
+    failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
+    return sentences(
+        "Median step of the slowest rank (lower is better) with 95 % intervals over launches; DDP's default buckets "
+        "stand by themselves.",
+        "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
+        *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
+        "Intervals that leave the frame are wider than it." if _is_cut(lines) else "",
+        f"Crosses have no result: {listed(failed)}." if failed else "",
+        left_out([line.name for line in lines], MOST_SERIES),
+    )
+
+
+def _is_cut(lines: Sequence[Line]) -> bool:
+    limits = limits_of(lines[:MOST_SERIES])
+    if limits is None:
+        return False
+    bounds = [point.bounds for line in lines for point in line.measured.values()]
+    return any(low < limits[0] or high > limits[1] for low, high in bounds)
+
+
+def _fastest(trial: Trial) -> str:
+    rows = [row for row in trial.ok if row.samples_per_s]
+    if not rows:
+        return f"{trial.prefix}nothing was timed."
+    best, base = max(rows, key=lambda row: row.samples_per_s or 0.0), trial.default
+    step = estimate(best.step_ms, best.step_ms_ci_low, best.step_ms_ci_high)
+    text = f"{trial.prefix}Fastest in the sweep: {setting_name(best)}, {number_text(step, 'ms') if step else ''}"
+    if base is None or best is base or best.speedup is None:
+        return text + "."
+    said = {"inconclusive": " (inconclusive)", "same": " (the same within 2 %)"}
+    interval = estimate(best.speedup, best.speedup_ci_low, best.speedup_ci_high)
+    ratio = number_text(interval, "times") if interval else ""
+    return f"{text}, {ratio} as fast as the default{said.get(best.verdict, '')}."
+
+
+def _ringed(trial: Trial) -> str:
+    found = trial.recommendation
+    if found is None:
+        return ""
+    ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
+    fresh = f"{counted(found.launches, 'fresh launch')}" if found.launches else "fresh launches"
+    if found.verdict == "change":
+        ends = f" [{digits(found.speedup_ci[0])}, {digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
+        gain = f", {digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
+        return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
+    why = "nothing gained more than 2 %" if found.verdict == "keep" else "the interval is too wide to decide"
+    same = setting_of(found.best) == setting_of(found.baseline)
+    return f"{trial.prefix}Recommended{ring}: the default, as in {fresh} {'no other was faster' if same else why}."

@@ -1,0 +1,228 @@
+"""A `Drawing`: one figure as SVG that takes its colours from the page and as PNG, and the palette of both."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy"]
+
+WIDTH_IN, HEIGHT_IN, PNG_DPI = 5.0, 3.2, 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colour:
+    """A colour of both themes."""
+
+    light: str
+    """As ``#rrggbb``; also stands for the colour while matplotlib draws, so no two are alike."""
+    dark: str
+
+
+#: Colours by the name of their CSS variable: Okabe and Ito's hues, the pale ones darkened to show on white.
+PALETTE: Mapping[str, Colour] = MappingProxyType(
+    {
+        "ink": Colour(light="#1b1f24", dark="#e8eaed"),
+        "muted": Colour(light="#5c6570", dark="#a3acb7"),
+        "grid": Colour(light="#d9dde2", dark="#3a414a"),
+        "paper": Colour(light="#fefefe", dark="#14171b"),
+        "shade": Colour(light="#eef0f3", dark="#242a31"),
+        "bad": Colour(light="#b3261e", dark="#ff8a80"),
+        "series-1": Colour(light="#0072b2", dark="#56b4e9"),
+        "series-2": Colour(light="#d55e00", dark="#ff9248"),
+        "series-3": Colour(light="#009e73", dark="#2fd3a4"),
+        "series-4": Colour(light="#b0578d", dark="#e79ac6"),
+        "series-5": Colour(light="#a67c00", dark="#f0d045"),
+        "series-6": Colour(light="#4b3f9e", dark="#a99cff"),
+        "series-7": Colour(light="#3f9bd6", dark="#9fd8ff"),
+        "series-8": Colour(light="#6b4a2f", dark="#cfae8e"),
+    }
+)
+INK, MUTED, GRID, PAPER, SHADE, BAD = (PALETTE[n].light for n in ("ink", "muted", "grid", "paper", "shade", "bad"))
+SERIES = tuple(colour.light for name, colour in PALETTE.items() if name.startswith("series-"))
+#: Series differ in three ways, so that no reader needs the colours.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = (
+    *("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))),
+    *((0, (3, 1)), (0, (8, 3)), (0, (2, 2)), (0, (4, 4))),
+)
+#: Opacity of intervals' bands; as unlike any other as the colours are.
+BAND_ALPHA = 0.181
+_BAND_OPACITY_DARK = 0.28
+
+_STYLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+        "axes.titlesize": 10,
+        "axes.labelsize": 10,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "text.color": INK,
+        "text.parse_math": False,  # names of hosts and settings are plain text, also with dollar signs
+        "text.usetex": False,
+        "axes.facecolor": "none",
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.formatter.use_mathtext": False,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "lines.linewidth": 1.5,
+        "lines.markersize": 4.5,
+        "svg.fonttype": "none",
+        "figure.constrained_layout.use": True,
+    }
+)
+_VARIABLES = {colour.light: f"var(--{name}, {colour.light})" for name, colour in PALETTE.items()} | {
+    f"opacity: {BAND_ALPHA}": f"opacity: var(--band-opacity, {BAND_ALPHA})"
+}
+_SENTINELS = re.compile("|".join(map(re.escape, _VARIABLES)))
+_TAG = re.compile(r"<[^<>]*>")
+_PROLOGUE = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
+#: matplotlib's style sheet would apply to the whole page; its metadata names a date.
+_SUPERFLUOUS = re.compile(r"<(metadata|style)\b[^>]*>.*?</\1>|<!--.*?-->", re.DOTALL)
+_ID = re.compile(r' id="([^"<>]*)"(?=[^<>]*>)')
+_USE = re.compile(r'(?:url\(|")#([^")]+)')
+_REFERENCE = re.compile(r'(\bid="|"#|url\(#)')
+#: What XML cannot hold.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One figure with its words, ready for a page."""
+
+    name: str
+    """Of lower-case letters, digits and hyphens; unique on a page, the stem of the PNG's file name."""
+    section: Section
+    """Which part of the page it belongs to."""
+    title: str
+    caption: str
+    """How to read it, and the main finding; plain text."""
+    alt: str
+    """What it shows, for who does not see it; plain text."""
+    svg: str
+    """An ``<svg>`` element to put into HTML as it is: escaped, its ids begin with the name."""
+    png: bytes
+    """The light version, 150 dpi."""
+
+
+def draw(
+    paint: Callable[[Figure], None],
+    *,
+    name: str,
+    section: Section,
+    title: str,
+    caption: str,
+    alt: str,
+    height_in: float = HEIGHT_IN,
+) -> Drawing:
+    """Draw a figure 5 inches wide, the same bytes each time.
+
+    Args:
+        paint: puts axes into an empty figure; colours are those of `PALETTE` (light).
+        name: see `Drawing`, as are the others.
+        section: likewise.
+        title: likewise; not part of the picture.
+        caption: likewise.
+        alt: likewise.
+        height_in: inches.
+
+    Raises:
+        ValueError: the name would not do as an id.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise ValueError(f"{name!r} is no name of a drawing")
+    # a person's own style would draw other bytes; to set the backend is to load pyplot
+    plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
+    with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        # a name in a script that the font lacks is a box in the PNG and right in the SVG
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure = Figure(figsize=(WIDTH_IN, height_in))
+        FigureCanvasAgg(figure)
+        paint(figure)
+        _clean_texts(figure)
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator")))
+        figure.savefig(png, format="png", dpi=PNG_DPI, facecolor=PAPER, metadata={"Software": None})
+    return Drawing(
+        name=name,
+        section=section,
+        title=title,
+        caption=caption,
+        alt=alt,
+        svg=_for_page(svg.getvalue(), name, title, alt),
+        png=png.getvalue(),
+    )
+
+
+def theme_variables(theme: Literal["light", "dark"]) -> str:
+    """The declarations of the CSS variables that a drawing's SVG uses; without them it has the light colours."""
+    band = BAND_ALPHA if theme == "light" else _BAND_OPACITY_DARK
+    return (
+        "".join(f"--{name}: {getattr(colour, theme)}; " for name, colour in PALETTE.items())
+        + f"--band-opacity: {band};"
+    )
+
+
+def slug(*parts: object) -> str:
+    """Texts as one name of a drawing: ``slug("all_reduce", "2 hosts") == "all-reduce-2-hosts"``."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, parts)).lower()).strip("-")
+
+
+def _clean_texts(figure: Figure) -> None:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if _CONTROL.search(text.get_text()):
+            text.set_text(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
+
+
+def _for_page(svg: str, name: str, title: str, alt: str) -> str:
+    """Matplotlib's SVG as an element for a page: variables for colours, ids of its own, the page's font and width."""
+    body = _PROLOGUE.sub("", _SUPERFLUOUS.sub("", svg), count=1)
+    used = set(_USE.findall(body))
+    body = _ID.sub(lambda found: found[0] if found[1] in used else "", body)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} '
+        f'width="100%" role="img" aria-labelledby="{name}-title {name}-desc" '
+        'style="stroke-linejoin: round; stroke-linecap: butt">'
+        f'<title id="{name}-title">{_text(title)}</title><desc id="{name}-desc">{_text(alt)}</desc>'
+    )
+    return head + _TAG.sub(lambda tag: _themed(tag[0], name), body).strip()
+
+
+def _themed(tag: str, name: str) -> str:
+    if tag.startswith("<image"):  # its data may hold anything
+        return _REFERENCE.sub(rf"\g<1>{name}-", tag, count=1)
+    tag = _SENTINELS.sub(lambda found: _VARIABLES[found[0]], tag)
+    return _REFERENCE.sub(rf"\g<1>{name}-", tag.replace("'DejaVu Sans'", "var(--font, system-ui, sans-serif)"))
+
+
+def _text(text: str) -> str:
+    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))

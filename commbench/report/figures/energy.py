@@ -1,0 +1,128 @@
+"""The energy of an operation and of a training step, where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from commbench.collectives import OPERATIONS
+from commbench.records import Row
+from commbench.report.figures.axes import (
+    MOST_SERIES,
+    Estimate,
+    byte_axis,
+    legend,
+    legend_height_in,
+    log_axis,
+    look,
+    plot_series,
+)
+from commbench.report.figures.drawing import Drawing, draw, slug
+from commbench.report.figures.settings import Group, groups, setting_name
+from commbench.report.figures.words import digits, left_out, listed, prefixes, sentences
+from commbench.store import Run
+from commbench.training.records import TrainingRow
+from commbench.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_BARS = 16
+
+Curves = dict[str, dict[int, float]]
+"""Joules of one operation by size, by series."""
+
+
+def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """A figure for each operation and each workload with energy; nothing where none was measured."""
+    made = [_of_operation(operation, curves) for operation in OPERATIONS if (curves := curves_of(runs, operation))]
+    return made + [_of_training(group, bars) for group in groups(runs) if (bars := bars_of(group))]
+
+
+# ------------------------------------------------------------------------------------------------------ collectives
+
+
+def curves_of(runs: Sequence[Run], operation: str) -> Curves:
+    """The energy of an operation over its size, by run, backend, pattern and data type."""
+    found: Curves = {}
+    for run, prefix in zip(runs, prefixes(runs), strict=True):
+        for row in run.rows:
+            if row.operation == operation and row.status == "ok" and row.energy_J is not None and row.message_bytes:
+                found.setdefault(prefix + _name(row), {})[row.message_bytes] = row.energy_J
+    return found
+
+
+def _name(row: Row) -> str:
+    words = (row.backend, row.pattern if row.pattern != "flat" else "", row.group if row.pattern != "flat" else "")
+    return " ".join(filter(None, (*words, row.dtype or "")))
+
+
+def _of_operation(operation: str, curves: Curves) -> Drawing:
+    shown = dict(list(curves.items())[:MOST_SERIES])
+    value, size, name = min((value, size, name) for name, points in curves.items() for size, value in points.items())
+    return draw(
+        lambda figure: paint_curves(figure, shown),
+        name=slug("energy", operation),
+        section="energy",
+        title=f"Energy of {operation} over message size",
+        caption=sentences(
+            "Energy of one operation, of all that was metered (lower is better).",
+            f"Least: {digits(value)} J at {format_size(size)} ({name}).",
+            left_out(list(curves), MOST_SERIES),
+        ),
+        alt=f"Energy of one {operation} over message size for {listed(shown, MOST_SERIES)}.",
+        height_in=2.8 + legend_height_in(list(shown)),
+    )
+
+
+def paint_curves(figure: Figure, curves: Curves) -> None:
+    """One line a series, both axes logarithmic."""
+    axes = figure.subplots()
+    for place, (name, points) in enumerate(curves.items()):
+        plot_series(axes, {size: Estimate(value=value) for size, value in points.items()}, name, look(place))
+    byte_axis(axes, [size for points in curves.values() for size in points])
+    log_axis(axes.yaxis)
+    axes.set(xlabel="message size", ylabel="energy, J")
+    legend(figure, axes)
+
+
+# --------------------------------------------------------------------------------------------------------- training
+
+
+def bars_of(group: Group) -> dict[str, TrainingRow]:
+    """The settings of which the energy of a step is known."""
+    return {
+        trial.prefix + setting_name(row): row for trial in group.trials for row in trial.ok if row.energy_J is not None
+    }
+
+
+def _of_training(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
+    ranked = dict(sorted(bars.items(), key=lambda bar: bar[1].energy_J or 0.0)[:_MOST_BARS])
+    least = next(iter(ranked))
+    default = next((t.default.energy_J for t in group.trials if t.default and t.default.energy_J), None)
+    joules = ranked[least].energy_J or 0.0
+    share = f", {100 * joules / default:.0f} % of the default's" if default else ""
+    return draw(
+        lambda figure: paint_bars(figure, ranked),
+        name=slug("energy", group.key or group.trials[0].rows[0].workload),
+        section="energy",
+        title=f"Energy of a step: {group.name}",
+        caption=sentences(
+            "Energy of one training step, of all that was metered (lower is better).",
+            f"Least: {least} with {digits(joules)} J{share}.",
+            f"Shown are the {len(ranked)} most frugal of {len(bars)}." if len(bars) > len(ranked) else "",
+        ),
+        alt="Joules of a step: " + ", ".join(f"{name} {digits(row.energy_J or 0.0)}" for name, row in ranked.items()),
+        height_in=0.75 + 0.27 * len(ranked),
+    )
+
+
+def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
+    """A bar a setting, the most frugal first."""
+    axes = figure.subplots()
+    for place, row in enumerate(bars.values()):
+        axes.barh([place], [row.energy_J or 0.0], height=0.6, color=look(0).colour)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlabel("energy of a step, J")
+    axes.grid(visible=False, axis="y")

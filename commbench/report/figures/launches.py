@@ -1,0 +1,211 @@
+"""How launches differ: a dot for the median of each launch beside the median and the interval that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from commbench import stats
+from commbench.cases import Case
+from commbench.records import Row
+from commbench.report.figures.axes import log_axis, look
+from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
+from commbench.report.figures.settings import cap_name
+from commbench.report.figures.words import digits, listed, prefixes, sentences
+from commbench.report.groups import brief
+from commbench.store import Run
+from commbench.summary import keyed_records, launch_flags, launch_medians
+from commbench.training.cases import CONFIRM, HOOKS
+from commbench.training.trained import Trained, trained
+from commbench.units import counted, format_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: More lines than these are not read.
+_MOST_LINES = 16
+#: What makes launches worth a look, the worst first.
+_DOUBTS = ("bimodal_launches", "ci_wide")
+#: How far above or below their line the dots of successive launches lie.
+_OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
+#: Launches that differ by more are drawn on a logarithmic axis.
+_WIDE = 5.0
+_TICKS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The launches of one case or configuration."""
+
+    name: str
+    medians: Sequence[float]
+    """Of each launch, two at least, in any unit."""
+    flags: frozenset[str]
+    colour: str
+
+    @property
+    def shares(self) -> list[float]:
+        """Each launch's median as a share of the median of all, in percent."""
+        return [100 * value / self.middle for value in self.medians]
+
+    @property
+    def middle(self) -> float:
+        """The median over launches."""
+        ordered = sorted(self.medians)
+        half = len(ordered) // 2
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval over launches, in percent of the median."""
+        found = stats.launch_interval(list(self.medians))
+        return (100 * found.low / self.middle, 100 * found.high / self.middle) if found else None
+
+    @property
+    def range(self) -> float:
+        """The slowest launch over the fastest."""
+        return max(self.medians) / min(self.medians)
+
+
+def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """The launches of the cases that matter most, and of the training that was decided on."""
+    made = []
+    for name, what, spreads_of in (
+        ("launches-collectives", "collectives", collective_spreads),
+        ("launches-training", "training steps", training_spreads),
+    ):
+        found = [spread for run, prefix in zip(runs, prefixes(runs), strict=True) for spread in spreads_of(run, prefix)]
+        if found:
+            made.append(_drawing(name, f"Launches of {what}", _foremost(found), len(found)))
+    return made
+
+
+def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
+    """At most so many as are read: of more those with doubts and of these the widest, in the order given."""
+    if len(spreads) <= _MOST_LINES:
+        return list(spreads)
+
+    def rank(spread: Spread) -> tuple[int, float]:
+        worst = next((place for place, flag in enumerate(_DOUBTS) if flag in spread.flags), len(_DOUBTS))
+        return worst, -spread.range
+
+    kept = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
+    return [spreads[place] for place in sorted(kept)]
+
+
+# -------------------------------------------------------------------------------------------------------- what
+
+
+def collective_spreads(run: Run, prefix: str) -> list[Spread]:
+    """The largest size of each operation, backend and pattern, and every row whose launches are doubtful."""
+    if not run.records:
+        return []
+    records = keyed_records(run.records)
+    cases = {record.case.key: record.case for record in run.records}
+    rows = [(cases[key[0]], key, row) for key, row in run.keyed_rows.items()]
+    rows = [line for line in rows if line[0].pattern != "matrix"]  # its times are of all pairs together
+    backends = list(dict.fromkeys(case.backend for case, _, _ in rows))
+    largest: dict[tuple[str, ...], int] = {}
+    for case, _, row in rows:
+        kind = _kind(case, row)
+        largest[kind] = max(largest.get(kind, 0), case.message_bytes)
+    spreads = []
+    for case, key, row in rows:
+        medians, flags = launch_medians(records[key]), frozenset(row.flags.split(";"))
+        matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_DOUBTS)
+        if matters and len(medians) > 1 and min(medians) > 0:
+            colour = look(backends.index(case.backend)).colour
+            spreads.append(Spread(name=prefix + _name(case, row), medians=medians, flags=flags, colour=colour))
+    return spreads
+
+
+def _kind(case: Case, row: Row) -> tuple[str, ...]:
+    return case.operation, case.backend, case.pattern, row.group, str(case.dtype), str(case.world_size)
+
+
+def _name(case: Case, row: Row) -> str:
+    words = [case.backend, case.operation, format_size(case.message_bytes) if case.message_bytes else ""]
+    words += [case.pattern, brief(row.group)] if case.pattern != "flat" else []
+    return " ".join(filter(None, words))
+
+
+def training_spreads(run: Run, prefix: str) -> list[Spread]:
+    """The settings that were measured in fresh launches to decide; where there were none, those of the sweep."""
+    known = trained(run.training_records, CONFIRM) or trained(run.training_records)
+    return [
+        Spread(
+            name=f"{prefix}{one.case.hook_name}, {cap_name(one.case.bucket_cap_mb)}",
+            medians=list(one.steps_ms.values()),
+            flags=frozenset(launch_flags(list(one.steps_ms.values()))),
+            colour=look(_order(one)[0]).colour,
+        )
+        for one in sorted(known.values(), key=_order)
+        if one.case.uses_ddp and len(one.steps_ms) > 1 and min(one.steps_ms.values()) > 0
+    ]
+
+
+def _order(one: Trained) -> tuple[int, tuple[float, ...]]:
+    """The default first, then by hook and bucket size."""
+    return HOOKS.index(one.case.hook) if one.case.hook in HOOKS else len(HOOKS), one.case.caps_mb
+
+
+# -------------------------------------------------------------------------------------------------------- how
+
+
+def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Drawing:
+    return draw(
+        lambda figure: paint_spreads(figure, spreads),
+        name=name,
+        section="launches",
+        title=title,
+        caption=caption_of(spreads, total),
+        alt=f"{title}: {counted(len(spreads), 'case')}, each with a dot a launch around its median.",
+        height_in=0.75 + 0.24 * len(spreads),
+    )
+
+
+def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
+    """A line for each case: dots a little apart where they would hide each other, the interval below them."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes = figure.subplots()
+    for place, spread in enumerate(spreads):
+        if spread.interval is not None:
+            low, high = spread.interval
+            axes.plot([low, high], [place, place], color=MUTED, linewidth=5, alpha=0.35, solid_capstyle="butt")
+        heights = [place + _OFFSETS[launch % len(_OFFSETS)] for launch in range(len(spread.medians))]
+        axes.plot(spread.shares, heights, "o", color=spread.colour, markersize=3.5, markeredgewidth=0)
+    axes.axvline(100, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(spreads)), [_marked(spread) for spread in spreads])
+    axes.set_ylim(len(spreads) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time, share of the median launch's")
+    shares = [share for spread in spreads for share in spread.shares]
+    if max(shares) > _WIDE * min(shares):
+        log_axis(axes.xaxis)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(_TICKS))
+        axes.set_xlim(min(95.0, *axes.get_xlim()), max(105.0, *axes.get_xlim()))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g} %"))
+
+
+def _marked(spread: Spread) -> str:
+    return f"{spread.name} *" if "bimodal_launches" in spread.flags else spread.name
+
+
+def caption_of(spreads: Sequence[Spread], total: int) -> str:
+    """How to read it, and which launches differ most."""
+    widest = max(spreads, key=lambda spread: spread.range)
+    humps = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
+    wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
+    counts = sorted({len(spread.medians) for spread in spreads})
+    launches = counted(counts[-1], "launch") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} launches"
+    return sentences(
+        f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of the median launch; "
+        "dots far from 100 % are why one launch proves little.",
+        f"They differ most in {widest.name}: the slowest takes {digits(widest.range)} times as long as the fastest.",
+        f"In two humps (*): {listed(humps)}." if humps else "",
+        f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
+        f"Shown are {len(spreads)} of {total}, those with doubts first." if total > len(spreads) else "",
+    )

@@ -1,0 +1,257 @@
+"""The matrix of pairs of ranks as a heat map, with the slow host, rank or link marked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.pairs import Matrix
+from commbench.report.figures.axes import Estimate, plain, plain_time
+from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
+from commbench.report.figures.words import digits, number_text, prefixes, sentences, time_text
+from commbench.store import Run
+from commbench.suspects.findings import ANY, Suspect
+from commbench.suspects.matrix import places
+from commbench.units import counted, format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+#: An image has no more cells each way: several ranks share one, which shows their slowest pair.
+MOST_CELLS = 360
+#: So many ranks have their values written into the cells; so many hosts have their names at the axes.
+_WRITTEN, _NAMED = 8, 16
+#: Values that span a larger ratio get a logarithmic scale of colours.
+_WIDE = 3.0
+_RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
+#: Operations that are about time; of others the bandwidth is shown.
+_TIMED = frozenset({"latency", "barrier"})
+#: Dark text on bright cells and the other way round: the luminance of cividis runs with the value.
+_BRIGHT = 0.55
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """A matrix as cells."""
+
+    cells: Floats
+    """From row to column, (cells, cells), in ``unit``; NaN where nothing was timed and on the diagonal."""
+    per_cell: int
+    """Ranks that share a row."""
+    unit: str
+    """``us``, or GB/s, MB/s or kB/s, whichever suits the fastest pair."""
+    hosts: Sequence[str]
+    """Of each rank."""
+    suspects: Sequence[Suspect]
+    """What is slow in this matrix."""
+
+    @property
+    def is_time(self) -> bool:
+        """Whether low is good."""
+        return self.unit == "us"
+
+    def ranks_of(self, name: str) -> list[int]:
+        """The ranks that a suspect's link names: of a host all of its ranks."""
+        return [
+            rank for rank, host in enumerate(self.hosts) if name in {host, f"rank {rank}", ANY} or _is_rank(name, rank)
+        ]
+
+
+def _is_rank(name: str, rank: int) -> bool:
+    return name.startswith(f"rank {rank} ")  # "rank 3 on host1"
+
+
+def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """One heat map for each matrix of each run: colours of two cannot be laid over each other."""
+    made = []
+    for run, prefix in zip(runs, prefixes(runs), strict=True):
+        for place, matrix in enumerate(run.matrices, start=1):
+            made.append(_drawing(matrix, run, prefix, slug("matrix", prefix, matrix.case.operation, place)))
+    return made
+
+
+def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
+    measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
+    heat = heat_of(matrix, [suspect for suspect in run.findings.suspects if suspect.measured == measured])
+    title = f"{prefix}{measured} between every two ranks"
+    return draw(
+        lambda figure: paint_heat(figure, heat),
+        name=name,
+        section="matrix",
+        title=title,
+        caption=caption_of(matrix, heat),
+        alt=f"Heat map of {counted(len(matrix.hosts), 'rank')} sending to each other: {_slow(heat)}",
+        height_in=4.2,
+    )
+
+
+def heat_of(matrix: Matrix, suspects: Sequence[Suspect] = ()) -> Heat:
+    """The cells of a matrix; of very many ranks several share a cell, which holds the slowest of their pairs."""
+    ranks = len(matrix.hosts)
+    per_cell = -(-ranks // MOST_CELLS)
+    slowest = np.full((-(-ranks // per_cell),) * 2, -np.inf)
+    with np.errstate(invalid="ignore"):
+        times = np.where(matrix.is_sound, matrix.time_us, np.nan)
+    known = np.isfinite(times)
+    np.maximum.at(slowest, (matrix.source[known] // per_cell, matrix.target[known] // per_cell), times[known])
+    times_us = np.where(np.isfinite(slowest), slowest, np.nan)
+    cells, unit = times_us, "us"
+    if matrix.case.operation not in _TIMED:
+        rates = np.asarray(matrix.rate_GBps(times_us))
+        most = float(np.nanmax(rates, initial=0.0))
+        scale, unit = next((scale, unit) for scale, unit in _RATE_UNITS if most >= scale or unit == "kB/s")
+        cells = rates / scale
+    return Heat(
+        cells=cells,
+        per_cell=per_cell,
+        unit=unit,
+        hosts=matrix.hosts,
+        suspects=suspects,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- painting
+
+
+def paint_heat(figure: Figure, heat: Heat) -> None:
+    """The cells as one image; hosts or ranks at the axes, arrows at what is slow."""
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import LogLocator
+
+    axes = figure.subplots()
+    axes.grid(visible=False)
+    axes.set(xlabel="to", ylabel="from")
+    if not np.isfinite(heat.cells).any():
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "no pair could be timed", transform=axes.transAxes, ha="center")
+        return
+    low, high = float(np.nanmin(heat.cells)), float(np.nanmax(heat.cells))
+    norm = LogNorm(low, high) if high > _WIDE * low > 0 else Normalize(min(low, 0.9 * high), high)
+    colours = "cividis_r" if heat.is_time else "cividis"
+    size = heat.per_cell * len(heat.cells) - 0.5
+    image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation="none", extent=(-0.5, size, size, -0.5))
+    axes.set(xlim=(-0.5, len(heat.hosts) - 0.5), ylim=(len(heat.hosts) - 0.5, -0.5))
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        shrink=0.8,
+        label="" if heat.is_time else heat.unit,
+        ticks=LogLocator(subs=(1.0, 2.0, 5.0)) if isinstance(norm, LogNorm) else None,
+        format=lambda value, _: plain_time(value) if heat.is_time else plain(value),
+    )
+    bar.minorticks_off()
+    bar.outline.set_visible(False)
+    _name_axes(axes, heat)
+    _write_cells(axes, heat, norm)
+    _mark(axes, heat)
+
+
+def _name_axes(axes: Axes, heat: Heat) -> None:
+    """Hosts where they are several and few, at the middle of their ranks, with lines between; else ranks by number."""
+    from matplotlib.ticker import MaxNLocator
+
+    hosts, place = places(heat.hosts)
+    edges = np.flatnonzero(np.diff(place)) + 0.5
+    if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
+        bounds = [-0.5, *edges, len(heat.hosts) - 0.5]
+        middles = [(one + other) / 2 for one, other in itertools.pairwise(bounds)]
+        axes.set_xticks(middles, hosts, rotation=45 if max(map(len, hosts)) * len(hosts) > 30 else 0)  # noqa: PLR2004 - letters
+        axes.set_yticks(middles, hosts)
+        for edge in edges if len(heat.hosts) > len(hosts) else ():
+            axes.axhline(edge, color=PAPER, linewidth=1)
+            axes.axvline(edge, color=PAPER, linewidth=1)
+    else:
+        axes.set(xlabel="to rank", ylabel="from rank")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - matplotlib is imported late
+    """The values of few ranks, dark on bright cells."""
+    if len(heat.hosts) > _WRITTEN:
+        return
+    for (row, column), value in np.ndenumerate(heat.cells):
+        if np.isfinite(value):
+            share = float(norm(value))
+            is_bright = (1 - share if heat.is_time else share) > _BRIGHT
+            text = plain_time(float(f"{value:.3g}")) if heat.is_time else digits(float(value))
+            axes.text(
+                column, row, text, ha="center", va="center", fontsize=8, color="#000000" if is_bright else "#ffffff"
+            )
+
+
+def _mark(axes: Axes, heat: Heat) -> None:
+    """Arrows at the slow ranks' rows and columns, frames around slow pairs."""
+    rows = {rank for s in heat.suspects for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
+    columns = {rank for s in heat.suspects for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
+    style: dict[str, Any] = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
+    axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
+    axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
+    for suspect in heat.suspects:
+        for source, target in suspect.links:
+            if ANY not in {source, target}:
+                _frame(axes, heat.ranks_of(source), heat.ranks_of(target))
+
+
+def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
+    from matplotlib.patches import Rectangle
+
+    if rows and columns:
+        corner = (min(columns) - 0.5, min(rows) - 0.5)
+        width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
+        axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=BAD, linewidth=1.8))
+
+
+# ---------------------------------------------------------------------------------------------------------- caption
+
+
+def caption_of(matrix: Matrix, heat: Heat) -> str:
+    """How to read it, the typical pair within and between hosts, and what is slow."""
+    launches = counted(len(matrix.times_us), "launch")
+    what = "time" if heat.is_time else "bandwidth"
+    shared = ""
+    if heat.per_cell > 1:
+        shared = f" Each cell stands for {heat.per_cell} x {heat.per_cell} pairs and shows the slowest of them."
+    missing = f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
+    wrong = int((~matrix.is_sound).sum())
+    return sentences(
+        f"Median {what} over {launches} of each pair, from the row's rank to the column's; dark is slow.{shared}",
+        *_typical(matrix, heat),
+        _slow(heat),
+        missing,
+        f"{counted(wrong, 'pair')} delivered wrong data and {'is' if wrong == 1 else 'are'} blank." if wrong else "",
+    )
+
+
+def _typical(matrix: Matrix, heat: Heat) -> list[str]:
+    found = []
+    several = matrix.is_inter.any() and not matrix.is_inter.all()
+    for kind, chosen in (("between hosts", matrix.is_inter), ("within hosts", ~matrix.is_inter)):
+        times = matrix.time_us[chosen & matrix.is_sound]
+        if len(times):
+            middle = float(np.median(times))
+            text = (
+                time_text(Estimate(value=middle))
+                if heat.is_time
+                else number_text(Estimate(value=float(matrix.rate_GBps(middle))), "GB/s")
+            )
+            found.append(f"The typical pair{f' {kind}' if several else ''} has {text}.")
+    return found
+
+
+def _slow(heat: Heat) -> str:
+    """What is marked."""
+    if not heat.suspects:
+        return "No host, rank or link is shown to be slower than its peers."
+    said = [f"{s.name}{s.does.format(f'{digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
+    more = f", and {len(heat.suspects) - _MOST_NAMED} more" if len(heat.suspects) > _MOST_NAMED else ""
+    return f"Marked as slow: {'; '.join(said)}{more}."

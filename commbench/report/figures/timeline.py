@@ -1,0 +1,193 @@
+"""The timeline of a step: when each bucket is ready, waits and communicates, and what of it the step waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from commbench.report.figures.drawing import BAD, GRID, INK, MUTED, SERIES, Drawing, draw, slug
+from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
+from commbench.report.figures.words import digits, sentences
+from commbench.store import Run
+from commbench.training.records import BucketRow, TrainingRow
+from commbench.units import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Of more buckets the sizes are not written.
+_WRITTEN = 12
+#: Inches of a bucket, and of all of them at most.
+_BUCKET_IN, _MOST_IN = 0.19, 2.6
+FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
+_EXPOSED_ALPHA = 0.2
+WAIT, COMPRESS, COMMUNICATE = GRID, SERIES[3], SERIES[2]
+
+_BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One setting's step; milliseconds since its backward pass began."""
+
+    name: str
+    row: TrainingRow
+    buckets: Sequence[BucketRow]
+    """With all times."""
+
+    @property
+    def exposed(self) -> tuple[float, float] | None:
+        """When the step waits for communication alone: the end of its backward pass."""
+        if not self.row.exposed_comm_ms or self.row.backward_ms is None:
+            return None
+        return self.row.backward_ms - self.row.exposed_comm_ms, self.row.backward_ms
+
+
+def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """The default's step above that of the recommended setting, one drawing for each workload and run."""
+    made = []
+    for group in groups(runs):
+        for place, trial in enumerate(group.trials):
+            steps = steps_of(trial)
+            if steps:
+                made.append(_drawing(group, trial, steps, place))
+    return made
+
+
+def steps_of(trial: Trial) -> list[Step]:
+    """The default, and what was recommended or else was fastest, if it is another."""
+    rows = [trial.default] if trial.default else []
+    chosen = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
+    others = chosen or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
+    rows += [row for row in others[:1] if row is not trial.default]
+    found = [Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows]
+    return [step for step in found if step.row.backward_ms is not None]
+
+
+def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
+    case = case_of(row)
+    same = set(BucketRow.__dataclass_fields__) & set(type(case).__dataclass_fields__)
+    alike = (b for b in run.bucket_rows if all(getattr(b, name) == getattr(case, name) for name in same))
+    return [b for b in alike if None not in {b.ready_ms, b.start_ms, b.done_ms}]
+
+
+# -------------------------------------------------------------------------------------------------------- painting
+
+
+def _drawing(group: Group, trial: Trial, steps: Sequence[Step], place: int) -> Drawing:
+    several = len(group.trials) > 1
+    return draw(
+        lambda figure: paint_steps(figure, steps),
+        name=slug("timeline", group.key, place + 1 if several else ""),
+        section="timeline",
+        title=f"{trial.prefix}Timeline of a step: {group.name}",
+        caption=caption_of(trial, steps),
+        alt=f"Passes and buckets' communication over time: {' and '.join(step.name for step in steps)}.",
+        height_in=1.0 + sum(0.55 + _height_in(step) for step in steps),
+    )
+
+
+def _height_in(step: Step) -> float:
+    return 0.45 + min(_MOST_IN, _BUCKET_IN * len(step.buckets))
+
+
+def paint_steps(figure: Figure, steps: Sequence[Step]) -> None:
+    """Panels below each other with one axis of time."""
+    heights = [_height_in(step) for step in steps]
+    all_axes = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, step in zip(all_axes, steps, strict=True):
+        _paint_step(axes, step)
+    all_axes[-1].set_xlabel("ms since the backward pass began")
+    _legend(figure)
+
+
+def _paint_step(axes: Axes, step: Step) -> None:
+    row = step.row
+    backward = row.backward_ms or 0.0
+    axes.barh([-1.2], [row.forward_ms or 0.0], left=[-(row.forward_ms or 0.0)], color=FORWARD, **_BAR)
+    axes.barh([-1.2], [backward], left=[0.0], color=BACKWARD, **_BAR)
+    axes.barh([-1.2], [row.optimizer_ms or 0.0], left=[backward], color=OPTIMIZER, **_BAR)
+    for place, bucket in enumerate(step.buckets):
+        _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
+    if step.exposed is not None:
+        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed")
+    count = len(step.buckets)
+    axes.set_ylim(max(count, 1) - 0.4, -1.75)
+    shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
+    axes.set_yticks([-1.2, *shown], ["step", *(str(place) for place in shown)])
+    axes.grid(visible=False, axis="y")
+    axes.set_title(step.name, loc="left")
+
+
+def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -> None:
+    """Waiting and compressing from ready to start, then communicating; decompressing last."""
+    ready, start, done = bucket.ready_ms or 0.0, bucket.start_ms or 0.0, bucket.done_ms or 0.0
+    compress = bucket.compress_ms or 0.0
+    before = min(compress, start - ready)
+    after = min(compress - before, done - start)
+    axes.barh([place], [start - ready - before], left=[ready], color=WAIT, **_BAR)
+    axes.barh([place], [before], left=[start - before], color=COMPRESS, **_BAR)
+    axes.barh([place], [done - start - after], left=[start], color=COMMUNICATE, **_BAR)
+    axes.barh([place], [after], left=[done - after], color=COMPRESS, **_BAR)
+    axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
+    if written and bucket.size_bytes:
+        aside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
+
+
+def _legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    parts = {
+        "forward": FORWARD,
+        "backward": BACKWARD,
+        "optimiser": OPTIMIZER,
+        "waits": WAIT,
+        "compress": COMPRESS,
+        "communicate": COMMUNICATE,
+    }
+    handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
+    handles.append(Patch(color=BAD, alpha=_EXPOSED_ALPHA, label="exposed"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, columnspacing=1.2)
+
+
+# ---------------------------------------------------------------------------------------------------------- caption
+
+
+def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
+    """How to read it, and how much of the step each setting waits for communication."""
+    first = steps[0]
+    plain = any(step.row.hook == "none" for step in steps)
+    return sentences(
+        "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
+        "compressing to done; shaded at its end is by how much the backward pass is longer than without DDP and "
+        "compressing: exposed communication.",
+        "Buckets of hook none are watched in extra steps through the pass-through hook." if plain else "",
+        *(_waits(step) for step in steps),
+        _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
+    )
+
+
+def _waits(step: Step) -> str:
+    row = step.row
+    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {digits(row.step_ms or 0.0)} ms"
+    if row.exposed_comm_ms is not None and row.step_ms:
+        text += f", of it {digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+    return text + "."
+
+
+def _gain(first: Step, second: Step) -> str:
+    one, other = first.row.exposed_comm_ms, second.row.exposed_comm_ms
+    if one is None or other is None:
+        return ""
+    difference = one - other
+    return (
+        f"The second exposes {digits(abs(difference))} ms {'less' if difference > 0 else 'more'}." if difference else ""
+    )
+
+
+def _alone(trial: Trial) -> str:
+    return "The default is what is recommended." if trial.recommendation else ""

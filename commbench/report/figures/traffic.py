@@ -1,0 +1,97 @@
+"""The bytes that a rank sends in a step, hook by hook, beside those of a dense all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from commbench.report.figures.axes import log_axis, look, mark_limit
+from commbench.report.figures.drawing import Drawing, draw, slug
+from commbench.report.figures.settings import Group, groups
+from commbench.report.figures.words import digits, sentences
+from commbench.report.training import hook_label
+from commbench.store import Run
+from commbench.training.records import TrainingRow
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Hooks whose bytes span a larger ratio are drawn on a logarithmic axis.
+_WIDE = 20.0
+_MOST_BARS = 16
+
+
+def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
+    """One drawing for each workload of which the bytes are known."""
+    return [_drawing(group, bars) for group in groups(runs) if (bars := bars_of(group))]
+
+
+def bars_of(group: Group) -> dict[str, TrainingRow]:
+    """One row for each hook and run, of the bucket size that sends most: buckets hardly matter to it."""
+    found: dict[str, TrainingRow] = {}
+    for trial in group.trials:
+        for row in trial.ok:
+            name = trial.prefix + hook_label(row)
+            if row.sent_MB_per_step and row.sent_MB_per_step > _sent(found.get(name)):
+                found[name] = row
+    return found
+
+
+def _sent(row: TrainingRow | None) -> float:
+    return row.sent_MB_per_step or 0.0 if row else 0.0
+
+
+def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
+    shown = dict(list(bars.items())[:_MOST_BARS])
+    return draw(
+        lambda figure: paint_bars(figure, shown),
+        name=slug("traffic", group.key),
+        section="training",
+        title=f"Sent per step: {group.name}",
+        caption=caption_of(bars),
+        alt="Megabytes that a rank sends in a step: "
+        + ", ".join(f"{name} {digits(row.sent_MB_per_step or 0.0)}" for name, row in shown.items()),
+        height_in=0.85 + 0.3 * len(shown),
+    )
+
+
+def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
+    """A bar a hook; on a logarithmic axis a dot, because a bar would begin anywhere."""
+    axes = figure.subplots()
+    values = [row.sent_MB_per_step or 0.0 for row in bars.values()]
+    is_wide = max(values) > _WIDE * min(values)
+    for place, value in enumerate(values):
+        if is_wide:
+            axes.plot([value], [place], marker=look(place).marker, color=look(place).colour, markersize=7)
+        else:
+            axes.barh([place], [value], height=0.6, color=look(place).colour)
+    dense = _dense(bars)
+    if dense is not None:
+        mark_limit(axes, dense, "dense all-reduce", vertical=True)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_ylim(len(bars) - 0.4, -1.0)
+    axes.set_xlabel("sent by a rank in a step, MB")
+    axes.grid(visible=False, axis="y")
+    if is_wide:
+        log_axis(axes.xaxis)
+
+
+def _dense(bars: dict[str, TrainingRow]) -> float | None:
+    return next((row.dense_MB_per_step for row in bars.values() if row.dense_MB_per_step), None)
+
+
+def caption_of(bars: dict[str, TrainingRow]) -> str:
+    """How to read it, and how much the most frugal hook saves."""
+    dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
+    row = bars[least]
+    sent = row.sent_MB_per_step or 0.0
+    saved = f"{least} sends least: {digits(sent)} MB a step"
+    if dense:
+        saved += f", {100 * sent / dense:.3g} % of the {digits(dense)} MB of a dense all-reduce in float32"
+    odd = [name for name, row in bars.items() if "traffic" in row.flags.split(";")]
+    return sentences(
+        "Bytes that a rank really sent in a step (MB = 1e6), the mean over ranks; fewer is better only where the time "
+        "saved is more than the time for compressing.",
+        f"{saved}.",
+        f"The bytes of {', '.join(odd)} differ from theory by more than 5 %." if odd else "",
+    )

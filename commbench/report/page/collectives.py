@@ -1,0 +1,269 @@
+"""The tables of a page that hold what was timed of the network: collectives, growth, pairs, overlap, energy."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from commbench.collectives import OPERATIONS
+from commbench.pairs import PairRow, pair_rows
+from commbench.patterns import makes_groups, pattern_order
+from commbench.records import FLAGS, OverlapRow, Row
+from commbench.report.groups import groups_in, name_slowest
+from commbench.report.page.columns import (
+    Column,
+    Named,
+    between,
+    digits,
+    flag_column,
+    interval,
+    make_table,
+    number,
+    words,
+)
+from commbench.report.page.parts import MOST_LINES, Table, Tone
+from commbench.report.table import columns_of, title_of
+from commbench.scaling import Growth, order_of
+from commbench.store import PAIRS, SUMMARY, Run
+from commbench.suspects.findings import Suspect
+from commbench.units import format_size
+
+#: What tells two lines of a table apart beside the backend and how it was measured.
+_UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
+
+
+def tone_of(status: str) -> Tone:
+    """How a line that ended so is shown."""
+    return "" if status == "ok" else "quiet" if status == "unsupported" else "bad"
+
+
+def _time(row: Row) -> str:
+    """The time in microseconds, or in a word why there is none."""
+    return row.status if row.status != "ok" else digits(row.time_us) or "no time"
+
+
+def _size_column(kind: type[Any]) -> Column[Any]:
+    return Column(
+        heading="size",
+        about=kind.__dataclass_fields__["message_bytes"].metadata["about"],
+        text=lambda row: "" if row.message_bytes is None else format_size(row.message_bytes),
+        value=lambda row: row.message_bytes,
+    )
+
+
+def _time_column() -> Column[Row]:
+    return Column(
+        heading="time",
+        unit="us",
+        about="median over launches of the slowest rank's median",
+        text=_time,
+        value=lambda row: row.time_us,
+        tone=lambda row: tone_of(row.status),
+    )
+
+
+def collective_tables(runs: Sequence[Run]) -> list[Table]:
+    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other."""
+    rows = [(run.name, row) for run in runs for row in run.whole_rows]
+    return [_collective_table(list(group)) for _, group in itertools.groupby(sorted(rows, key=_order), key=_table_of)]
+
+
+def _table_of(named: Named[Row]) -> tuple[str, str]:
+    return named[1].operation, named[1].pattern
+
+
+def _order(named: Named[Row]) -> tuple[Any, ...]:
+    row = named[1]
+    others = (row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
+    place = (list(OPERATIONS).index(row.operation), pattern_order(row.pattern))
+    return (*place, *((other is not None, other) for other in others))
+
+
+def _collective_table(rows: Sequence[Named[Row]]) -> Table:
+    names = _backend_names(rows)
+    columns: list[Column[Row]] = [
+        _size_column(Row),
+        Column(heading="backend", text=lambda row: names[id(row)]),
+        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("group", "dtype", "redop")),
+        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("in_place", "root")),
+        _time_column(),
+        interval("time_us", Row, unit="us"),
+        number("p95", "time_us_p95", Row, unit="us"),
+        number("algbw", "algbw_GBps", Row, unit="GB/s"),
+        number("busbw", "busbw_GBps", Row, unit="GB/s"),
+        number("energy", "energy_J", Row, unit="J"),
+        flag_column(),
+    ]
+    own = [row for _, row in rows]
+    title = title_of(own)
+    if len({name for name, _ in rows}) > 1:  # what follows holds for the first run only
+        title = title.partition(" (")[0]
+    return make_table(title, rows, columns, meanings=FLAGS, rest_in=SUMMARY)
+
+
+def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
+    """What to call each row's backend: with as much of how it was measured as tells the rows of a run apart."""
+    names: dict[int, str] = {}
+    for of_run in _by_run(rows):
+        columns = columns_of(of_run, lambda row: tuple(getattr(row, name) for name in _UNIQUE))
+        names |= {id(row): name for name, column in columns.items() for row in column}
+    return names
+
+
+def _by_run(rows: Iterable[Named[Row]]) -> Iterable[list[Row]]:
+    by_run: dict[str, list[Row]] = {}
+    for name, row in rows:
+        by_run.setdefault(name, []).append(row)
+    return by_run.values()
+
+
+def slowest_groups(run: Run) -> list[str]:
+    """Of each pattern that makes groups, which was the slowest, a sentence for each backend."""
+    hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
+    grouped = [row for row in run.whole_rows if makes_groups(row.pattern)]
+    found = []
+    for (operation, pattern), members in itertools.groupby(grouped, key=lambda row: (row.operation, row.pattern)):
+        rows = list(members)
+        if len(groups_in(rows)) > 1:
+            columns = columns_of(rows, lambda row: tuple(getattr(row, name) for name in _UNIQUE))
+            found += [f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)]
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- other tables
+
+
+def growth_tables(runs: Sequence[Run]) -> list[Table]:
+    """How times grow with the ranks: a line for each case on each number of ranks."""
+    lines = [
+        (run.name, (growth, ranks))
+        for run in runs
+        for growth in sorted(run.growths, key=order_of)
+        for ranks in growth.rows
+    ]
+    row_of: Callable[[tuple[Growth, int]], Row] = lambda line: line[0].rows[line[1]]  # noqa: E731 - typed
+    columns: list[Column[tuple[Growth, int]]] = [
+        Column(heading="operation", text=lambda line: line[0].case.operation),
+        Column(heading="pattern", text=lambda line: line[0].case.pattern, if_varied=True),
+        Column(heading="backend", text=lambda line: line[0].case.backend),
+        Column(
+            heading="size",
+            text=lambda line: format_size(line[0].case.message_bytes) if line[0].case.dtype else "",
+            value=lambda line: line[0].case.message_bytes,
+        ),
+        Column(heading="ranks", text=lambda line: str(line[1]), value=lambda line: line[1]),
+        Column(
+            heading="time", unit="us", text=lambda line: _time(row_of(line)), value=lambda line: row_of(line).time_us
+        ),
+        Column(
+            heading="growth",
+            about="time on the most ranks over time on the fewest, with its 95 % interval",
+            text=_growth,
+            value=lambda line: line[0].ratio,
+        ),
+        Column(heading="grows with", text=lambda line: line[0].law),
+    ]
+    return [make_table("Time over the number of ranks", lines, columns, rest_in=SUMMARY)] if lines else []
+
+
+def _growth(line: tuple[Growth, int]) -> str:
+    growth = line[0]
+    ends = f" [{growth.interval.low:.2f}, {growth.interval.high:.2f}]" if growth.interval else ""
+    return f"{growth.ratio:.2f}{ends}"
+
+
+def overlap_tables(runs: Sequence[Run]) -> list[Table]:
+    """Non-blocking collectives, as OSU prints them."""
+    lines = [(run.name, row) for run in runs for row in run.overlaps]
+    columns: list[Column[OverlapRow]] = [
+        words("operation", "operation", OverlapRow),
+        words("backend", "backend", OverlapRow),
+        _size_column(OverlapRow),
+        number("overall", "overall_us", OverlapRow, unit="us"),
+        number("compute", "compute_us", OverlapRow, unit="us"),
+        number("pure comm.", "pure_us", OverlapRow, unit="us"),
+        number("overlap", "overlap_percent", OverlapRow, unit="%"),
+        interval("overlap_percent", OverlapRow, unit="%"),
+    ]
+    return [make_table("Overlap with computing (OSU's definition)", lines, columns)] if lines else []
+
+
+def suspect_tables(runs: Sequence[Run]) -> list[Table]:
+    """Who is slower than their peers."""
+    lines = [(run.name, suspect) for run in runs for suspect in run.findings.suspects]
+    columns: list[Column[Suspect]] = [
+        Column(heading="what", text=lambda suspect: suspect.kind),
+        Column(heading="name", text=lambda suspect: suspect.name),
+        Column(
+            heading="times as long",
+            about="how many times as long it takes as its typical peer",
+            text=lambda suspect: digits(suspect.factor),
+            value=lambda suspect: suspect.factor,
+        ),
+        Column(
+            heading="95 % CI",
+            text=lambda suspect: between(*suspect.ci, suspect.factor) if suspect.ci else "",
+            value=lambda suspect: suspect.ci[0] if suspect.ci else None,
+        ),
+        Column(heading="seen in", text=lambda suspect: suspect.evidence),
+    ]
+    return [make_table("Slower than their peers", lines, columns, rest_in="run.json")] if lines else []
+
+
+def pair_tables(runs: Sequence[Run]) -> list[Table]:
+    """A table for each matrix: its pairs, those first that are slowest beside the typical pair."""
+    tables = []
+    for run in runs:
+        for matrix in run.matrices:
+            rows = [(run.name, row) for row in pair_rows(matrix, run.info, most=MOST_LINES)]
+            case = matrix.case
+            title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
+            title += f" of {run.name}" if len(runs) > 1 else ""
+            table = make_table(title, rows, _PAIR_COLUMNS, meanings=FLAGS, rest_in=PAIRS)
+            total = len(matrix.source)
+            left = (
+                [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."] if total > len(rows) else []
+            )
+            tables.append(dataclasses.replace(table, notes=left))
+    return tables
+
+
+_PAIR_COLUMNS: list[Column[PairRow]] = [
+    Column(heading="from", about="rank that sends", text=lambda row: str(row.source), value=lambda row: row.source),
+    words("host", "source_host", PairRow),
+    Column(heading="to", about="rank that receives", text=lambda row: str(row.target), value=lambda row: row.target),
+    words("host", "target_host", PairRow),
+    number("time", "time_us", PairRow, unit="us"),
+    interval("time_us", PairRow, unit="us"),
+    number("p95", "time_us_p95", PairRow, unit="us"),
+    number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
+    number("over the typical", "ratio_to_typical", PairRow),
+    Column(heading="status", text=lambda row: row.status, if_varied=True, tone=lambda row: tone_of(row.status)),
+    flag_column(),
+]
+
+
+def energy_tables(runs: Sequence[Run]) -> list[Table]:
+    """What operations and steps cost in energy, of those of which that is known."""
+    timed = [(run.name, row) for run in runs for row in run.rows if row.energy_J is not None]
+    columns: list[Column[Row]] = [
+        words("operation", "operation", Row),
+        words("pattern", "pattern", Row, if_varied=True),
+        words("backend", "backend", Row),
+        _size_column(Row),
+        _time_column(),
+        number("energy", "energy_J", Row, unit="J"),
+        Column(
+            heading="energy a byte",
+            unit="nJ",
+            text=lambda row: digits(_nanojoule(row)),
+            value=_nanojoule,
+        ),
+    ]
+    return [make_table("Energy of one operation", timed, columns, rest_in=SUMMARY)] if timed else []
+
+
+def _nanojoule(row: Row) -> float | None:
+    return 1e9 * row.energy_J / row.message_bytes if row.energy_J is not None and row.message_bytes else None

@@ -1,0 +1,279 @@
+"""What a page says of the conditions of runs: hosts, versions, variables, launches, what they lack, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from commbench.environment import differing
+from commbench.fields import LARGEST
+from commbench.report.page.collectives import tone_of
+from commbench.report.page.columns import Column, Named, digits, make_table
+from commbench.report.page.conclusion import when
+from commbench.report.page.parts import Cell, Heading, Table
+from commbench.report.table import Flagged
+from commbench.report.training import named_setting
+from commbench.store import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.units import counted, format_size, format_time
+
+#: What each file of a run holds.
+FILES = {
+    "run.json": "command, seed, conditions of every host, launches and how each ended",
+    SAMPLES: "every repetition of every case in every launch: what all else is made from",
+    SUMMARY: "a row for each case and group, over launches",
+    "overlap.csv": "non-blocking collectives beside computing",
+    PAIRS: "a row for each ordered pair of ranks",
+    MODEL: "the network as fitted",
+    DDP: "a row for each training configuration",
+    "buckets.csv": "a row for each bucket of each configuration: when it was ready, sent and done",
+    PREDICTIONS: "predictions beside what was measured later",
+    "recommendation.json": "what was concluded, with the evidence and what to paste",
+}
+Pair = tuple[str, str]
+
+
+def _plain_table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    """A table of words."""
+    cells = [[Cell(text) for text in line] for line in lines]
+    return Table(title=title, headings=[Heading(text=heading) for heading in headings], lines=cells)
+
+
+# ------------------------------------------------------------------------------------------------- several runs
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """A line for each run: what it measured, where, when and how far it came."""
+    columns: list[Column[Run]] = [
+        Column(heading="run", text=lambda run: run.name),
+        Column(heading="began", text=lambda run: when(run.info)),
+        Column(heading="suite", text=lambda run: str(run.info.get("suite") or "")),
+        _count("ranks", "world_size"),
+        _count("hosts", "nodes"),
+        Column(heading="budget", text=lambda run: str(run.info.get("budget") or "")),
+        Column(
+            heading="launches",
+            text=lambda run: str(len(run.info.get("launches") or ())),
+            value=lambda run: len(run.info.get("launches") or ()),
+        ),
+        Column(heading="commit of commbench", text=lambda run: str(run.info.get("git_commit") or "")[:12]),
+        Column(heading="status", text=lambda run: str(run.info.get("status", ""))),
+    ]
+    return make_table("The runs", [("", run) for run in runs], columns)
+
+
+def _count(heading: str, entry: str) -> Column[Run]:
+    def value(run: Run) -> float | None:
+        found = run.info.get(entry)
+        return found if isinstance(found, int) else None
+
+    return Column(heading=heading, text=lambda run: digits(value(run)), value=value)
+
+
+def differences_table(runs: Sequence[Run]) -> Table | None:
+    """The conditions in which runs differ, a column for each run; None where they are alike in all that they state."""
+    found = differing([run.info.get("environment") or {} for run in runs])
+    lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in found.items()]
+    if not lines:
+        return None
+    return _plain_table("Conditions that differ", ["condition", *(run.name for run in runs)], lines)
+
+
+# -------------------------------------------------------------------------------------------------------- hosts
+
+
+def condition_tables(runs: Sequence[Run]) -> list[Table]:
+    """Of each run: what its hosts have in common, in what they differ, versions and variables."""
+    tables = []
+    for run in runs:
+        of_run = f"{run.name}: " if len(runs) > 1 else ""
+        environment = run.info.get("environment") or {}
+        hosts = [_facts(host) for host in environment.get("hosts") or ()]
+        shared, several = _shared(hosts), len(hosts) > 1
+        if shared:
+            title = f"All {len(hosts)} hosts" if several else "The host"
+            tables.append(_plain_table(f"{of_run}{title}", ["fact", "value"], shared.items()))
+        if several:
+            tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
+        known = {"Versions": environment.get("versions"), "Variables that matter": environment.get("variables")}
+        for title, texts in known.items():
+            lines = [(name, str(text)) for name, text in (texts or {}).items()]
+            if lines:
+                tables.append(_plain_table(f"{of_run}{title}", ["name", "value"], lines))
+    return tables
+
+
+def _facts(host: Mapping[str, Any]) -> dict[str, str]:
+    """The facts of a host in words; its topology is drawn instead."""
+    return dict(_fact(name, value) for name, value in host.items() if name != "topology")
+
+
+def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
+    """A fact's name without its unit, and its value with it."""
+    for suffix, text_of in _UNITS.items():
+        if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
+            return name.removesuffix(suffix).replace("_", " "), text_of(value)
+    return name.replace("_", " "), _words(value)
+
+
+#: How a number is written, by the end of its name.
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "_bytes": lambda size: format_size(int(size)),
+    "_s": format_time,
+    "_ratio": lambda share: f"{100 * share:.2g} %",
+}
+
+
+def _words(value: Any) -> str:  # noqa: ANN401 - JSON
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        told = (_fact(str(name), each) for name, each in value.items() if each is not None)
+        return ", ".join(f"{name} {text}" for name, text in told)
+    if isinstance(value, list):
+        return "; ".join(map(_words, value)) or "none"
+    return str(value)
+
+
+def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The facts that all hosts have in common."""
+    return {name: text for name, text in (hosts[0] if hosts else {}).items() if all(h.get(name) == text for h in hosts)}
+
+
+def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
+    """A line for each host with the facts that are not the same on all."""
+    names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
+    columns = [Column[Mapping[str, str]](heading=name, text=partial(_fact_of, name)) for name in names]
+    return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
+
+
+def _fact_of(name: str, host: Mapping[str, str]) -> str:
+    return host.get(name, "")
+
+
+# ----------------------------------------------------------------------------------------------------- launches
+
+
+def launch_table(runs: Sequence[Run]) -> Table | None:
+    """How each launch went; None where there was none."""
+    launches: list[Named[Mapping[str, Any]]] = [
+        (run.name, launch) for run in runs for launch in run.info.get("launches") or ()
+    ]
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column(heading="stage", text=lambda launch: str(launch.get("stage") or "")),
+        Column(
+            heading="launch",
+            text=lambda launch: str(launch.get("launch", "")),
+            value=lambda launch: launch.get("launch"),
+        ),
+        Column(
+            heading="began", text=lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]
+        ),
+        *(_seconds(heading, name) for heading, name in _SPENT.items()),
+        Column(
+            heading="status",
+            text=lambda launch: str(launch.get("status") or ""),
+            tone=lambda launch: tone_of(str(launch.get("status") or "ok")),
+        ),
+        Column(heading="reason", text=lambda launch: str(launch.get("reason") or "")),
+    ]
+    return make_table("Launches", launches, columns, rest_in="run.json") if launches else None
+
+
+def _began(launch: Mapping[str, Any]) -> str:
+    return str(launch.get("started") or "").replace("T", " ").removesuffix("+00:00")
+
+
+_SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s", "other": "other_s"}
+
+
+def _seconds(heading: str, name: str) -> Column[Mapping[str, Any]]:
+    def value(launch: Mapping[str, Any]) -> float | None:
+        found = launch.get(name)
+        return float(found) if isinstance(found, int | float) else None
+
+    return Column(heading=heading, unit="s", text=lambda launch: digits(value(launch)), value=value)
+
+
+# ------------------------------------------------------------------------------------------------ what is missing
+
+
+def missing_table(runs: Sequence[Run]) -> Table | None:
+    """What has no result and why, a line for each reason; None where all was measured."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        for what, row in _unmeasured(run):
+            alike.setdefault((run.name, row.status, row.reason), []).append(what)
+    lines = [(key[0], (key, whats)) for key, whats in alike.items()]
+    columns: list[Column[tuple[tuple[str, str, str], list[str]]]] = [
+        Column(heading="status", text=lambda line: line[0][1], tone=lambda line: tone_of(line[0][1])),
+        Column(heading="rows", text=lambda line: str(len(line[1])), value=lambda line: len(line[1])),
+        Column(heading="what", text=lambda line: _listed(line[1])),
+        Column(heading="reason", text=lambda line: line[0][2]),
+    ]
+    return make_table("Rows without a result", lines, columns) if lines else None
+
+
+def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
+    for row in run.rows:
+        if row.status != "ok":
+            words = (row.backend, row.operation, row.pattern if row.pattern != "flat" else "")
+            yield " ".join(word for word in words if word), row
+    for training in run.training_rows:
+        if training.status != "ok":
+            yield f"{training.workload}, {named_setting(training)}", training
+
+
+def _listed(whats: Iterable[str]) -> str:
+    """Each once, of very many the first."""
+    most = 6
+    known = list(dict.fromkeys(whats))
+    more = [f"and {len(known) - most} more"] if len(known) > most else []
+    return "; ".join(known[:most] + more)
+
+
+def culprits(run: Run) -> list[str]:
+    """Who is to blame for launches that failed, a sentence for each."""
+    blamed = [launch for launch in run.info.get("launches") or () if launch.get("culprit")]
+    return [f"{launch.get('stage')} launch {launch.get('launch')}: {_blame(launch['culprit'])}" for launch in blamed]
+
+
+def _blame(culprit: Mapping[str, Any]) -> str:
+    who = "no rank can be told to be the cause" if culprit.get("rank") is None else f"rank {culprit['rank']}"
+    where = f" on host {culprit['host']}" if culprit.get("host") else ""
+    case = f", in {culprit['case']}" if culprit.get("case") else ""
+    return f"{who}{where} {culprit.get('state', '')}{case}."
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
+    """The files of the runs, with links where the page lies ``beside`` them."""
+    lines = [
+        [
+            *([Cell(run.name)] if len(runs) > 1 else []),
+            Cell(name, link=name if beside else ""),
+            Cell(format_size((run.path / name).stat().st_size)),
+            Cell(what),
+        ]
+        for run in runs
+        for name, what in FILES.items()
+        if (run.path / name).is_file()
+    ]
+    headings = [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"]
+    return Table(title="Files", headings=[Heading(text=heading) for heading in headings], lines=lines)
+
+
+def left_out(run: Run) -> list[str]:
+    """What was not even tried, and why, a sentence for each."""
+    return [f"Left out: {sentence}" for sentence in run.info.get("left_out") or ()]
+
+
+def place(run: Run) -> str:
+    """On how many ranks and hosts it ran; empty where that is not known."""
+    ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
+    on_hosts = f" on {counted(hosts, 'host')}" if hosts else ""
+    return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""

@@ -1,0 +1,226 @@
+"""Runs and their figures become the contents of a page: its sections in their order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+
+from commbench.advice import advise_run
+from commbench.arrangements import MATRIX
+from commbench.report.figures.drawing import Drawing
+from commbench.report.matrix import conclude
+from commbench.report.model import conclude_model
+from commbench.report.page import collectives, conditions, training
+from commbench.report.page.conclusion import find_conclusion, find_facts, when
+from commbench.report.page.parts import Code, Page, Section, Table
+from commbench.report.state import origins, time_spent, undecided
+from commbench.report.table import warnings_for
+from commbench.report.topology import topology_remarks
+from commbench.report.training import training_warnings
+from commbench.report.tuning import render_cost
+from commbench.store import Run
+from commbench.training.conclusion import Recommendation, paragraph
+
+#: So many names of runs stand in a title.
+_MOST_NAMED = 3
+
+
+def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> Page:
+    """Put together what a page says of runs.
+
+    Args:
+        runs: one, or several to lay over each other.
+        drawings: their figures.
+        beside: whether the page lies beside the files of its only run.
+    """
+    several = len(runs) > 1
+    trained, measured, pairs = _trained(runs, drawings), _measured(runs, drawings), _pairs(runs, drawings)
+    is_tuning = any(run.prediction_rows for run in runs)
+    is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
+    sections = [
+        *([_compared(runs)] if several else []),
+        *([trained] if is_tuning else []),
+        *([pairs, measured] if is_matrix else [measured, pairs]),
+        *([] if is_tuning else [trained]),
+        _predicted(runs),
+        Section(
+            name="energy",
+            title="Energy",
+            figures=_of(drawings, "energy"),
+            tables=collectives.energy_tables(runs),
+        ),
+        _launches(runs, drawings),
+        Section(
+            name="topology",
+            title="Topology",
+            sentences=_each(runs, _remarks),
+            figures=_of(drawings, "topology"),
+        ),
+        Section(
+            name="missing",
+            title="What was not measured",
+            sentences=_each(runs, conditions.left_out),
+            tables=_some(conditions.missing_table(runs)),
+        ),
+        Section(
+            name="conditions",
+            title="Conditions",
+            warnings=_each(runs, lambda run: advise_run(run.info)),
+            tables=conditions.condition_tables(runs),
+        ),
+        _repeat(runs, beside=beside),
+    ]
+    names = [run.name for run in runs]
+    return Page(
+        title=" and ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} runs",
+        subtitle="" if several else _subtitle(runs[0]),
+        findings=find_conclusion(runs),
+        facts=[] if several else find_facts(runs[0]),
+        sections=[section for section in sections if not section.is_empty],
+    )
+
+
+def _subtitle(run: Run) -> str:
+    status = str(run.info.get("status", ""))
+    return " · ".join(part for part in (conditions.place(run), when(run.info), status) if part)
+
+
+def _each(runs: Sequence[Run], told: Callable[[Run], Iterable[str]]) -> list[str]:
+    """What there is to say of each run, with its name where there are several."""
+    return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in told(run) if text]
+
+
+def _of(drawings: Iterable[Drawing], *sections: str) -> list[Drawing]:
+    return [drawing for drawing in drawings if drawing.section in sections]
+
+
+def _some(*tables: Table | None) -> list[Table]:
+    return [table for table in tables if table is not None]
+
+
+# ------------------------------------------------------------------------------------------------------ sections
+
+
+def _compared(runs: Sequence[Run]) -> Section:
+    """Which runs these are, and under what conditions they are not alike."""
+    differences = conditions.differences_table(runs)
+    said = "All conditions that the runs state are alike."
+    if differences is not None:
+        said = "The runs were taken under unlike conditions: a difference between them can be due to these."
+    return Section(
+        name="runs",
+        title="The runs and their conditions",
+        sentences=[said],
+        tables=_some(conditions.runs_table(runs), differences),
+    )
+
+
+def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    tables = [
+        *collectives.growth_tables(runs),
+        *collectives.collective_tables(runs),
+        *collectives.overlap_tables(runs),
+    ]
+    return Section(
+        name="collectives",
+        title="Collectives",
+        sentences=_each(runs, collectives.slowest_groups),
+        warnings=_each(runs, _collective_warnings),
+        figures=_of(drawings, "collectives"),
+        tables=tables,
+    )
+
+
+def _collective_warnings(run: Run) -> list[str]:
+    return [] if run.prediction_rows else warnings_for(run.rows, run.info)  # there they are an ingredient
+
+
+def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    return Section(
+        name="pairs",
+        title="Pairs of ranks",
+        sentences=_each(runs, lambda run: [conclude(run.findings)]),
+        figures=_of(drawings, "matrix"),
+        tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
+    )
+
+
+def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    return Section(
+        name="training",
+        title="Training with DDP",
+        sentences=_each(runs, _verdict),
+        warnings=_each(runs, training_warnings),
+        codes=[_snippet(run, runs) for run in runs if run.recommendation and not undecided(run)],
+        figures=_of(drawings, "training", "timeline", "learning"),
+        tables=training.training_tables(runs),
+    )
+
+
+def _verdict(run: Run) -> list[str]:
+    if not run.recommendation:
+        return []
+    cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if run.prediction_rows else []
+    return [undecided(run) or paragraph(Recommendation.from_json(run.recommendation)), *cost]
+
+
+def _snippet(run: Run, runs: Sequence[Run]) -> Code:
+    title = "To paste" if len(runs) == 1 else f"To paste, by {run.name}"
+    return Code(title=title, text=Recommendation.from_json(run.recommendation or {}).snippet.rstrip())
+
+
+def _predicted(runs: Sequence[Run]) -> Section:
+    return Section(
+        name="prediction",
+        title="Prediction",
+        sentences=_each(runs, lambda run: [conclude_model(run.model)]),
+        tables=[*training.prediction_tables(runs), *training.model_tables(runs)],
+    )
+
+
+def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    return Section(
+        name="launches",
+        title="Launches",
+        sentences=_each(runs, lambda run: [time_spent(run), *origins(run)]),
+        warnings=_each(runs, conditions.culprits),
+        figures=_of(drawings, "launches"),
+        tables=_some(conditions.launch_table(runs)),
+    )
+
+
+def _remarks(run: Run) -> list[str]:
+    """What in the hosts' topology slows communication down, each thing once with the hosts that it holds for."""
+    by_remark: dict[str, list[str]] = {}
+    hosts = (run.info.get("environment") or {}).get("hosts") or ()
+    for host in hosts:
+        for remark in topology_remarks(host["topology"]) if host.get("topology") else ():
+            by_remark.setdefault(remark, []).append(str(host.get("hostname")))
+    return [
+        remark if len(names) == len(hosts) else f"{', '.join(names)}: {remark}" for remark, names in by_remark.items()
+    ]
+
+
+def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
+    files = conditions.files_table(runs, beside=beside)
+    return Section(
+        name="repeat",
+        title="How to repeat it",
+        sentences=_each(runs, _origin),
+        codes=[_command(run, runs) for run in runs if run.info.get("argv")],
+        tables=[files] if files.lines else [],
+    )
+
+
+def _command(run: Run, runs: Sequence[Run]) -> Code:
+    title = "Command" if len(runs) == 1 else f"Command of {run.name}"
+    return Code(title=title, text=shlex.join(map(str, run.info["argv"])))
+
+
+def _origin(run: Run) -> list[str]:
+    """Seed, commit and place of a run."""
+    seed, commit = run.info.get("seed"), run.info.get("git_commit")
+    parts = [f"seed {seed}"] if seed is not None else []
+    parts += [f"commbench at commit {commit}"] if commit else []
+    said = f"Measured with {', '.join(parts)}; " if parts else "Measured by this command; "
+    return [f"{said}its files are in {run.path.resolve()}."]

@@ -1,0 +1,132 @@
+"""The contents of a page become HTML, and page and figures become files."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from commbench.errors import InputError
+from commbench.report.figures.drawing import Drawing, theme_variables
+from commbench.report.page.contents import make_page
+from commbench.report.page.parts import LONG
+from commbench.store import Run
+
+PAGE, FIGURES = "report.html", "figures"
+_HERE = Path(__file__).parent
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)")
+_LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
+
+
+def write_page(runs: Sequence[Run], out: Path) -> Path:
+    """Write ``report.html`` and ``figures/*.png`` into a directory; figures of an older page there go.
+
+    Args:
+        runs: one, or several to lay over each other.
+        out: the directory, made where it does not exist.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    from commbench.report.figures import all_figures  # matplotlib takes its time
+
+    drawings = all_figures(runs)
+    beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
+    html = render_page(runs, drawings, beside=beside)
+    with _refusing(out):
+        _write(out, html, drawings)
+    return out / PAGE
+
+
+def check_writable(out: Path, runs: Sequence[Run]) -> None:
+    """Notice before the work begins that a page cannot be written, or that its runs cannot be told apart.
+
+    Raises:
+        InputError: so it is.
+    """
+    names = [run.name for run in runs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"Two of the runs are called {twice}, so that nothing tells them apart; rename one directory.")
+    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    with _refusing(out):
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _refusing(out: Path) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"No page can be written into {out} ({reason}); name another directory with --out.") from error
+
+
+def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> str:
+    """The page as HTML that needs no other file.
+
+    Args:
+        runs: as for `write_page`.
+        drawings: the runs' figures.
+        beside: whether the page lies beside the files of its only run.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    script = _read("page.js")
+    templates = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["prose"] = _prose
+    return templates.get_template("page.html").render(
+        long=LONG,
+        page=make_page(runs, drawings, beside=beside),
+        figures=FIGURES,
+        svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
+        style=Markup(_style()),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _prose(text: str) -> str:
+    """A text whose numbers stay with their units at the end of a line."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+def _style() -> str:
+    """The style sheet, with the colours that the figures use."""
+    light, dark = theme_variables("light"), theme_variables("dark")
+    return _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _write(out: Path, html: str, drawings: Sequence[Drawing]) -> None:
+    """Write all files; the page last, so that it never names a figure that is not there."""
+    page, folder = out / PAGE, out / FIGURES
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(_LINKED.findall(page.read_text(encoding="utf-8"))) if page.exists() else set()
+    for drawing in drawings:
+        (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+    page.write_text(html, encoding="utf-8")
+    for name in before - {f"{drawing.name}.png" for drawing in drawings}:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,65 @@
+"""How far a run came, where its time went and which of its files to look at, each in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.units import counted, format_duration
+
+
+def unfinished(run: Run) -> str:
+    """Why a run is not complete and how to go on; empty where it is."""
+    status = run.info.get("status", "complete")
+    if status == "complete":
+        return ""
+    why = run.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
+    return (
+        f"Not finished: {why.rstrip('.')}. Everything measured is kept; the same command with --out {run.path} goes on "
+        "from there."
+    )
+
+
+def undecided(run: Run) -> str:
+    """That a tuning's first look is not complete, so that nothing is recommended yet; empty where it is."""
+    found, planned = run.recommendation, run.info.get("first_look") or 0
+    if not found or run.info.get("status") != "partial" or found.get("launches", 0) >= planned:
+        return ""
+    return f"No verdict yet: {found.get('launches', 0)} of {counted(planned, 'fresh launch')} made."
+
+
+def time_spent(run: Run) -> str:
+    """What shares of the time went where; empty where no launch has ended."""
+    launches = run.info.get("launches") or []
+    total = sum(launch.get("seconds", 0.0) for launch in launches)
+    if not total:
+        return ""
+    hung = any(launch.get("status") == "hung" for launch in launches)
+    kinds = {"buffers, verification": run.records, "building models": run.training_records}
+    other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])
+    parts = {
+        "starting ranks": sum(launch.get("startup_s", 0.0) for launch in launches),
+        "measuring": sum(launch.get("measuring_s", 0.0) for launch in launches),
+        " and ".join([*([", ".join(other)] if other else []), "collecting samples"]): sum(
+            launch.get("other_s", 0.0) for launch in launches
+        ),
+    }
+    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
+    return f"Where {format_duration(total)} went: {shares}."
+
+
+def origins(run: Run) -> list[str]:
+    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+    files: dict[str, list[str]] = {}
+    for output in run.info.get("imported") or ():
+        tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
+        files.setdefault(tool, []).append(output["file"])
+    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in files.items()]
+
+
+def result_files(run: Run) -> list[Path]:
+    """The table to look at first, and that of pairs where it only sums them up; a run that was killed has none."""
+    tables = [SUMMARY, DDP] if run.records and not run.prediction_rows else [DDP, SUMMARY]
+    first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
+    others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]
+    return [run.path / name for name in (first, *others)]

@@ -1,0 +1,155 @@
+"""Tests of drawings: one picture as SVG for a page and as PNG, whatever texts it holds."""
+
+import re
+from html import escape
+from typing import Any
+
+import pytest
+from drawings import texts_of
+from matplotlib.figure import Figure
+
+from commbench.report.figures.drawing import (
+    BAND_ALPHA,
+    DASHES,
+    MARKERS,
+    PALETTE,
+    SERIES,
+    Drawing,
+    draw,
+    slug,
+    theme_variables,
+)
+
+EVIL = '</text><script>alert("$x_1$ & more")</script>'
+
+
+def paint(figure: Figure) -> None:
+    """Put one series of each colour into a figure, with a band, an image and a hostile name."""
+    axes = figure.subplots()
+    for colour, marker, dash in zip(SERIES, MARKERS, DASHES, strict=True):
+        axes.plot([1, 2], [1, 2], color=colour, marker=marker, linestyle=dash)
+    axes.fill_between([1, 2], [1, 2], [2, 3], color=SERIES[0], alpha=BAND_ALPHA)
+    axes.imshow([[1, 2], [3, 4]])
+    axes.set_title(EVIL)
+
+
+def drawn(**changes: Any) -> Drawing:
+    """Return the drawing of it."""
+    fields = {"name": "some-figure", "section": "training", "title": "Some", "caption": "Read it.", "alt": "Lines."}
+    return draw(paint, **{**fields, **changes})
+
+
+def test_the_same_figure_is_the_same_bytes() -> None:
+    """Draw twice: no time, no random id."""
+    assert drawn() == drawn()
+    assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", drawn().svg)
+
+
+def test_colours_come_from_the_page() -> None:
+    """Leave no colour of the palette but as the fallback of its variable; the same for the opacity of bands."""
+    svg = re.sub(r"<image[^>]*>", "", drawn().svg)
+    bare = re.sub(r"var\(--[a-z0-9-]+, [^)]*\)", "", svg)
+
+    assert [] == [colour.light for colour in PALETTE.values() if colour.light in bare]
+    assert str(BAND_ALPHA) not in bare
+    for name in (f"series-{number}" for number in range(1, 9)):
+        assert f"var(--{name}, " in svg
+
+
+def test_the_palette_has_distinct_colours_in_both_themes() -> None:
+    """Colours stand for themselves while drawing, so two alike would become one."""
+    for theme in ("light", "dark"):
+        colours = [getattr(colour, theme) for colour in PALETTE.values()]
+        assert len(set(colours)) == len(colours)
+        assert all(f"--{name}: {getattr(PALETTE[name], theme)}" in theme_variables(theme) for name in PALETTE)
+    assert 8 == len(SERIES) == len(MARKERS) == len(DASHES) == len(set(map(str, DASHES)))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_shows_on_paper(theme: str) -> None:
+    """Ask for WCAG's contrast: 3 for lines, 4.5 for text."""
+    paper = luminance(getattr(PALETTE["paper"], theme))
+    for name, colour in PALETTE.items():
+        own = luminance(getattr(colour, theme))
+        contrast = (max(own, paper) + 0.05) / (min(own, paper) + 0.05)
+        least = 4.5 if name in {"ink", "muted", "bad"} else 3.0 if name.startswith("series") else 1.0
+        assert contrast >= least, name
+
+
+def test_texts_are_plain_and_escaped() -> None:
+    """Show markup and dollar signs as they are, with no element made of them."""
+    svg = drawn(title=EVIL, alt=EVIL).svg
+
+    assert EVIL in texts_of(svg)
+    assert "<script" not in svg
+    assert escape(EVIL) in svg
+
+
+def test_text_stays_text_in_the_font_of_the_page() -> None:
+    """Draw no outlines of letters."""
+    assert "var(--font" in drawn().svg
+    assert "DejaVu" not in drawn().svg
+
+
+def test_what_xml_cannot_hold_is_replaced() -> None:
+    """Names of hosts may hold anything."""
+    odd = draw(
+        lambda figure: figure.text(0.5, 0.5, "a\x1b[31mb\x00 漢字"),  # type: ignore[arg-type,return-value] # returns a text
+        name="odd",
+        section="topology",
+        title="a\x00b",
+        caption="",
+        alt="",
+    )
+    assert ["a�[31mb� 漢字"] == texts_of(odd.svg)
+
+
+def test_ids_are_of_the_drawing_alone() -> None:
+    """Begin every id with the name, and refer to such ids only."""
+    svg = drawn().svg
+    ids = re.findall(r'\bid="([^"]*)"', svg)
+    used = re.findall(r'(?:url\(|")#([^")]+)', svg)
+
+    assert ids
+    assert len(set(ids)) == len(ids)
+    assert all(identity.startswith("some-figure-") for identity in ids)
+    assert set(used) <= set(ids)
+
+
+def test_it_is_an_image_of_the_width_of_its_place() -> None:
+    """Say what it is, leave out style sheets and metadata, which would hold for the whole page."""
+    svg = drawn().svg
+
+    assert svg.startswith("<svg ")
+    for part in ('role="img"', 'width="100%"', 'viewBox="0 0 360', "<title", "<desc"):
+        assert part in svg
+    assert "height=" not in svg[: svg.index(">")]
+    for part in ("<style", "<metadata", "<?xml", "<!DOCTYPE"):
+        assert part not in svg
+
+
+def test_the_png_is_the_light_version() -> None:
+    """Draw 5 inches with 150 dpi."""
+    png = drawn(height_in=2.0).png
+
+    assert b"\x89PNG" == png[:4]
+    assert (750, 300) == (int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big"))
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a b", '"><x', "1st"])
+def test_names_are_ids(name: str) -> None:
+    """Refuse what would break an id."""
+    with pytest.raises(ValueError, match="no name"):
+        drawn(name=name)
+
+
+def test_names_are_made_of_texts() -> None:
+    """Keep letters and digits."""
+    assert "all-reduce-2-hosts" == slug("all_reduce", "2 hosts", "")

@@ -1,0 +1,73 @@
+"""Tests of how launches differ."""
+
+from builders import MIB, STEADY, make_case, make_launches
+from drawings import painted, run_of, texts_of, training_run_of
+from training_builders import launches_of, make_training_case, make_training_record
+
+from commbench.report.figures.launches import collective_spreads, launch_figures, paint_spreads, training_spreads
+
+TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
+
+
+def test_the_largest_size_and_the_doubtful_are_chosen() -> None:
+    """Leave out sizes that say nothing of launches."""
+    records = [
+        *make_launches(STEADY),
+        *make_launches(STEADY, make_case(message_bytes=MIB)),
+        *make_launches(TWO_HUMPS, make_case(message_bytes=4096)),
+    ]
+    names = [spread.name for spread in collective_spreads(run_of(records), "")]
+    assert ["mpi all_reduce 4 KiB", "mpi all_reduce 1 MiB"] == names
+
+
+def test_dots_are_shares_of_the_median_launch() -> None:
+    """Put a dot at each launch, and the interval below them."""
+    (spread,) = collective_spreads(run_of(make_launches([8.0, 9.0, 10.0, 10.0, 11.0, 20.0])), "")
+    axes = painted(paint_spreads, [spread]).axes[0]
+    bar, dots = axes.get_lines()[:2]
+
+    assert [80.0, 90.0, 100.0, 100.0, 110.0, 200.0] == list(dots.get_xdata())
+    assert [80.0, 200.0] == list(bar.get_xdata())  # the interval over six launches is their range
+    assert 6 == len({(x, y) for x, y in zip(dots.get_xdata(), dots.get_ydata(), strict=True)})
+
+
+def test_humps_are_named() -> None:
+    """Mark and name a case whose launches fall in two humps, and state how far launches lie apart."""
+    (drawing,) = launch_figures([run_of(make_launches(TWO_HUMPS))])
+
+    assert "In two humps (*): mpi all_reduce 1 KiB." in drawing.caption
+    assert "the slowest takes 2.02 times as long as the fastest" in drawing.caption
+    assert "mpi all_reduce 1 KiB *" in texts_of(drawing.svg)
+
+
+def test_one_launch_has_no_distribution() -> None:
+    """Draw nothing."""
+    assert [] == launch_figures([run_of(make_launches([10.0]))])
+    assert [] == launch_figures([run_of([])])
+
+
+def test_of_very_many_the_worst_are_drawn() -> None:
+    """Keep the lines readable and say how many there are."""
+    cases = [make_case(message_bytes=1024 * 2**power) for power in range(20)]
+    records = [r for case in cases for r in make_launches(TWO_HUMPS, case)]
+    (drawing,) = launch_figures([run_of(records)])
+    assert "Shown are 16 of 20, those with doubts first." in drawing.caption
+
+
+def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
+    """Show the launches that decided, where there are any."""
+    sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
+    fresh = launches_of(20.0, make_training_case(phase="confirm"))
+
+    assert ["none, default buckets", "fp16, default buckets"] == [
+        spread.name for spread in training_spreads(training_run_of(sweep), "")
+    ]
+    assert ["none, default buckets"] == [s.name for s in training_spreads(training_run_of([*sweep, *fresh]), "")]
+    assert [] == training_spreads(training_run_of([make_training_record()]), "")
+
+
+def test_several_runs_stand_beside_each_other() -> None:
+    """Begin each name with the run's."""
+    runs = [run_of(make_launches(STEADY), name) for name in ("old", "new")]
+    (drawing,) = launch_figures(runs)
+    assert {"old: mpi all_reduce 1 KiB", "new: mpi all_reduce 1 KiB"} <= set(texts_of(drawing.svg))

@@ -1,0 +1,387 @@
+"""Tests of the page: what it says of each kind of run, that it is sound HTML, that it needs nothing but itself."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MIB, STEADY, make_case, make_info, make_launches, make_record
+from matrices import make_hosts, make_matrix, touching
+from training_builders import launches_of, make_training_case, make_training_info
+
+from commbench.errors import InputError
+from commbench.records import FLAGS, Record
+from commbench.report.figures.drawing import draw
+from commbench.report.page import FIGURES, PAGE, check_writable, write_page
+from commbench.report.page.parts import MOST_LINES
+from commbench.report.page.writing import render_page
+from commbench.store import Run, load_run
+from commbench.training.recommendation import recommend
+from commbench.training.records import TrainingRecord
+
+RESULTS = Path(__file__).parent.parent / "results"
+KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+HOST = "<script>alert(1)</script>"
+FORMULA = "=cmd()"
+
+
+class Reader(HTMLParser):
+    """Reads a page: its balance, ids, links, and the cells of its tables by heading."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what is opened."""
+        if tag not in VOID:
+            self.open.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        known = dict(attrs)
+        self.ids += [str(known["id"])] if "id" in known else []
+        self.links += [str(known[name]) for name in ("href", "src", "xlink:href") if name in known]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what is opened and closed at once, in SVG."""
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Compare with what is open."""
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data: str) -> None:
+        """Keep the text, and that of a cell."""
+        if self.open and not {"style", "script", "nav"} & set(self.open):
+            self.texts.append(data)
+        if {"td", "th"} & set(self.open) and self.tables:
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        """All that a person reads but the table of contents, white space made one."""
+        return " ".join(" ".join(self.texts).split())
+
+    def table_with(self, *headings: str) -> list[list[str]]:
+        """The lines of the first table that has these headings."""
+        return next(lines for lines in self.tables if all(any(text in cell for cell in lines[0]) for text in headings))
+
+
+def make_run(
+    records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), path: str = "results/mine", **info: Any
+) -> Run:
+    """Return a run with these records and, of trained ones, what is concluded."""
+    facts = make_training_info(**info) if training else make_info(**info)
+    found = recommend(training, facts) if training else None
+    return Run(
+        path=Path(path),
+        info={"status": "complete", "started": "2026-11-21T11:08:59+00:00", **facts},
+        records=tuple(records),
+        training_records=tuple(training),
+        recommendation=found.to_json() if found else None,
+    )
+
+
+def read(*runs: Run) -> Reader:
+    """Return the page of runs, without figures."""
+    reader = Reader(render_page(runs, [], beside=False))
+    assert [] == reader.faults
+    assert [] == reader.open
+    return reader
+
+
+def make_hostile() -> Run:
+    """Return a run in which every text that is not ours would do harm."""
+    host = {"hostname": HOST, "cpu_model": FORMULA, "kernel": '"><img src=x onerror=alert(2)>'}
+    records = [
+        *make_launches(STEADY),
+        make_record(make_case("all_gather"), status="failed", reason=f"{HOST} died"),
+        make_record(make_case("reduce", redop="sum", root=0), flags=["<b>odd</b>"]),
+    ]
+    return make_run(
+        records,
+        environment={"hosts": [host], "versions": {"torch": HOST}, "variables": {"NCCL_X": FORMULA}},
+        argv=["commbench", "run", "</script><script>alert(3)</script>"],
+        ranks=[{"rank": 0, "host": HOST}],
+        launches=[
+            {"stage": HOST, "launch": 0, "seconds": 1.0, "startup_s": 0.1, "measuring_s": 0.8, "other_s": 0.1}
+            | {"status": "failed", "reason": FORMULA, "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""}}
+        ],
+    )
+
+
+# -------------------------------------------------------------------------------------------------- what it says
+
+
+def test_collectives_are_tables_of_numbers_and_doubts() -> None:
+    """Show time, interval, busbw and flags with their meanings; name the best bandwidth first."""
+    sizes = [make_case(message_bytes=size) for size in (1024, MIB)]
+    page = read(make_run([record for case in sizes for record in make_launches(STEADY[:3], case)]))
+    heading, *lines = page.table_with("busbw")
+    assert ["size", "backend", "time us", "95 % CI us", "p95 us", "algbw GB/s", "busbw GB/s", "doubts"] == heading
+    assert [("1 KiB", "mpi", "9.97"), ("1 MiB", "mpi", "9.97")] == [tuple(line[:3]) for line in lines]
+    assert "few_launches" in lines[0][-1]
+    assert FLAGS["few_launches"] in page.text
+    assert "Bandwidth mpi 105 GB/s" in page.text
+    assert "all_reduce of 1 MiB" in page.text
+
+
+def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_it() -> None:
+    """State the share of the link for one rank a host; none where two ranks share a host."""
+    case = make_case(message_bytes=MIB, backend="gloo")
+    records = make_launches([10_000.0] * 6, case, transport="tcp/eth0")
+    environment = {"hosts": [{"hostname": "a"}, {"hostname": "b"}], "emulated": {"rate": "1gbit"}}
+    bound = read(make_run(records, environment=environment, nodes=2, ranks_per_node=1))
+    shared = read(make_run(records, environment=environment, nodes=1, ranks_per_node=2))
+    assert "gloo 0.105 GB/s, 84 % of the link's 1gbit (emulated)" in bound.text
+    assert "of the link's" not in shared.text
+
+
+def test_recommendation_comes_first_with_what_to_paste() -> None:
+    """Lead with the setting and its speedup and interval; show every configuration and the lines to paste."""
+    training = [
+        *launches_of(20),
+        *launches_of(10, make_training_case("fp16")),
+        *launches_of(20, make_training_case(phase="confirm")),
+        *launches_of(10, make_training_case("fp16", phase="confirm")),
+    ]
+    run = make_run(training=training)
+    assert run.recommendation is not None
+    page = read(run)
+    assert page.text.index("change to fp16") < page.text.index("Training with DDP")
+    assert run.recommendation["reason"] in page.text
+    assert "FP16" in run.recommendation["snippet"]
+    assert "from commbench.hooks import FP16" in page.text
+    lines = page.table_with("hook", "speedup")[1:]
+    assert ["none", "fp16"] == [line[0] for line in lines]
+    assert "faster" in lines[1]
+
+
+def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
+    """Say who is slow on the first screen, as the terminal does, and put that host's pairs on top."""
+    run = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), **make_hosts(4))
+    page = read(run)
+    assert page.text.index("Host3: its links take") < page.text.index("Pairs of ranks")
+    lines = page.table_with("from", "to")[1:]
+    assert 12 == len(lines)
+    assert all("host3" in line for line in lines[:6])
+    assert page.table_with("times as long")[1][1] == "host3"
+
+
+def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
+    """Leave no row without a result out: its status in the table, its reason in a section of its own."""
+    records = [
+        make_record(make_case("all_gather"), status="unsupported", reason="gloo has none"),
+        make_record(make_case("broadcast", root=0), status="failed", reason="rank 1 died"),
+        make_record(make_case("gather", root=0), status="hung", reason="rank 0 is silent"),
+        make_record(make_case(), status="wrong", wrong=3, reason="3 elements differ"),
+    ]
+    page = read(make_run(records, left_out=["Gloo needs torch."]))
+    found = {tuple(line) for line in page.table_with("status", "reason", "what")[1:]}
+    assert ("failed", "1", "mpi broadcast", "rank 1 died") in found
+    assert {"unsupported", "failed", "hung", "wrong"} == {line[0] for line in found}
+    assert "Left out: Gloo needs torch." in page.text
+    cells = {cell for table in page.tables for line in table for cell in line}
+    assert {"failed", "hung", "wrong", "unsupported"} <= cells
+    assert page.text.index("hold wrong data") < page.text.index("Collectives")
+
+
+def test_unfinished_run_says_so_first() -> None:
+    """Begin with why it is not finished and how it goes on."""
+    run = make_run(make_launches(STEADY), status="partial", reason="rank 1 died.")
+    page = read(run)
+    sentence = "Not finished: rank 1 died. Everything measured is kept; the same command with --out results/mine"
+    assert sentence in page.text
+    assert page.text.index(sentence) < page.text.index("Bandwidth")
+
+
+def test_empty_run_has_a_page_too() -> None:
+    """Draw a page of a run that measured nothing."""
+    page = read(make_run())
+    assert "Nothing has been measured yet." in page.text
+    assert "How to repeat it" in page.text
+
+
+def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
+    """Put what all hosts share in one table, what differs in another, with units in words."""
+    hosts = [
+        {"hostname": name, "cpu_model": "Fast", "memory_total_bytes": 2**30, "virtualised": True} for name in ("a", "b")
+    ]
+    page = read(make_run(make_launches(STEADY), environment={"hosts": hosts}))
+    shared = page.table_with("fact", "value")
+    assert ["memory total", "1 GiB"] in shared
+    assert ["virtualised", "yes"] in shared
+    assert [["a"], ["b"]] == page.table_with("hostname")[1:]
+
+
+def test_several_runs_are_compared_by_condition_before_anything_else() -> None:
+    """Begin with the conditions that differ; lay tables over each other with a column for the run."""
+    before, after = (
+        make_run(make_launches(STEADY), path=f"results/{name}", environment={"hosts": [{"cpu_model": model}]})
+        for name, model in (("monday", "Slow"), ("friday", "Fast"))
+    )
+    page = read(before, after)
+    assert ["cpu_model", "Slow", "Fast"] in page.table_with("condition", "monday", "friday")
+    assert page.text.index("Unlike in cpu_model") < page.text.index("monday: mpi")
+    assert ["monday", "friday"] == [line[0] for line in page.table_with("run", "busbw")[1:]]
+
+
+def test_one_run_is_never_called_run_1() -> None:
+    """Leave the column of runs out where there is one."""
+    assert not any("run" in table[0] for table in read(make_run(make_launches(STEADY))).tables)
+
+
+def test_table_holds_no_more_than_a_browser_bears() -> None:
+    """Cut a long table, say how many rows there are and where all of them stand."""
+    cases = [make_case("broadcast", root=root) for root in range(MOST_LINES + 10)]
+    page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
+    assert 1 + MOST_LINES == len(page.table_with("busbw"))
+    assert "1 000 of 1 010 rows; all of them are in collectives.csv." in page.text
+
+
+# ------------------------------------------------------------------------------------------------------ its form
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
+def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
+    """Draw the page of every kept run: balanced, each id once, every link inside or a file, no figure without words."""
+    run = load_run(folder)
+    reader = read(run)
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
+    if run.recommendation:
+        assert run.recommendation["reason"] in reader.text
+    for section in ("conditions", "repeat", "launches"):
+        assert section in reader.ids
+
+
+def test_texts_of_runs_are_never_markup() -> None:
+    """Escape hosts, reasons, flags, variables, commands: all of them are shown and none is executed."""
+    run = make_hostile()
+    html = render_page([run], [], beside=False)
+    page = read(run)
+    assert HOST in page.text
+    assert FORMULA in page.text
+    assert "<script>alert" not in html
+    assert 1 == html.count("<script")
+    assert [] == [name for tag, name, _ in page.attributes if name.startswith("on")]
+    assert not any(tag in {"img", "b"} for tag, _, _ in page.attributes)
+
+
+def test_page_asks_nothing_of_the_network() -> None:
+    """Have no address in any link or style, and a policy that forbids all but what is in the page."""
+    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    run = make_run(make_launches(STEADY))
+    html = render_page([run], [drawing], beside=True)
+    page = Reader(html)
+    assert [] == [link for link in page.links if "//" in link]
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", html)
+    policy = next(value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+
+
+WORDS: dict[str, Any] = {
+    "name": "sizes",
+    "section": "collectives",
+    "title": "Times",
+    "caption": "What they say.",
+    "alt": "A line.",
+}
+
+
+def test_figures_stand_in_their_section_with_caption_and_png() -> None:
+    """Show a drawing beside the tables of its section, with a link to the PNG."""
+    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
+    assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
+    assert "figures/sizes.png" in page.links
+    assert "sizes" in page.ids
+
+
+def test_headings_of_numbers_are_marked_for_sorting() -> None:
+    """Give cells of numbers their value, headings of numbers their class, and bring the script that sorts."""
+    html = render_page([make_run(make_launches(STEADY))], [], beside=False)
+    page = Reader(html)
+    assert "aria-sort" in html
+    values = [float(value) for tag, name, value in page.attributes if (tag, name) == ("td", "data-value")]
+    assert 10.0 in values
+    assert ("th", "class", "number") in page.attributes
+    assert {"col"} == {value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")}
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
+    """Write both; take away a figure that an older page linked, and no file of somebody else."""
+    folder = write_run(
+        tmp_path / "mine", [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))]
+    )
+    page = write_page([load_run(folder)], folder)
+    assert folder / PAGE == page
+    figures = sorted(path.name for path in (folder / FIGURES).iterdir())
+    assert figures
+    assert figures == sorted(name for name in re.findall(r'href="figures/([^"]+)"', page.read_text(encoding="utf-8")))
+    page.write_text(page.read_text(encoding="utf-8") + '<a href="figures/old.png">', encoding="utf-8")
+    for name in ("old.png", "theirs.png"):
+        (folder / FIGURES / name).write_bytes(b"")
+    write_page([load_run(folder)], folder)
+    assert sorted([*figures, "theirs.png"]) == sorted(path.name for path in (folder / FIGURES).iterdir())
+
+
+def test_page_links_files_beside_it(tmp_path: Path) -> None:
+    """Link the run's files where they lie beside the page, and only name them elsewhere."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    run = load_run(folder)
+    assert "samples.jsonl" in Reader(render_page([run], [], beside=True)).links
+    assert "samples.jsonl" not in Reader(render_page([run], [], beside=False)).links
+
+
+def write_run(folder: Path, records: Sequence[Record], **info: Any) -> Path:
+    """Write a run's two files that all else is made from."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(make_info(status="complete", **info)), encoding="utf-8")
+    lines = (json.dumps(record.to_json()) for record in records)
+    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    """Name --out where a file stands in the way, before anything is drawn and when it comes to writing."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    run = load_run(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="--out"):
+        check_writable(tmp_path / "file" / "page", [run])
+    (folder / FIGURES).write_text("in the way")
+    check_writable(folder, [run])
+    with pytest.raises(InputError, match="name another directory with --out"):
+        write_page([run], folder)
+
+
+def test_runs_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Say that two runs cannot be told apart."""
+    runs = [dataclasses.replace(make_run(), path=Path(f"{parent}/mine")) for parent in "ab"]
+    with pytest.raises(InputError, match="called mine"):
+        check_writable(tmp_path, runs)
