@@ -1,4 +1,4 @@
-"""Writes docs/columns.md from the code, so that the page cannot disagree with it: python docs/generate.py."""
+"""Writes docs/columns.md from the code and docs/figures from kept runs, so that they agree: python docs/generate.py."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from commbench.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.collectives import OPERATIONS, Layout, Operation, Shape
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
+from commbench.exports.labels import CASE_LABELS, TRAINING_LABELS
+from commbench.exports.metrics import METRICS
 from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
 from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.report.figures import all_figures
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
+from commbench.store import load_run
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Search
 from commbench.training.records import TRAINING_FLAGS, BucketRow, TrainingRow
 
 PAGE = Path(__file__).parent / "columns.md"
+FOLDER = Path(__file__).parent / "figures"
+RESULTS = Path(__file__).parent.parent / "results"
+#: Files of ``docs/figures``: of which kept run, and the figure's name in its report.
+FIGURES = {"buckets.png": ("train_resnet18_batch1_1gbit_xeon2core_20261121", "buckets")}
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
 RANKS = (2, 3, 4, 8)
@@ -150,6 +158,16 @@ TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradie
 keeps a core as busy as that did; a trace of a GPU waits instead. The loss means nothing.
 """
 
+METRICS_HEAD = """## Metrics
+
+What `commbench export RUN --format openmetrics` writes: gauges, which all have the label `benchmark` too.
+[exporting.md](exporting.md) says what that is and how many series a run makes. `variant` names what else is not the
+default. The labels
+
+- of a case are {case};
+- of a configuration are {training}.
+"""
+
 #: What code does not say beside its names.
 SAID = {
     "schema": "schema number",
@@ -177,7 +195,13 @@ MB = 1e6
 
 def render() -> str:
     """The whole page, as text that ends in a newline."""
-    return "\n".join([HEAD, *_collectives(), *_training()])
+    return "\n".join([HEAD, *_collectives(), *_training(), *_exported()])
+
+
+def draw(name: str) -> bytes:
+    """One of `FIGURES`, as PNG."""
+    run, wanted = FIGURES[name]
+    return next(drawing.png for drawing in all_figures([load_run(RESULTS / run)]) if drawing.name == wanted)
 
 
 def _collectives() -> list[str]:
@@ -285,6 +309,21 @@ def _training() -> list[str]:
             (_trace(name) for name in SHIPPED),
         ),
     ]
+
+
+def _exported() -> list[str]:
+    """What there is to say of exports."""
+    shared = {CASE_LABELS: "of a case", TRAINING_LABELS: "of a configuration"}
+    head = METRICS_HEAD.format(case=_named(CASE_LABELS), training=_named(TRAINING_LABELS))
+    lines = (
+        (f"`{metric.name}`", shared.get(metric.labels) or _named(metric.labels), _clause(metric.help))
+        for metric in METRICS.values()
+    )
+    return [head, _table(("metric", "labels", "what"), lines)]
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _flags(flags: Mapping[str, str], marks: Mapping[str, str]) -> str:
@@ -444,4 +483,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
-    print(f"Wrote {PAGE}")
+    FOLDER.mkdir(exist_ok=True)
+    for file in FIGURES:
+        (FOLDER / file).write_bytes(draw(file))
+    print(f"Wrote {PAGE} and {FOLDER}")

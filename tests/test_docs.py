@@ -1,6 +1,7 @@
 """The pages agree with the code: columns, commands, options, exit codes, targets and links."""
 
 import importlib.util
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -71,6 +72,17 @@ def test_columns_page_is_up_to_date() -> None:
     assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
 
 
+@pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
+def test_figures_are_drawn_from_kept_runs(name: str) -> None:
+    """Find in docs/figures what docs/generate.py draws, but for a few pixels that a library may put elsewhere."""
+    from matplotlib.image import imread
+
+    generator = load_generator()
+    kept, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
+    assert kept.shape == drawn.shape
+    assert abs(kept - drawn).mean() < 0.01, "run python docs/generate.py"
+
+
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
     """Leave no command, argument or option unexplained."""
@@ -93,11 +105,12 @@ def test_commands_in_pages_are_understood(words: list[str]) -> None:
 
 
 def test_hooks_and_workloads_in_pages_exist() -> None:
-    """Name in the README only hooks that can be swept, and every workload that comes with commbench."""
-    line = next(line for line in README.splitlines() if line.startswith("| `--hook` |"))
+    """Name among the options only hooks that can be swept, and every workload that comes with commbench."""
+    options = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").splitlines()
+    line = next(line for line in options if line.startswith("| `--hook` |"))
     hooks = re.findall(r"`([\w:.]+)`", line)
     assert set(HOOKS) == {parse_hook(hook)["hook"] for hook in hooks}
-    line = next(line for line in README.splitlines() if line.startswith("| `--workload` |"))
+    line = next(line for line in options if line.startswith("| `--workload` |"))
     missing = [name for name in (*WORKLOADS, *(f"{TRACE}{trace}" for trace in SHIPPED)) if f"`{name}`" not in line]
     assert [] == missing
 

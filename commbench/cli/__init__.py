@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import importing, lab, measuring, predicting, reading, training, tuning
+from commbench.cli import exporting, importing, lab, measuring, predicting, reading, training, tuning
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -35,6 +35,7 @@ for command in (
     predicting.predict,
     reading.compare,
     reading.report,
+    exporting.export,
     reading.env,
 ):
     app.command()(command)

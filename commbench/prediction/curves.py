@@ -28,6 +28,9 @@ from commbench.prediction.resampling import (
 from commbench.prediction.segments import Noise, Segment, fit_line, fit_segments, lines_at
 from commbench.stats import Floats, Interval
 
+#: A picosecond: no time that was measured is shorter, and what is computed from longer ones stays finite.
+SHORTEST_US = 1e-6
+
 __all__ = ["Curve", "Segment", "fit_curve"]
 
 #: One size does not tell a start-up time from a rate.
@@ -219,8 +222,8 @@ def _is_sound(curve: Curve) -> bool:
         and sizes[0] > 0
         and {len(curve.times_us), len(curve.residuals), len(curve.launches_us)} == {len(sizes)}
         and len({len(launches) for launches in curve.launches_us}) == 1
-        and all(math.isfinite(time) and time > 0 for time in curve.times_us)
-        and all(time is None or time > 0 for launches in curve.launches_us for time in launches)
+        and all(time >= SHORTEST_US for time in curve.times_us)
+        and all(time is None or time >= SHORTEST_US for launches in curve.launches_us for time in launches)
         and 0 <= curve.trust <= 1
         and bool(ends)
         and [ends[0], ends[-1]] == [sizes[0], sizes[-1]]

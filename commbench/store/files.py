@@ -92,13 +92,18 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def replace_file(file: Path, text: str) -> None:
-    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between."""
+def replace_file(file: Path, text: str, mode: int | None = None) -> None:
+    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between.
+
+    ``mode`` are its permissions, by default what the umask leaves.
+    """
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
             stream.write(text)
             stream.flush()
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         temporary.replace(file)
     except OSError:

@@ -1,0 +1,20 @@
+"""Runs in the forms of other tools: metrics for Prometheus, columns for data frames, trials for experiment trackers."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from commbench.exports.mlflow import write_mlflow
+from commbench.exports.openmetrics import write_openmetrics
+from commbench.exports.parquet import write_parquet
+from commbench.exports.tensorboard import write_tensorboard
+from commbench.store import Run
+
+__all__ = ["EXPORTS"]
+
+#: For each ``--format`` what writes a run to ``--out``, or to a place of its own, and returns where that is.
+EXPORTS: Mapping[str, Callable[[Run, Path | None], Path | str]] = {
+    "openmetrics": write_openmetrics,
+    "parquet": write_parquet,
+    "tensorboard": write_tensorboard,
+    "mlflow": write_mlflow,
+}

@@ -1,0 +1,80 @@
+"""What tells runs and their cases apart in other tools: when it began; a few labels that stay from run to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from commbench.collectives import OPERATIONS
+from commbench.patterns import makes_groups
+from commbench.records import Row
+from commbench.training.cases import TrainingCase
+from commbench.training.records import TrainingRow
+
+Labels = Mapping[str, str]
+
+#: Labels that name a collective case, whatever was measured; a case that differs in more says so in ``variant``.
+CASE_LABELS = ("backend", "operation", "pattern", "group", "ranks", "dtype", "message_bytes", "variant")
+#: Labels that name a training configuration.
+TRAINING_LABELS = (
+    *("workload", "backend", "ranks", "batch_per_rank", "hook", "bucket_cap_mb", "precision", "accumulation"),
+    "variant",
+)
+
+
+def texts(labels: Mapping[str, object]) -> dict[str, str]:
+    """Labels as text, empty where one does not apply."""
+    return {name: "" if value is None else str(value) for name, value in labels.items()}
+
+
+def case_labels(rows: Sequence[Row]) -> list[Labels]:
+    """The labels `CASE_LABELS` of each row.
+
+    How ranks started together and the timed loop are named only where cases differ in nothing else: both may change
+    from run to run by themselves, and a series should not end for that.
+    """
+    plain = [_case_labels(row) for row in rows]
+    seen = Counter(tuple(labels.values()) for labels in plain)
+    return [
+        labels if seen[tuple(labels.values())] == 1 else _case_labels(row, row.sync, row.loop)
+        for row, labels in zip(rows, plain, strict=True)
+    ]
+
+
+def _case_labels(row: Row, *more: str) -> Labels:
+    words = [row.redop] if row.redop and row.redop != "sum" else []
+    if row.in_place is not None and row.in_place != OPERATIONS[row.operation].default_in_place:
+        words.append("in place" if row.in_place else "out of place")
+    words += [f"root {row.root}"] if row.root else []
+    words += [word for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, *more) if word]
+    values = (
+        *(row.backend, row.operation, row.pattern, row.group if makes_groups(row.pattern) else ""),
+        *(row.group_size, row.dtype, row.message_bytes, ", ".join(words)),
+    )
+    return texts(dict(zip(CASE_LABELS, values, strict=True)))
+
+
+def training_labels(row: TrainingRow) -> Labels:
+    """The labels `TRAINING_LABELS` of a row."""
+    case = TrainingCase(
+        workload=row.workload,
+        world_size=1,
+        batch_per_rank=1,
+        hook=row.hook,
+        density=row.density,
+        hook_options=row.hook_options,
+    )
+    words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
+    values = (
+        *(row.workload, row.backend, row.world_size, row.batch_per_rank, case.hook_name, row.bucket_cap_mb),
+        *(row.precision, row.accumulation, ", ".join(words)),
+    )
+    return texts(dict(zip(TRAINING_LABELS, values, strict=True)))
+
+
+def began_s(info: Mapping[str, Any]) -> float | None:
+    """When a run began, in seconds of Unix time; None where ``run.json`` does not say."""
+    started = info.get("started")
+    return datetime.fromisoformat(started).timestamp() if started else None
