@@ -77,7 +77,11 @@ case and launch the last counts. What each field is stands in `commbench/records
 `commbench/training/records.py`.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
-the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
+the names: `us` is microseconds, `GBps` is 1e9 bytes per second. A text that begins with `=`, `+`, `-`, `@`, a tab or a
+carriage return has an apostrophe before it, so that no spreadsheet runs it as a formula.
+
+A run that was [imported](importing.md) holds what another tool states: one time per case and launch, and nothing else
+that it does not say.
 """
 
 SUSPECTS = """## suspects in run.json

@@ -13,8 +13,7 @@ def test_collector_waits_and_comes_back_as_it_was(was_on: bool) -> None:
     (gc.enable if was_on else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError), without_collector():
-            assert not gc.isenabled()
-            raise ZeroDivisionError
+            1 // int(gc.isenabled())
         assert was_on == gc.isenabled()
     finally:
         gc.enable()

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import comparing, exporting, lab, measuring, predicting, reading, training, tuning
+from commbench.cli import comparing, exporting, importing, lab, measuring, predicting, reading, training, tuning
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -39,6 +39,7 @@ for command in (
     reading.env,
 ):
     app.command()(command)
+app.command("import")(importing.import_)
 app.add_typer(lab.app, name="lab")
 
 

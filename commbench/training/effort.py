@@ -71,7 +71,9 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str,
         )
     is_open = effort.high is None
     low, high = effort.low, effort.low if effort.high is None else effort.high
-    seconds = [entry["seconds"] for entry in entries if entry["stage"] == CONFIRM and entry["status"] == "ok"]
+    seconds = [
+        entry.get("seconds", 0.0) for entry in entries if entry.get("stage") == CONFIRM and entry.get("status") == "ok"
+    ]
     times = [format_duration(more * statistics.median(seconds)) for more in (low, high)] if seconds else []
     time = f", {' to '.join(dict.fromkeys(times))}{' at least' * is_open}," if times else ""
     number = counted(high, "more fresh launch") if low == high else f"{low} to {high} more fresh launches"

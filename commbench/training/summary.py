@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -81,12 +80,7 @@ def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
 def _stand_ins(info: Mapping[str, Any]) -> dict[TrainingCase, TrainingCase]:
     """Which case was measured for each case that was not."""
     same = info.get("same_layout") or {}
-    return {_case_of(key): _case_of(other) for key, other in same.items()}
-
-
-def _case_of(key: str) -> TrainingCase:
-    known = {f.name for f in dataclasses.fields(TrainingCase)}
-    return TrainingCase(**{name: value for name, value in json.loads(key).items() if name in known})
+    return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
 
 
 def _baseline(
