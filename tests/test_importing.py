@@ -78,7 +78,7 @@ def test_compare_tells_imported_runs_apart(commbench: Commbench, tmp_path: Path)
     commbench("import", *variants(tmp_path / "b", ["99.00", "99.10", "99.20", "98.90", "98.80", "99.05"]), "--out", "B")
     code, out, _ = commbench("compare", "A", "B")
     assert 5 == code
-    assert "1 slower" in out
+    assert "1 of 6 cases slower" in out
 
 
 def test_predict_reads_imported_runs(commbench: Commbench) -> None:
