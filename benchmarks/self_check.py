@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,26 @@ from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.launch.plan import frozen_values
 from commbench.options import default_out, make_request, run_header
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
+from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.stats import Verdict
 from commbench.store import Store
 from commbench.suites import Suite
+from commbench.tables import csv_text
 from commbench.terminal import LineDisplay, make_console
 
 RANKS = 2
-OPERATIONS = ("all_reduce", "all_gather", "latency")
+OPERATIONS = "all_reduce,all_gather,latency"
 #: Short: what is tested is how launches are compared, and it is launches that differ.
 SLICE_S = 0.08
 ALLOWED = 0.05
 SIDES = ("a", "b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRow(ComparisonRow):
+    """A line of comparisons.csv."""
+
+    pair: int = 0
 
 
 class QuietDisplay(LineDisplay):
@@ -95,7 +104,13 @@ def count_different(tables: Sequence[ComparisonTable]) -> tuple[int, int]:
 
 
 def write_summary(out: Path, tables: Sequence[ComparisonTable]) -> None:
-    """Write self_check.json: how often each verdict was given, pair by pair."""
+    """Write self_check.json, how often each verdict was given, and comparisons.csv, every case of every pair."""
+    rows = [
+        CheckedRow(pair=pair, **{f.name: getattr(row, f.name) for f in fields(ComparisonRow)})
+        for pair, table in enumerate(tables, start=1)
+        for row in comparison_rows(table, table.margin)
+    ]
+    (out / "comparisons.csv").write_text(csv_text(rows, [f.name for f in fields(CheckedRow)]))
     different, cases = count_different(tables)
     facts: dict[str, Any] = {
         "schema": 1,
@@ -127,7 +142,11 @@ def check(options: argparse.Namespace) -> int:
         raise InputError(f"--out {out} is not an empty directory; choose another --out.")
     launcher = choose_launcher(requested="mpirun")
     check_slots(RANKS, launcher)
-    sweep = Sweep(operations=OPERATIONS, sizes=options.sizes, backends=tuple(options.backends.split(",")))
+    sweep = Sweep(
+        operations=tuple(options.operations.split(",")),
+        sizes=options.sizes,
+        backends=tuple(options.backends.split(",")),
+    )
     suite = Suite(name="self_check", sweeps=[sweep])
     budget = replace(BUDGETS["standard"], launches=options.launches, slice_s=SLICE_S)
     tables = []
@@ -143,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare two runs of the same suite, which must not differ.")
     parser.add_argument("--pairs", type=int, default=1, help="how many pairs of runs are compared (default 1)")
     parser.add_argument("--launches", type=int, default=10, help="launches of each run (default 10)")
+    parser.add_argument("--operations", default=OPERATIONS, help=f"operations (default {OPERATIONS})")
     parser.add_argument("--sizes", default="8,512,4K,64K,512K,4M", help="message sizes")
     parser.add_argument("--backends", default="mpi,gloo", help="backends (default mpi,gloo)")
     parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-self_check-<host>)")

@@ -3,7 +3,7 @@
 ``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own below ``--out``:
 
 - *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by ``commbench tune`` with the
-  same candidates, between two launches of the sweep; then the choice and the sweep's best side by side in fresh
+  same candidates, in the middle of the sweep; then the choice and the sweep's best side by side in fresh
   launches: what the choice loses, what it cost, how far predictions were off;
 - *collectives*: a dense grid of message sizes, every other one predicted from those beside it;
 - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
@@ -73,7 +73,7 @@ BREAK_EVENS = (
     ("mlp@500mbit", 4, "500mbit", (0.005, 0.05, 0.4)),
 )
 #: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best what it is.
-FRESH_STEPS, FRESH_LAUNCHES = 9, 10
+FRESH_STEPS, FRESH_LAUNCHES = 9, 8
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
 COMMBENCH = (sys.executable, "-m", "commbench")
@@ -83,7 +83,10 @@ COMMBENCH = (sys.executable, "-m", "commbench")
 class Scope:
     """How much is measured."""
 
+    budget: str
+    """Of the sweeps and of tuning."""
     launches: int
+    """Of the sweeps."""
     caps: str
     hooks: str
     sizes: str
@@ -91,8 +94,17 @@ class Scope:
     collective_launches: int
 
 
-FULL = Scope(launches=3, caps=CAPS, hooks=HOOKS, sizes="1K:16M", growth_sizes="64K:4M", collective_launches=3)
+FULL = Scope(
+    budget="standard",
+    launches=6,
+    caps=CAPS,
+    hooks=HOOKS,
+    sizes="1K:16M",
+    growth_sizes="64K:4M",
+    collective_launches=3,
+)
 QUICK = Scope(
+    budget="quick",
     launches=2,
     caps="default,5,100",
     hooks="none,topk:0.01",
@@ -179,11 +191,11 @@ class Runs:
 
 
 def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
-    """The exhaustive sweep, and tuning between its first launch and the others: what drifts meets both."""
-    hooks = f"--bucket-cap-mb {scope.caps} --seed 1".split()
+    """The exhaustive sweep, and tuning in the middle of its launches: what drifts meets both."""
+    hooks = f"--bucket-cap-mb {scope.caps} --seed 1 --budget {scope.budget}".split()
     train = ["train", *scenario.options, *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
     tune = ["tune", *scenario.options, *hooks, "--allow", scope.hooks]
-    runs.make(f"train_{scenario.name}", [*train, "1"], rate=scenario.rate)
+    runs.make(f"train_{scenario.name}", [*train, str(scope.launches // 2)], rate=scenario.rate)
     runs.make(f"tune_{scenario.name}", tune, rate=scenario.rate)
     runs.make(f"train_{scenario.name}", [*train, str(scope.launches)], rate=scenario.rate)
 

@@ -15,6 +15,7 @@ from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
 from commbench.errors import InputError, UnsupportedError
+from commbench.fields import Ranks
 from commbench.patterns import check_pattern, shares_of
 from commbench.units import format_size, parse_sizes
 
@@ -42,13 +43,13 @@ class Case:
     message_bytes: int
     dtype: str | None
     redop: str | None = None
-    root: int | None = None
+    root: Ranks | None = None
     in_place: bool | None = None
     pattern: str = "flat"
     sync: str = "auto"
     loop: str = "auto"
     buffers: str = "hot"
-    world_size: int | None = None
+    world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
 
     @cached_property
@@ -223,6 +224,16 @@ def _entry(operation: str, pattern: str, world_size: int) -> Operation:
         return arranged(operation, pattern, world_size)
     except UnsupportedError:
         return OPERATIONS[operation]
+
+
+def check_case(case: Case) -> None:
+    """Raise `InputError` for a case of results that names what this version does not know."""
+    operation = find_operation(case.operation)
+    check_pattern(case.pattern)
+    if case.dtype is not None or operation.moves_data:
+        find_dtype(str(case.dtype))
+    if case.redop is not None:
+        _check_known("reduction", [case.redop], REDOPS)
 
 
 def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:

@@ -222,6 +222,10 @@ class Operation:
         """The size that OSU's micro-benchmarks print for the same case, in bytes."""
         return message_bytes // size if self.osu_per_rank else message_bytes
 
+    def message_bytes(self, osu_bytes: int, size: int) -> int:
+        """The message of the case for which OSU's micro-benchmarks print ``osu_bytes``, in bytes."""
+        return osu_bytes * size if self.osu_per_rank else osu_bytes
+
 
 def _ping_pong(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
     if shape.rank == 0:

@@ -18,7 +18,7 @@ from commbench.report.formats import STYLES, render
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
 from commbench.report.scaling import render_growths
-from commbench.report.state import result_files, time_spent, undecided, unfinished
+from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
 from commbench.report.table import render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
 from commbench.report.tuning import render_cost, render_predictions
@@ -44,10 +44,9 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    for advice in advise_run(run_.info):
-        console.print(f"- {advice}", markup=False)
-    if spent := time_spent(run_):
-        console.print(spent, markup=False)
+    lines = [*(f"- {advice}" for advice in advise_run(run_.info)), time_spent(run_), *origins(run_)]
+    for line in filter(None, lines):
+        console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
     drawn = f"; `{command}` draws a page of them" if hint else ""
     console.print(f"Results: {', '.join(map(str, result_files(run_)))}{drawn}", markup=False, soft_wrap=True)

@@ -5,17 +5,19 @@ Schema 1: first version.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, overload
 
 import numpy as np
 
-from commbench.cases import Case
-from commbench.errors import InputError
+from commbench.arrangements import arranged
+from commbench.cases import Case, check_case
+from commbench.errors import InputError, UnsupportedError
+from commbench.fields import Ranks, check_as, read_as
 
 SCHEMA = 1
 
@@ -42,11 +44,26 @@ class Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What another tool says of a case, of which it gives one time instead of every repetition's."""
+
+    time: str
+    """What its time means, such as the mean over repetitions and ranks."""
+    repetitions: int | None = None
+    """How many its time is made of; None where it does not say, here and below."""
+    min_us: float | None = None
+    """The shortest repetition; likewise the quantiles over repetitions."""
+    p25_us: float | None = None
+    p75_us: float | None = None
+    p95_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupTimes:
     """One of several groups that ran at the same time, in one launch; fields mean what they mean in `Record`."""
 
     group: str
-    group_size: int
+    group_size: Ranks
     message_bytes: int
     """The true size in this group: a rank's share has been rounded up to one element."""
     times_us: Sequence[float] = ()
@@ -65,8 +82,8 @@ class GroupTimes:
 class PairTimes:
     """One ordered pair of ranks of a matrix, in one launch: a summary, since a matrix has very many."""
 
-    source: int
-    target: int
+    source: Ranks
+    target: Ranks
     time_us: float
     """Median over repetitions of the slower of the two, of one operation as in `Record`."""
     time_us_p95: float
@@ -75,6 +92,22 @@ class PairTimes:
 
 
 _PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
+
+
+class _TimedColumns(TypedDict):
+    """Of `_PairColumns` what is always there."""
+
+    source: Sequence[Ranks]
+    target: Sequence[Ranks]
+    time_us: Sequence[float]
+    time_us_p95: Sequence[float]
+    repetitions: Sequence[int]
+
+
+class _PairColumns(_TimedColumns, total=False):
+    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
+
+    wrong: Sequence[int | None]
 
 
 class PairTable(Sequence[PairTimes]):
@@ -137,7 +170,7 @@ class Record:
 
     group: str = ""
     """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
-    group_size: int = 0
+    group_size: Ranks = 0
     times_us: Sequence[float] = ()
     """The slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
@@ -165,6 +198,8 @@ class Record:
     algorithm: str = ""
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
+    stated: Stated | None = None
+    """Of what another tool measured only; ``times_us`` then holds its time alone."""
     groups: Sequence[GroupTimes] = ()
     """Of patterns that make several groups, each of them; the record's own times are then those of all groups
     together."""
@@ -189,31 +224,69 @@ class Record:
             InputError: a required field is missing or has another type.
         """
         try:
-            parts = {
-                "case": Case(**known_fields(Case, data["case"])),
-                "overlap": Overlap(**known_fields(Overlap, data["overlap"])) if data.get("overlap") else None,
-                "groups": tuple(GroupTimes(**known_fields(GroupTimes, group)) for group in data.get("groups", ())),
-                "pairs": PairTable(known_fields(PairTimes, data["pairs"])) if data.get("pairs") else (),
-            }
-            return cls(**{**known_fields(cls, data), **parts})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if not isinstance(data, Mapping):
+                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
+            plain = {**data, "groups": _as_tuple(data.get("groups", ())), "pairs": ()}
+            record = read_as(cls, {**plain, "case": _known_case(data.get("case"))})
+            if data.get("pairs"):
+                record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))
+            _check_record(record)
+        except (InputError, UnsupportedError) as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+        return record
 
 
-def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``data`` holds of the fields of a dataclass: a later version may have written more."""
-    names = _names(kind)
-    return {name: value for name, value in data.items() if name in names}
+_CASES: dict[tuple[Any, ...], Case] = {}
+"""Cases that have been read: every launch of a case holds it again."""
 
 
-@cache
-def _names(kind: type[Any]) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(kind))
+def _known_case(data: object) -> Case:
+    """The case that an object of JSON stands for.
+
+    Raises:
+        InputError: it stands for none, or for one that this version does not know.
+    """
+    key = (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()  # 1 and true are equal
+    with contextlib.suppress(TypeError):  # a later version's field that is a list
+        if key in _CASES:
+            return _CASES[key]
+    case: Case = check_as(Case, data, "case")
+    check_case(case)
+    with contextlib.suppress(TypeError):
+        _CASES[key] = case
+    return case
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_record(record: Record) -> None:
+    """Raise unless the case, where it was timed, makes sense in its pattern.
+
+    Raises:
+        UnsupportedError: times of an operation that its pattern does not have.
+    """
+    if len(record.times_us):
+        arranged(record.case.operation, record.case.pattern, max(1, record.group_size))
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
     """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
     return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
+
+
+def _read_pairs(data: object) -> PairTable:
+    """What `_as_columns` gave.
+
+    Raises:
+        InputError: it is something else.
+    """
+    columns = check_as(_PairColumns, data, "pairs")
+    try:
+        return PairTable({name: columns[name] for name in _PAIR_FIELDS if name in columns})
+    except ValueError as error:
+        raise InputError(f"pairs: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,5 +411,7 @@ FLAGS = {
     "harness": "our own cost (harness_us) is more than 5 % of the time",
     "unverified": "the result could not be verified",
     "slowest_group": "of the groups that ran at the same time, this one was the slowest",
+    "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
+    "of its outputs",
     "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
 }

@@ -272,13 +272,12 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
     """The columns made of times; empty where nothing was timed."""
     if not timed:
         return {}
-    each = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
-    low, p25, p75, p95 = map(stats.median, each)
+    low, p25, p75, p95 = _quantiles(timed)
     interval = _interval(timed)
     return {
         "launches": len(timed),
-        "repetitions": sum(_repetitions(r) for r in timed),
-        "late_discarded": sum(r.late_discarded for r in timed),
+        "repetitions": _total(_repetitions(r) for r in timed),
+        "late_discarded": _total(None if r.stated else r.late_discarded for r in timed),
         "time_us": stats.median(launch_medians(timed, ("ok", "wrong"))),
         "time_us_ci_low": interval.low if interval else None,
         "time_us_ci_high": interval.high if interval else None,
@@ -292,8 +291,22 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _repetitions(record: Record) -> int:
+def _quantiles(timed: Sequence[Record]) -> list[float | None]:
+    """The minimum, the quartiles and p95: medians over launches, of another tool's times what it states."""
+    stated = [r.stated for r in timed if r.stated]
+    columns: Iterable[Sequence[float | None]]
+    if stated:
+        columns = ([getattr(one, f"{name}_us") for one in stated] for name in ("min", "p25", "p75", "p95"))
+    else:
+        columns = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return [stats.median(column) if len(column) == len(timed) else None for column in known]
+
+
+def _repetitions(record: Record) -> int | None:
     """Valid repetitions, in a matrix of all pairs; there one that stands for both directions of a pair counts once."""
+    if record.stated:
+        return record.stated.repetitions
     if not record.pairs:
         return len(record.times_us)
     directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
@@ -303,7 +316,7 @@ def _repetitions(record: Record) -> int:
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
     """The 95 % interval over launches, within the launch where there is only one."""
     if len(timed) == 1:
-        return stats.median_interval(timed[0].times_us)
+        return None if timed[0].stated else stats.median_interval(timed[0].times_us)
     return stats.launch_interval(launch_medians(timed, ("ok", "wrong")))
 
 
@@ -338,7 +351,10 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
         "emulated": bool((info.get("environment") or {}).get("emulated")),
     }
     flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
-    return ordered(flags | launch_flags(launch_medians(timed, ("ok", "wrong"))), FLAGS)
+    flags |= launch_flags(launch_medians(timed, ("ok", "wrong")))
+    # one output of another tool cannot be measured again, and several have an interval
+    flags -= {"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"}
+    return ordered(flags, FLAGS)
 
 
 def launch_flags(medians: Sequence[float]) -> set[str]:

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from commbench.escapes import cell_text
 from commbench.records import COLUMNS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+#: Columns of free text, whose white space is made one.
+_WORDS = frozenset({"reason", "case"})
 
 
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
@@ -52,10 +57,6 @@ def _cell(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
-    text = str(value)
-    if name != "reason":
-        return text
-    sentence = " ".join(text.split())
-    return (
-        f"'{sentence}" if sentence[:1] in {"=", "+", "-", "@"} else sentence
-    )  # spreadsheets run such text as a formula
+    if not isinstance(value, str):
+        return str(value)
+    return cell_text(" ".join(value.split()) if name in _WORDS else value)

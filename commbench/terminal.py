@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
+from commbench.escapes import visible
 from commbench.kinds import AnyRecord
 from commbench.launch.display import Display
 from commbench.units import format_duration
 
 #: Columns when nobody says how wide the output may be (a log file).
 PLAIN_WIDTH = 110
+#: Nothing in a text is markup: names such as ``[red]`` or ``:smile:`` are shown as they are.
+LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 
 
 def make_console(stream: TextIO | None = None, *, plain: bool = False) -> Console:
@@ -25,8 +29,20 @@ def make_console(stream: TextIO | None = None, *, plain: bool = False) -> Consol
     """
     stream = stream or sys.stdout
     if plain or not stream.isatty():
-        return Console(file=stream, highlight=False, width=PLAIN_WIDTH, force_terminal=False, color_system=None)
-    return Console(file=stream, highlight=False)
+        return SafeConsole(file=stream, width=PLAIN_WIDTH, force_terminal=False, color_system=None, **LITERAL)
+    return SafeConsole(file=stream, **LITERAL)
+
+
+class SafeConsole(Console):
+    """A console that shows control characters in what it prints, and obeys none: names and reasons are others'."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with control characters in texts as escapes."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
 
 
 def make_display(console: Console) -> Display:

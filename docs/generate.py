@@ -23,6 +23,7 @@ from commbench.hooks import HOOKS, Hook
 from commbench.pairs import PairRow
 from commbench.prediction.accuracy import PredictionRow
 from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
@@ -76,7 +77,11 @@ case and launch the last counts. What each field is stands in `commbench/records
 `commbench/training/records.py`.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
-the names: `us` is microseconds, `GBps` is 1e9 bytes per second.
+the names: `us` is microseconds, `GBps` is 1e9 bytes per second. A text that begins with `=`, `+`, `-`, `@`, a tab or a
+carriage return has an apostrophe before it, so that no spreadsheet runs it as a formula.
+
+A run that was [imported](importing.md) holds what another tool states: one time per case and launch, and nothing else
+that it does not say.
 """
 
 SUSPECTS = """## suspects in run.json
@@ -150,6 +155,12 @@ Sizes are those of the float32 gradients, MB = 1e6 bytes; a batch is of one rank
 these workloads make so many unless `--steps` is given; elsewhere the number of steps follows from the budget.
 """
 
+COMPARISON = """## A comparison as CSV
+
+What `commbench compare A B --format csv` writes, a line a case; [comparing.md](comparing.md) says how verdicts come
+about.
+"""
+
 TRACES_HEAD = """Recorded gradients, replayed: a backward pass makes each gradient ready when the real model did, and
 keeps a core as busy as that did; a trace of a GPU waits instead. The loss means nothing.
 """
@@ -191,7 +202,7 @@ MB = 1e6
 
 def render() -> str:
     """The whole page, as text that ends in a newline."""
-    return "\n".join([HEAD, *_collectives(), *_training(), *_exported()])
+    return "\n".join([HEAD, *_collectives(), *_training(), *_exported(), COMPARISON, _columns(ComparisonRow)])
 
 
 def draw(name: str) -> bytes:

@@ -117,4 +117,5 @@ def test_self_check_compares_two_runs(tmp_path: Path, run_benchmark: RunBenchmar
     assert [12, 12] == [len(run.records) for run in (a, b)]
     assert a.info["seed"] != b.info["seed"]
     assert 6 == len(compare(a, b).cases)
+    assert 1 + 6 == len((tmp_path / "out" / "comparisons.csv").read_text().splitlines())
     assert 0 == json.loads((tmp_path / "out" / "self_check.json").read_text())["different"]

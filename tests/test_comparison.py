@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
 from rich.console import Console
+from training_builders import launches_of, make_training_case, make_training_info
 
 from commbench.cases import Case
 from commbench.errors import InputError
@@ -16,6 +17,7 @@ from commbench.records import Record
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
 from commbench.stats import Verdict
 from commbench.store import Run, Store
+from commbench.training.cases import TrainingCase
 
 SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
 
@@ -68,14 +70,14 @@ def test_swapping_runs_inverts_the_ratio() -> None:
     (back,) = [compared for compared in compare(b, a).cases if compared.case.message_bytes == KIB]
     assert pytest.approx(1.3, rel=0.02) == forth.comparison.ratio
     assert pytest.approx(1 / forth.comparison.ratio) == back.comparison.ratio
-    assert (forth.row_a.time_us, forth.row_b.time_us) == (back.row_b.time_us, back.row_a.time_us)
+    assert (forth.time_a_us, forth.time_b_us) == (back.time_b_us, back.time_a_us)
 
 
 def test_run_against_itself_has_no_regression() -> None:
     """Call nothing slower where nothing changed."""
     run = make_run(sweep(1))
     table = compare(run, run)
-    assert ((), ()) == (table.regressions, table.unlike)
+    assert ((), (), False) == (table.regressions, table.differences, table.is_forced)
     assert len(SIZES) == len(table.cases)
 
 
@@ -113,29 +115,31 @@ def test_only_ok_launches_count() -> None:
     assert (6, 6) == (compared.comparison.launches_a, compared.comparison.launches_b)
 
 
-def test_unlike_conditions_are_listed() -> None:
-    """Name what differs in the layout, the host and what carried the cases."""
-    a = make_run(make_launches(STEADY), environment={"hosts": [{"cpu_model": "X"}], "variables": {}})
+def test_unlike_conditions_are_refused() -> None:
+    """Name what differs and why it matters; listed and said to be forced on request."""
+    a = make_run(make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]})
     b = make_run(
         make_launches(STEADY, transport="tcp"),
         "b",
-        nodes=2,
-        environment={"hosts": {"n1": {"cpu_model": "Y"}}, "variables": {"OMPI_MCA_btl": "tcp"}},
+        environment={"hosts": {"n1": {"cpu_model": "Y", "kernel": "6.1.9"}}},
     )
-    assert {
-        "nodes: 1 vs 2",
-        "cpu_model: X vs Y",
-        "OMPI_MCA_btl: unset vs tcp",
-        "transport: sm vs tcp (in 1 of 1 cases)",
-    } == {text.removeprefix("variable ") for text in compare(a, b).unlike}
+    with pytest.raises(InputError, match=r"like conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp"):
+        compare(a, b)
+    table = compare(a, b, force=True)
+    assert table.is_forced
+    text = render(table, width=200)
+    assert "FORCED" in text
+    assert "unlike conditions: transport: sm vs tcp (in 1 of 1 cases) - another one carries" in text
+    assert "differs, to be known: kernel: 6.1.7 vs 6.1.9" in text
 
 
-def test_conditions_are_found_at_the_top_too() -> None:
-    """Read hosts that stand beside the plan; say nothing where one run states none."""
-    a = make_run(make_launches(STEADY), hosts=[{"cpu_model": "X"}])
-    b = make_run(make_launches(STEADY), "b", hosts=[{"cpu_model": "Y"}])
-    assert ("cpu_model: X vs Y",) == compare(a, b).unlike
-    assert () == compare(a, make_run(make_launches(STEADY), "b")).unlike
+def test_what_should_merely_be_known_is_only_listed() -> None:
+    """Compare across commits and patch levels without a word of force."""
+    a, b = make_run(make_launches(STEADY), git_commit="1"), make_run(make_launches(STEADY), "b", git_commit="2")
+    table = compare(a, b)
+    assert ["git_commit: 1 vs 2"] == list(map(str, table.differences))
+    assert not table.is_forced
+    assert "FORCED" not in render(table)
 
 
 def test_too_few_launches_are_said() -> None:
@@ -143,10 +147,10 @@ def test_too_few_launches_are_said() -> None:
     few = compare(make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b"))
     assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
     assert few.too_few_launches
-    assert "measure both runs with more launches" in " ".join(render(few).split())
+    assert "measure with more launches" in " ".join(render(few).split())
     enough = compare(make_run(sweep(1)), make_run(sweep(2), "b"))
     assert not enough.too_few_launches
-    assert "more launches" not in render(enough)
+    assert "could not be found" not in render(enough)
 
 
 def test_directories_are_read(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_directories_are_read(tmp_path: Path) -> None:
             for record in sweep(1):
                 store.append(record)
     table = compare(tmp_path / "a", str(tmp_path / "b"))
-    assert (str(tmp_path / "a"), len(SIZES)) == (table.name_a, len(table.cases))
+    assert ((str(tmp_path / "a"),), len(SIZES)) == (table.names_a, len(table.cases))
     with pytest.raises(InputError, match="There is no"):
         compare(tmp_path / "a", tmp_path / "c")
 
@@ -172,14 +176,15 @@ def test_text_has_a_line_a_case_and_a_summary() -> None:
     """Show times, ratio with interval, verdict and detectable difference; then the counts."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b"))
     text = render(table)
-    (line,) = [line for line in text.splitlines() if " 1 KiB " in line]
+    (line,) = [line for line in text.splitlines()[1:] if " 1 KiB " in line]
     interval = table.cases[1].comparison.interval
     assert interval is not None
     assert f"[{interval.low:.3f}, {interval.high:.3f}]" in line
     assert " slower " in line
     assert line.rstrip().endswith(f"+{100 * table.cases[1].comparison.detectable:.1f} %")
-    summary = "4 cases compared with a margin of 2 %: 1 slower, 0 faster, 3 same, 0 inconclusive."
-    assert summary in text.splitlines()
+    first = render(table, width=200).splitlines()[0]
+    assert first.startswith("1 of 4 cases slower: mpi all_reduce 1 KiB float32 sum +3")
+    assert first.endswith("]. 0 faster, 3 same, 0 inconclusive, with a margin of 2 %.")
 
 
 def test_cases_of_one_short_name_are_told_apart() -> None:
@@ -201,7 +206,7 @@ def test_nothing_in_common_is_said() -> None:
     """Compare nothing without failing."""
     a = make_run([make_record(make_case(message_bytes=size)) for size in range(8, 8 + 40, 4)])
     text = " ".join(render(compare(a, make_run([make_record(make_case("barrier"))], "b"))).split())
-    assert "0 cases compared" in text
+    assert "0 of 0 cases slower" in text
     assert "and 2 more." in text
     assert "Only in B: mpi barrier." in text
 
@@ -212,6 +217,140 @@ def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     paired = make_launches([8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2)
     table = compare(make_run(single), make_run(paired, "b"))
     assert [Verdict.INCONCLUSIVE] == list(verdicts(table).values())
-    assert any("batch: 1 vs 2" in text for text in table.unlike)
+    assert any("batch: 1 vs 2" in str(each) for each in table.differences)
     alike = compare(make_run(single), make_run([replace(record, batch=1) for record in paired], "b"))
     assert [Verdict.FASTER] == list(verdicts(alike).values())
+
+
+# ---------------------------------------------------------------------------------------------- several baselines
+
+
+def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
+    """Return a run whose times are all ``factor`` times as long."""
+    return make_run(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
+
+
+def test_how_baselines_differ_enters_the_interval() -> None:
+    """Call a run that lies among its baselines not slower, though it is slower than one of them."""
+    baselines = [shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))]
+    b = shifted("b", 9, 1.05)
+    assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
+    table = compare(baselines, b)
+    assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
+    assert {(5, 50, 10)} == {
+        (one.baselines, one.comparison.launches_a, one.comparison.launches_b) for one in table.cases
+    }
+    assert "A: results/a0" in render(table)
+    assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
+
+
+def test_steady_baselines_make_a_comparison_sharper() -> None:
+    """Find with five runs what one run cannot show."""
+    baselines = [make_run(sweep(seed, launches=5), f"a{seed}") for seed in range(5)]
+    b = make_run(sweep(9, launches=8, slower={KIB: 1.06}), "b")
+    assert (
+        compare(baselines, b).cases[1].comparison.detectable < compare(baselines[0], b).cases[1].comparison.detectable
+    )
+    assert [KIB] == [case.message_bytes for case in compare(baselines, b).regressions if isinstance(case, Case)]
+
+
+def test_few_baselines_are_said_to_be_few() -> None:
+    """Ask for five where two tell little of how runs differ."""
+    table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
+    assert "2 baselines tell little of how runs differ" in " ".join(render(table).split())
+    assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
+
+
+def test_unlike_baselines_are_refused() -> None:
+    """Say which condition, and list it once where it is forced."""
+    a1, a2 = (shifted(name, 1, 1.0, nodes=nodes) for name, nodes in (("a1", 1), ("a2", 2)))
+    with pytest.raises(InputError, match=r"^The baselines were not measured under like conditions \(nodes: 1, 2"):
+        compare([a1, a2], shifted("b", 3, 1.0))
+    table = compare([a1, a2], shifted("b", 3, 1.0), force=True)
+    assert ["nodes: 1, 2 vs 1"] == list(map(str, table.differences))
+    with pytest.raises(InputError, match="at least one baseline"):
+        compare([], a1)
+
+
+def test_a_baseline_may_lack_a_case() -> None:
+    """Compare with those that have it; a case that no baseline could measure was never there to lose."""
+    case = make_case()
+    failed = make_run([make_record(case, status="failed")], "a2")
+    table = compare([make_run(make_launches(STEADY, case)), failed], make_run(make_launches(STEADY, case), "b"))
+    assert [1] == [one.baselines for one in table.cases]
+    lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
+    assert (case,) == lost.regressions
+    assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
+    """Return a run of configurations by hook, with steps that take so long."""
+    records = [r for hook, ms in step_ms.items() for r in launches_of(ms, make_training_case(hook), **changes)]
+    return Run(path=Path("results") / name, info=make_training_info(), records=(), training_records=tuple(records))
+
+
+def test_training_is_compared_by_configuration() -> None:
+    """Give steps the same verdicts, and nothing to a configuration that another was measured for."""
+    a = trained("a", {"none": 20.0, "fp16": 15.0, "local": 12.0})
+    b = trained("b", {"none": 20.0, "fp16": 18.0, "local": 12.0})
+    table = compare(a, b)
+    assert [("none", 20_000.0, Verdict.SAME), ("fp16", 18_000.0, Verdict.SLOWER)] == [
+        (one.case.hook, pytest.approx(one.time_b_us, rel=1e-3), one.comparison.verdict)
+        for one in table.cases
+        if isinstance(one.case, TrainingCase)
+    ]
+    assert "mlp fp16, default buckets, 2 ranks, batch 32" in render(table)
+
+
+def test_training_with_other_threads_is_refused() -> None:
+    """Computing takes most of a step."""
+    a, b = (trained(name, {"none": 20.0}, threads_per_rank=threads) for name, threads in (("a", 1), ("b", 2)))
+    with pytest.raises(InputError, match="threads_per_rank: 1 vs 2"):
+        compare(a, b)
+
+
+# ------------------------------------------------------------------------------------------- thresholds and order
+
+
+def test_a_threshold_lets_small_regressions_pass() -> None:
+    """Count as a regression only what lies wholly beyond it, whatever the verdict."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 1.06, KIB: 1.3}), "b"))
+    assert [8, KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
+    assert [KIB] == [case.message_bytes for case in table.regressions_beyond(0.1) if isinstance(case, Case)]
+    assert () == table.regressions_beyond(0.5)
+
+
+def test_worst_first() -> None:
+    """Put the slower ones first, the slowest of them at the top, and faster ones last."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 0.8, KIB: 1.1, 64 * KIB: 1.3}), "b"))
+    assert [8, KIB, 64 * KIB, 1024 * KIB] == list(verdicts(table))
+    assert [64 * KIB, KIB, 1024 * KIB, 8] == list(verdicts(table.worst_first()))
+
+
+def test_launches_that_would_settle_a_case_are_named() -> None:
+    """Say how many more, and that as many settle it in most comparisons."""
+    case = make_case()
+    generator = np.random.default_rng(4)
+
+    def run(name: str, launches: int, factor: float = 1.0) -> Run:
+        times = factor * 10.0 * np.exp(0.03 * generator.standard_normal(launches))
+        return make_run(make_launches(list(times), case), name)
+
+    tables = [compare(run("a", 6), run("b", 6, 1.09)) for _ in range(60)]
+    named = [
+        one.comparison.further
+        for table in tables
+        for one in table.cases
+        if one.comparison.further and one.comparison.further.outlook == "settles"
+    ]
+    typical = int(np.median([effort.high or 34 for effort in named]))
+    assert 2 < typical < 35
+    again = [compare(run("a", 6 + typical), run("b", 6 + typical, 1.09)) for _ in range(60)]
+    assert sum(table.counts[Verdict.SLOWER] for table in again) >= 40
+    shown = next(
+        t for t in tables if t.cases[0].comparison.further and t.cases[0].comparison.further.outlook == "settles"
+    )
+    assert "1 inconclusive case would be settled by" in " ".join(render(shown).split())

@@ -7,10 +7,11 @@ import pytest
 from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
 
 from commbench.cases import Case
+from commbench.conventions import NCCL_TYPES
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.records import Record, Row
-from commbench.report.formats import NCCL_TYPES, render
+from commbench.report.formats import render
 from commbench.summary import summarise_run
 from commbench.tables import csv_text
 

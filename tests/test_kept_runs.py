@@ -86,11 +86,11 @@ def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
         ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
     ],
 )
-def test_output_in_pages_is_what_report_prints(name: str, marked: str, run: str) -> None:
+def test_output_in_pages_is_what_report_prints(name: str, marked: str, run: str, tmp_path: Path) -> None:
     """Find every line of a page's block in what ``commbench report`` prints, but those about what is left out."""
     block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
     lines = [line.rstrip() for line in block.splitlines() if not line.startswith(("Measuring ", "..."))]
-    command = [sys.executable, "-m", "commbench", "report", f"results/{run}_xeon2core_20261121"]
+    command = [sys.executable, "-m", "commbench", "report", f"results/{run}_xeon2core_20261121", "--out", str(tmp_path)]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
     assert [] == sorted(set(lines) - {line.rstrip() for line in printed.splitlines()} - {""})
 

@@ -24,7 +24,7 @@ from commbench.training.records import TrainingRecord
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 HOST = "<script>alert(1)</script>"
 FORMULA = "=cmd()"
 

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,8 +15,10 @@ from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyRecord
 from commbench.records import GroupTimes, Overlap, PairTimes, Record
 from commbench.store import Store, check_out, load_run
+from commbench.store.files import as_json
 from commbench.tables import csv_text
 from commbench.training.cases import TrainingCase
+from commbench.training.conclusion import Choice, Recommendation
 from commbench.training.records import BUCKET_COLUMNS, DDP_COLUMNS, Bucket, TrainingRecord
 
 
@@ -227,19 +229,38 @@ def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
     assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
 
 
+def conclusion(verdict: Literal["change", "keep"]) -> dict[str, Any]:
+    """Return what a training concludes, as it is written."""
+    choice = Choice(bucket_cap_mb="25", hook="none", density=None, precision="fp32", accumulation=1)
+    return Recommendation(
+        workload="mlp",
+        world_size=2,
+        baseline=choice,
+        best=choice,
+        best_uncompressed=choice,
+        speedup=1.5,
+        speedup_ci=(1.4, 1.6),
+        verdict=verdict,
+        reason="so",
+        snippet="",
+        measured_steps=1,
+        exhaustive_steps=2,
+    ).to_json()
+
+
 def test_a_recommendation_comes_back(tmp_path: Path) -> None:
     """Write it in one step beside the run, replace it, and read it back; without one there is none."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         assert load_run(tmp_path / "mine").recommendation is None
-        store.write_recommendation({"verdict": "keep", "speedup": np.float64(1.5)})
-        store.write_recommendation({"verdict": "change"})
-    assert {"verdict": "change"} == load_run(tmp_path / "mine").recommendation
+        store.write_recommendation(conclusion("keep") | {"speedup": np.float64(1.5)})
+        store.write_recommendation(conclusion("change"))
+    assert as_json(conclusion("change")) == load_run(tmp_path / "mine").recommendation
 
 
 def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
     """Say which file cannot be used."""
     path = make_run(tmp_path / "mine", [])
-    for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is no recommendation of commbench")):
+    for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is not one of commbench")):
         (path / "recommendation.json").write_text(content)
         with pytest.raises(InputError, match=words):
             load_run(path)
@@ -252,11 +273,11 @@ def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Store.open(tmp_path / "mine", make_info()) as store:
-        store.write_recommendation({"verdict": "keep"})
+        store.write_recommendation(conclusion("keep"))
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(LaunchError, match=r"recommendation\.json"):
-            store.write_recommendation({"verdict": "change"})
-    assert {"verdict": "keep"} == load_run(tmp_path / "mine").recommendation
+            store.write_recommendation(conclusion("change"))
+    assert as_json(conclusion("keep")) == load_run(tmp_path / "mine").recommendation
 
 
 # ------------------------------------------------------------------------------------------------------- resume

@@ -55,7 +55,8 @@ def read_csv(rows: list[Row]) -> list[dict[str, str]]:
         ("reason", "=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
         ("reason", "-1 came back", "'-1 came back"),
         ("reason", ' one\nline, "quoted"', 'one line, "quoted"'),
-        ("transport", "-", "-"),
+        ("transport", "-", "'-"),
+        ("transport", "@tcp", "'@tcp"),
     ],
 )
 def test_cells_are_plain(column: str, value: object, expected: str) -> None:

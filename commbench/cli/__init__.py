@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import exporting, lab, measuring, predicting, reading, training, tuning
+from commbench.cli import comparing, exporting, importing, lab, measuring, predicting, reading, training, tuning
 from commbench.cli.conducting import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -33,12 +33,13 @@ for command in (
     training.train,
     tuning.tune,
     predicting.predict,
-    reading.compare,
+    comparing.compare,
     reading.report,
     exporting.export,
     reading.env,
 ):
     app.command()(command)
+app.command("import")(importing.import_)
 app.add_typer(lab.app, name="lab")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import socket
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from commbench.cli.settings import Settings
 from commbench.errors import InputError
+from commbench.escapes import visible
 from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
 from commbench.launch.launchers import (
     Launcher,
@@ -159,9 +159,9 @@ def complain(error: BaseException) -> None:
         identity = identify(os.environ)
         if identity.rank:
             time.sleep(AFTER_RANK_0_S)
-            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {error}\n")
+            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {visible(str(error))}\n")
             return
-    sys.stderr.write(f"commbench: {error}\n")
+    sys.stderr.write(f"commbench: {visible(str(error))}\n")
 
 
 def _say_left_out(task: Task, messages: Console) -> None:
@@ -184,7 +184,7 @@ def _candidates(task: Task) -> list[str]:
     """What a tuning chooses from, a sentence for each hook."""
     by_hook: dict[str, list[str]] = {}
     for key in task.info.get("candidates") or ():
-        case = TrainingCase(**json.loads(key))
+        case = TrainingCase.from_key(key)
         by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
     return [f"To choose from: {hook} with buckets of {listed(caps)} MiB" for hook, caps in by_hook.items()]
 

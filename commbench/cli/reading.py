@@ -21,8 +21,6 @@ from commbench.launch.probe import probe_mpi
 from commbench.options import default_out
 from commbench.parameters import Format
 from commbench.presentation import check_style, facts_table, print_page, print_run, print_unfinished
-from commbench.report.comparison import compare as compare_runs
-from commbench.report.comparison import render_comparison
 from commbench.report.model import render_model
 from commbench.report.page import check_writable, write_page
 from commbench.report.sketch import sketch
@@ -30,23 +28,6 @@ from commbench.report.topology import render_topology, topology_remarks
 from commbench.store import Run, load_run
 from commbench.terminal import make_console
 from commbench.topology import collect_topology
-
-
-def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The run to compare with.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The run that may be faster or slower.")],
-) -> int:
-    """Say which cases of run B are faster or slower than in run A, with confidence intervals.
-
-    Exit code 5 if any became slower or broke.
-    """
-    runs = load_run(a), load_run(b)
-    table = compare_runs(*runs)
-    console = make_console()
-    console.print(render_comparison(table))
-    if any(run.training_records for run in runs):
-        console.print("Only collectives were compared; see ddp.csv of each run for its training.", markup=False)
-    return 5 if table.regressions else 0
 
 
 def report(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from commbench.errors import InputError
 from commbench.prediction.choosing import fit_steps, predict_all
 from commbench.prediction.steps import StepPrediction
-from commbench.records import SCHEMA, Record, column, known_fields
+from commbench.records import SCHEMA, Record, column
 from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, median, speedup_of, trained
@@ -74,7 +73,7 @@ def prediction_rows(
     keys, facts = info.get("candidates"), info.get("facts")
     if not keys or not facts:
         return []
-    candidates = [TrainingCase(**known_fields(TrainingCase, json.loads(key))) for key in keys]
+    candidates = [TrainingCase.from_key(key) for key in keys]
     calibration = [record for record in trainings if record.case.phase == CALIBRATE]
     try:
         model = fit_steps(WorkloadFacts.from_json(facts), candidates[0], collectives, calibration)

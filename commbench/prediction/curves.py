@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.errors import InputError
+from commbench.fields import Signed, read_as
 from commbench.prediction.interpolation import cubic, isotonic, monotone_cubics, place_between
 from commbench.prediction.resampling import (
     interval_of,
@@ -27,6 +28,9 @@ from commbench.prediction.resampling import (
 from commbench.prediction.segments import Noise, Segment, fit_line, fit_segments, lines_at
 from commbench.stats import Floats, Interval
 
+#: A picosecond: no time that was measured is shorter, and what is computed from longer ones stays finite.
+SHORTEST_US = 1e-6
+
 __all__ = ["Curve", "Segment", "fit_curve"]
 
 #: One size does not tell a start-up time from a rate.
@@ -39,17 +43,17 @@ ASSUMED_ERROR = 0.25
 class Curve:
     """Time over message size of one operation, as measured and as fitted."""
 
-    sizes: Sequence[int]
+    sizes: tuple[int, ...]
     """Message sizes that were measured, in bytes, ascending."""
-    times_us: Sequence[float]
+    times_us: tuple[float, ...]
     """The median over launches at each."""
-    segments: Sequence[Segment]
+    segments: tuple[Segment, ...]
     """Ascending and adjacent."""
-    residuals: Sequence[float]
+    residuals: tuple[Signed, ...]
     """(fitted - measured) / measured at each size."""
     held_out_error: float | None = None
     """Median absolute relative error at sizes left out of the fit; None where there are too few to leave one out."""
-    launches_us: Sequence[Sequence[float | None]] = ()
+    launches_us: tuple[tuple[float | None, ...], ...] = ()
     """For each size the median time in every launch, in the same order of launches; None where one has none."""
     trust: float = 1.0
     """How far measured times count beside the segments, 0 to 1: what of the residuals noise does not explain."""
@@ -195,22 +199,9 @@ class Curve:
             InputError: it is no curve.
         """
         try:
-            curve = cls(
-                sizes=tuple(int(size) for size in data["sizes"]),
-                times_us=tuple(float(time) for time in data["times_us"]),
-                segments=tuple(Segment.from_json(segment) for segment in data["segments"]),
-                residuals=tuple(float(residual) for residual in data["residuals"]),
-                held_out_error=None if data["held_out_error"] is None else float(data["held_out_error"]),
-                launches_us=tuple(
-                    tuple(None if time is None else float(time) for time in launches)
-                    for launches in data["launches_us"]
-                ),
-                trust=float(data["trust"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"This is no curve of commbench ({type(error).__name__}: {error}); fit the run anew."
-            ) from error
+            curve = read_as(cls, data)
+        except InputError as error:
+            raise InputError(f"This is no curve of commbench ({error}); fit the run anew.") from error
         if not _is_sound(curve):
             raise InputError(
                 "This is no curve of commbench (its sizes, times and segments disagree); fit the run anew."
@@ -231,8 +222,8 @@ def _is_sound(curve: Curve) -> bool:
         and sizes[0] > 0
         and {len(curve.times_us), len(curve.residuals), len(curve.launches_us)} == {len(sizes)}
         and len({len(launches) for launches in curve.launches_us}) == 1
-        and all(math.isfinite(time) and time > 0 for time in curve.times_us)
-        and all(time is None or time > 0 for launches in curve.launches_us for time in launches)
+        and all(time >= SHORTEST_US for time in curve.times_us)
+        and all(time is None or time >= SHORTEST_US for launches in curve.launches_us for time in launches)
         and 0 <= curve.trust <= 1
         and bool(ends)
         and [ends[0], ends[-1]] == [sizes[0], sizes[-1]]

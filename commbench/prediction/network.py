@@ -12,6 +12,7 @@ import numpy as np
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
+from commbench.fields import read_as
 from commbench.prediction.curves import Curve, fit_curve
 from commbench.records import Record
 from commbench.summary import latest, launch_medians
@@ -199,14 +200,9 @@ class NetworkModel:
         variants: dict[CurveKey, str] = {}
         for entry in data["curves"]:
             try:
-                key = CurveKey(
-                    **{name: str(entry[name]) for name in ("operation", "backend", "dtype", "pattern")},
-                    world_size=int(entry["world_size"]),
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"This is no model of commbench (a curve has no {error}); fit the run anew."
-                ) from error
+                key = read_as(CurveKey, entry)
+            except InputError as error:
+                raise InputError(f"This is no model of commbench (a curve {error}); fit the run anew.") from error
             curves[key] = Curve.from_json(entry)
             variants |= {key: str(entry["variant"])} if entry.get("variant") else {}
         return cls(curves=curves, variants=variants)

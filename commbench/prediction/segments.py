@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,20 +45,6 @@ class Segment:
     """The last one; between this and the next segment's first the protocol changes, nobody knows where."""
     alpha_us: float
     beta_us_per_byte: float
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Segment:
-        """Return what `dataclasses.asdict` made.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is no segment.
-        """
-        return cls(
-            from_bytes=int(data["from_bytes"]),
-            to_bytes=int(data["to_bytes"]),
-            alpha_us=float(data["alpha_us"]),
-            beta_us_per_byte=float(data["beta_us_per_byte"]),
-        )
 
     def time_us(self, message_bytes: float) -> float:
         """The line at a size, also one outside the segment."""

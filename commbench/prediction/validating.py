@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from commbench.errors import InputError
 from commbench.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.prediction.network import CurveKey, NetworkModel
-from commbench.records import Record, known_fields
+from commbench.records import Record
 from commbench.stats import MARGIN, Interval
 from commbench.training.cases import SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Recommendation, setting_of
@@ -107,7 +106,10 @@ class Exhaustive:
         """
         known = trained(records, SWEEP).values()
         settings = {one.case: one for one in known if one.is_ok and one.case.hook not in INSTRUMENTS}
-        same = {_case(own): _case(kept) for own, kept in (info.get("same_layout") or {}).items()}
+        same = {
+            TrainingCase.from_key(own): TrainingCase.from_key(kept)
+            for own, kept in (info.get("same_layout") or {}).items()
+        }
         if not settings or baseline_of(list(settings)) not in settings:
             raise InputError("The sweep has no sound measurement of DDP's default; measure it again.")
         return cls(settings=settings, same_layout=same)
@@ -224,10 +226,6 @@ def held_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float])
         if speedup is not None:
             found[case] = Held(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
     return found
-
-
-def _case(key: str) -> TrainingCase:
-    return TrainingCase(**known_fields(TrainingCase, json.loads(key)))
 
 
 # ------------------------------------------------------------------------------------------------------ the network

@@ -4,40 +4,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from commbench.collectives import OPERATIONS
+from commbench.conventions import NCCL_TYPES, OSU_TITLES, OSU_TYPES, PRINTED_BY_COMMBENCH, nccl_program
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
+from commbench.escapes import one_line
 from commbench.patterns import makes_groups
 from commbench.records import Row
 from commbench.report.table import columns_of
 from commbench.tables import csv_text
 
-#: nccl-tests' names of element types and of the programs.
-NCCL_TYPES = {
-    "float64": "double",
-    "float32": "float",
-    "float16": "half",
-    "bfloat16": "bfloat16",
-    "int32": "int32",
-    "int8": "int8",
-}
-NCCL_PROGRAMS = {"all_to_all": "alltoall_perf"}
-
-#: OSU's titles and names of element types.
-OSU_TITLES = {
-    "all_reduce": "Allreduce Latency Test",
-    "all_gather": "Allgather Latency Test",
-    "reduce_scatter": "Reduce_scatter Latency Test",
-    "all_to_all": "All-to-All Personalized Exchange Latency Test",
-    "broadcast": "Broadcast Latency Test",
-    "reduce": "Reduce Latency Test",
-    "gather": "Gather Latency Test",
-    "scatter": "Scatter Latency Test",
-    "barrier": "Barrier Latency Test",
-    "latency": "Latency Test",
-    "bandwidth": "Bandwidth Test",
-    "bibandwidth": "Bi-Directional Bandwidth Test",
-}
-OSU_TYPES = {"float64": "MPI_DOUBLE", "float32": "MPI_FLOAT", "int32": "MPI_INT", "int8": "MPI_CHAR"}
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
 
@@ -79,7 +54,10 @@ def _missing(rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         if row.status != "ok":
             size = "" if row.message_bytes is None else f" {row.message_bytes} B"
-            yield f"# {row.backend} {row.operation}{size} {row.dtype or ''}".rstrip() + f": {row.status}: {row.reason}"
+            yield (
+                f"# {row.backend} {row.operation}{size} {row.dtype or ''}".rstrip()
+                + f": {row.status}: {one_line(row.reason)}"
+            )
 
 
 def _setting(row: Row) -> str:
@@ -89,13 +67,14 @@ def _setting(row: Row) -> str:
         for word in (
             row.library,
             row.transport,
-            row.pattern,
+            f"pattern {row.pattern}" if row.pattern != "flat" else "",
+            f"cadence {row.cadence}" if row.cadence == "pipelined" else "",
             f"group {row.group}" if _group_of(row) else "",
             f"loop {row.loop}" if row.loop else "",
         )
         if word
     ]
-    return ", ".join(words)
+    return one_line(", ".join(words))
 
 
 # --------------------------------------------------------------------------------------------------- nccl-tests
@@ -113,8 +92,8 @@ def _nccl_tests(rows: Sequence[Row]) -> str:
 
 
 def _nccl_block(rows: Sequence[Row]) -> Iterator[str]:
-    program = NCCL_PROGRAMS.get(rows[0].operation, f"{rows[0].operation}_perf")
-    yield "# Printed by commbench in the format of nccl-tests; time is the median of the slowest rank"
+    program = nccl_program(rows[0].operation)
+    yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; time is the median of the slowest rank"
     yield f"# Collective test starting: {program}"
     yield f"# {_setting(rows[0])}"
     yield from _NCCL_HEADER
@@ -204,10 +183,16 @@ def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
     library = "MPI" if first.backend == "mpi" else first.backend.upper()
     unit = "Bandwidth (MB/s)" if OPERATIONS[first.operation].windowed else "Avg Latency(us)"
     choices = [
-        word for word in (first.redop, first.in_place and "in place", first.root and f"root {first.root}") if word
+        word
+        for word in (
+            first.redop and f"redop {first.redop}",
+            first.in_place and "in place",
+            first.root and f"root {first.root}",
+        )
+        if word
     ]
     yield f"# OSU {library} {OSU_TITLES[first.operation]} {OSU_VERSION}"
-    yield "# Printed by commbench in the format of OSU Micro-Benchmarks; latency is the median of the mean over ranks"
+    yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; latency is the median of the mean over ranks"
     yield f"# {', '.join([_setting(first), *map(str, choices)])}"
     if first.dtype is not None:
         yield f"# Datatype: {OSU_TYPES.get(first.dtype, first.dtype)}."

@@ -23,29 +23,38 @@ def unfinished(run: Run) -> str:
 def undecided(run: Run) -> str:
     """That a tuning's first look is not complete, so that nothing is recommended yet; empty where it is."""
     found, planned = run.recommendation, run.info.get("first_look") or 0
-    if not found or run.info.get("status") != "partial" or found["launches"] >= planned:
+    if not found or run.info.get("status") != "partial" or found.get("launches", 0) >= planned:
         return ""
-    return f"No verdict yet: {found['launches']} of {counted(planned, 'fresh launch')} made."
+    return f"No verdict yet: {found.get('launches', 0)} of {counted(planned, 'fresh launch')} made."
 
 
 def time_spent(run: Run) -> str:
     """What shares of the time went where; empty where no launch has ended."""
     launches = run.info.get("launches") or []
-    total = sum(launch["seconds"] for launch in launches)
+    total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
         return ""
     hung = any(launch.get("status") == "hung" for launch in launches)
     kinds = {"buffers, verification": run.records, "building models": run.training_records}
     other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])
     parts = {
-        "starting ranks": sum(launch["startup_s"] for launch in launches),
-        "measuring": sum(launch["measuring_s"] for launch in launches),
+        "starting ranks": sum(launch.get("startup_s", 0.0) for launch in launches),
+        "measuring": sum(launch.get("measuring_s", 0.0) for launch in launches),
         " and ".join([*([", ".join(other)] if other else []), "collecting samples"]): sum(
-            launch["other_s"] for launch in launches
+            launch.get("other_s", 0.0) for launch in launches
         ),
     }
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
     return f"Where {format_duration(total)} went: {shares}."
+
+
+def origins(run: Run) -> list[str]:
+    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+    files: dict[str, list[str]] = {}
+    for output in run.info.get("imported") or ():
+        tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
+        files.setdefault(tool, []).append(output["file"])
+    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in files.items()]
 
 
 def result_files(run: Run) -> list[Path]:

@@ -32,6 +32,7 @@ MARKS = {
     "harness": "h",
     "unverified": "v",
     "slowest_group": "S",
+    "imported": "i",
     "emulated": "e",
 }
 
@@ -153,7 +154,7 @@ def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
 
 
 def _measure(columns: Columns, groups: int) -> int:
-    unlimited = Console(width=10_000, force_terminal=False)
+    unlimited = Console(width=10_000, force_terminal=False, markup=False, emoji=False)
     return unlimited.measure(_build_table(columns, groups)).maximum
 
 

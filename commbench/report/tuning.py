@@ -64,8 +64,8 @@ def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, A
     measured, full = conclusion["measured_steps"], conclusion["exhaustive_steps"]
     share = f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes" if full else ""
     launches = list(launches)
-    total = sum(launch["seconds"] for launch in launches)
-    network = sum(launch["seconds"] for launch in launches if launch["stage"] == "network")
+    total = sum(launch.get("seconds", 0.0) for launch in launches)
+    network = sum(launch.get("seconds", 0.0) for launch in launches if launch.get("stage") == "network")
     time = f", in {format_duration(total)}, {format_duration(network)} of it for the network" if total else ""
     return Text(f"Measured {counted(measured, 'step')}{share}{time}.")
 

@@ -5,6 +5,7 @@ of ``times`` look inside one launch, functions of launch medians across launches
 name says otherwise. "Le Boudec": J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems (2010).
 """
 
+from commbench.stats.effort import Effort
 from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
 from commbench.stats.intervals import (
     Floats,
@@ -25,6 +26,7 @@ from commbench.stats.significance import benjamini_hochberg, family_hint, rank_t
 __all__ = [
     "MARGIN",
     "Comparison",
+    "Effort",
     "Floats",
     "Interval",
     "StoppingRule",

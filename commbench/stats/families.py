@@ -8,6 +8,8 @@ from enum import Enum
 import numpy as np
 
 from commbench.errors import InputError
+from commbench.stats.effort import MOST_LAUNCHES, Effort, further_launches
+from commbench.stats.hierarchy import median_of_runs, new_run_spread, run_ratio_intervals, split_runs
 from commbench.stats.intervals import NORMAL, Floats, Interval, Values
 from commbench.stats.ratios import both_sides, median_ratio, ratio_intervals, widening
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
@@ -33,7 +35,8 @@ class Comparison:
     """How one case's times in run B compare with those in run A."""
 
     ratio: float
-    """Median of B's launch medians over that of A's; NaN where either is missing or not above 0."""
+    """Median of B's launch medians over that of A's, of several runs over the median of theirs; NaN where either is
+    missing or not above 0."""
     launches_a: int
     launches_b: int
     interval: Interval | None = None
@@ -44,11 +47,59 @@ class Comparison:
     detectable: float = math.inf
     """The relative slowdown that such launches would show as ``slower`` in 80 % of comparisons; infinite where they
     are too few to find any in a family of this size."""
+    further: Effort | None = None
+    """Where it is inconclusive, how many more launches of each run would settle it; None where nothing can be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """The launch medians of one case; A may be several runs."""
+
+    a: Floats
+    b: Floats
+    runs: Sequence[Floats]
+    """A's, each by itself."""
+    paired: bool
+
+    @property
+    def is_testable(self) -> bool:
+        """Whether both sides have a spread and a logarithm."""
+        return all(
+            len(side) > 1 and bool(np.isfinite(side).all()) and float(side.min()) > 0 for side in (self.a, self.b)
+        )
+
+    @property
+    def ratio(self) -> float:
+        if len(self.runs) > 1 and self.is_testable:
+            return float(np.median(self.b)) / median_of_runs(self.runs)
+        return median_ratio(self.a, self.b)
+
+    @property
+    def fewest(self) -> int:
+        """Launches of the run that has fewest."""
+        return min(len(self.b), *map(len, self.runs))
+
+    def intervals(self, levels: Sequence[float], seed: int) -> list[Interval]:
+        if len(self.runs) > 1:
+            return run_ratio_intervals(self.runs, self.b, levels, resamples=10_000, seed=seed)
+        return ratio_intervals(self.a, self.b, levels, resamples=10_000, seed=seed, paired=self.paired)
+
+    @property
+    def samples(self) -> list[Floats]:
+        """Logarithms whose spread is that of launches, a group for each run."""
+        log_b = np.log(self.b)
+        return [log_b - np.log(self.a)] if self.paired else [*(np.log(run) for run in self.runs), log_b]
+
+    @property
+    def fixed(self) -> float:
+        """By how much runs differ, which no launches reduce."""
+        return new_run_spread(self.runs) if len(self.runs) > 1 else 0.0
 
 
 def compare_family(
     pairs: Sequence[tuple[Values, Values]],
     *,
+    runs: Sequence[Sequence[int]] | None = None,
     margin: float = MARGIN,
     q: float = 0.05,
     paired: bool = False,
@@ -59,39 +110,55 @@ def compare_family(
     Benjamini-Hochberg at ``q`` on the rank tests selects R of the m cases that can be tested (2 launch medians a side,
     all above 0). A selected case is ``faster`` or ``slower`` if its interval at level 1 - q * R / m lies wholly beyond
     the margin (below 1 - margin, above 1 + margin): the false-coverage adjustment of Benjamini and Yekutieli, Journal
-    of the American Statistical Association 100 (2005). Any case is ``same`` if its 95 % interval lies wholly inside the
-    margin, and ``inconclusive`` otherwise. ``paired`` says that a[i] and b[i] ran side by side: intervals resample
-    pairs, and the test is Wilcoxon's where the pairs suffice for it to find a lone case in this family, else
-    Mann-Whitney's, which drift shared by both sides makes cautious, never bold.
+    of the American Statistical Association 100 (2005), which holds for any way of selecting. Any case is ``same`` if
+    its 95 % interval lies wholly inside the margin, and ``inconclusive`` otherwise.
+
+    Args:
+        pairs: the cases.
+        runs: for each case, where A is several runs, how many of A's launches each made, in order: how runs differ
+            then enters the interval (`commbench.stats.hierarchy`).
+        margin: relative difference that does not matter.
+        q: share of the verdicts ``faster`` and ``slower`` that may be false.
+        paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's where the pairs
+            suffice for it to find a lone case in this family, else Mann-Whitney's, which drift shared by both sides
+            makes cautious, never bold.
+        seed: of the bootstrap.
 
     Raises:
         InputError: if the margin is not in [0, 1), or sides to be paired differ in length.
     """
     if not 0 <= margin < 1:
         raise InputError(f"a margin of {margin} is no relative difference: choose one from 0 to below 1, such as 0.02.")
-    sides = [both_sides(a, b, paired=paired) for a, b in pairs]
-    testable = {i: (np.log(a), np.log(b)) for i, (a, b) in enumerate(sides) if _is_testable(a) and _is_testable(b)}
+    sizes = runs or [[len(a)] for a, _ in pairs]
+    cases = [_sides_of(a, b, of_runs, paired=paired) for (a, b), of_runs in zip(pairs, sizes, strict=True)]
+    testable = {i: sides for i, sides in enumerate(cases) if sides.is_testable}
     m = len(testable)
-    p_values = {i: rank_test(a, b, paired=paired and 2 / 2 ** len(a) <= q / m) for i, (a, b) in testable.items()}
+    p_values = {
+        i: rank_test(sides.a, sides.b, paired=paired and 2 / 2 ** len(sides.a) <= q / m)
+        for i, sides in testable.items()
+    }
     rejected = benjamini_hochberg(list(p_values.values()), q)
     selected = {i for i, is_rejected in zip(testable, rejected, strict=True) if is_rejected}
-    comparisons = [Comparison(ratio=median_ratio(a, b), launches_a=len(a), launches_b=len(b)) for a, b in sides]
-    for i, logs in testable.items():
+    comparisons = [Comparison(ratio=s.ratio, launches_a=len(s.a), launches_b=len(s.b)) for s in cases]
+    for i, sides in testable.items():
         # What decides this case; for one not selected, what would if it were selected too.
         alpha = q * (len(selected) + (i not in selected)) / m
-        levels = (0.95, 1 - alpha)
-        plain, adjusted = ratio_intervals(*sides[i], levels, resamples=10_000, seed=seed, paired=paired)
+        plain, adjusted = sides.intervals((0.95, 1 - alpha), seed)
         verdict, interval = _judge(plain, adjusted if i in selected else None, margin)
-        detectable = _detectable(*logs, alpha=alpha, margin=margin, paired=paired)
         comparisons[i] = replace(
-            comparisons[i], interval=interval, p_value=p_values[i], verdict=verdict, detectable=detectable
+            comparisons[i],
+            interval=interval,
+            p_value=p_values[i],
+            verdict=verdict,
+            detectable=_detectable(sides, alpha=alpha, margin=margin),
+            further=_further(sides, alpha, margin) if verdict is Verdict.INCONCLUSIVE else None,
         )
     return comparisons
 
 
-def _is_testable(launches: Floats) -> bool:
-    """Whether a side has a spread and a logarithm."""
-    return len(launches) > 1 and bool(np.isfinite(launches).all()) and float(launches.min()) > 0
+def _sides_of(a: Values, b: Values, sizes: Sequence[int], *, paired: bool) -> _Sides:
+    first, second = both_sides(a, b, paired=paired)
+    return _Sides(a=first, b=second, runs=split_runs(first, sizes), paired=paired)
 
 
 def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[Verdict, Interval]:
@@ -105,18 +172,41 @@ def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[V
     return Verdict.INCONCLUSIVE, adjusted or plain
 
 
-def _detectable(log_a: Floats, log_b: Floats, *, alpha: float, margin: float, paired: bool) -> float:
+def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
     """Return the slowdown that such a case would show with 80 % power.
 
     Its logarithm exceeds the margin's by (z_(1 - alpha/2) + z_0.8) standard errors of a difference of medians, each
-    sqrt(pi / 2n) spreads. Simulated power with normal launches: 77 to 90 % for 5 to 20 launches in families of 1 to 40.
+    sqrt(pi / 2n) spreads, and how runs differ. Simulated power with normal launches of one run a side: 77 to 90 % for
+    5 to 20 launches in families of 1 to 40.
     """
-    if family_hint(1, len(log_a), len(log_b), alpha):
+    if family_hint(1, len(sides.a), len(sides.b), alpha):
         return math.inf
-    groups = [log_b - log_a] if paired else [log_a, log_b]
-    error = _pooled_spread(groups) * math.sqrt(math.pi / 2 * sum(1 / len(group) for group in groups))
+    counts = [len(sides.b)] if sides.paired else [len(sides.a), len(sides.b)]
+    error = _pooled_spread(sides.samples) * math.sqrt(math.pi / 2 * sum(1 / count for count in counts))
+    error *= widening(sides.fewest)
     reach = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(0.8)
-    return (1 + margin) * math.exp(reach * error * widening(min(len(log_a), len(log_b)))) - 1
+    return (1 + margin) * math.exp(reach * math.hypot(error, sides.fixed)) - 1
+
+
+def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
+    """Return what would settle a case that is inconclusive, if its ratio is what it seems."""
+    effect, samples = math.log(sides.ratio), sides.samples
+    high, low = math.log1p(margin), math.log1p(-margin) if margin else 0.0
+    is_inside = low <= effect <= high
+    level = 0.95 if is_inside else 1 - alpha
+    launches = sides.fewest
+    fewest = next(n for n in range(2, launches + MOST_LAUNCHES + 2) if not family_hint(1, n, n, 1 - level))
+    return further_launches(
+        _pooled_spread(samples),
+        launches,
+        min(abs(effect - low), abs(effect - high)),
+        freedom=sum(len(sample) - 1 for sample in samples),
+        margin=margin,
+        level=level,
+        sides=1 if sides.paired else 2,
+        fewest=2 if is_inside else fewest,
+        fixed=sides.fixed,
+    )
 
 
 def _pooled_spread(groups: Sequence[Floats]) -> float:

@@ -31,7 +31,7 @@ def _resampled_middles(n: int, resamples: int, seed: tuple[int, int]) -> tuple[N
     return draws[:, (n - 1) // 2].copy(), draws[:, n // 2].copy()
 
 
-def _resampled_medians(values: Floats, resamples: int, seed: tuple[int, int]) -> Floats:
+def resampled_medians(values: Floats, resamples: int, seed: tuple[int, int]) -> Floats:
     """Return the medians of ``resamples`` bootstrap resamples of ``values``."""
     low, high = _resampled_middles(len(values), resamples, seed)
     ordered = np.sort(values)
@@ -48,7 +48,7 @@ def ratio_intervals(
         middle = slice((len(a) - 1) // 2, len(a) // 2 + 1)  # sorting is four times as fast as np.median here
         ratios = np.divide(*(np.sort(side[draws], axis=1)[:, middle].mean(axis=1) for side in (b, a)))
     else:
-        ratios = _resampled_medians(b, resamples, (seed, 1)) / _resampled_medians(a, resamples, (seed, 0))
+        ratios = resampled_medians(b, resamples, (seed, 1)) / resampled_medians(a, resamples, (seed, 0))
     sides = np.quantile(ratios, [((1 - level) / 2, (1 + level) / 2) for level in levels])
     bounds = (ratio * (sides / ratio) ** widening(min(len(a), len(b)))).tolist()
     return [Interval(low=low, high=high, level=level) for level, (low, high) in zip(levels, bounds, strict=True)]

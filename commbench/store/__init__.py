@@ -2,7 +2,19 @@
 
 from commbench.store.checking import check_out
 from commbench.store.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
-from commbench.store.reading import Run, load_run
+from commbench.store.reading import Run, load_run, runs_in
 from commbench.store.writing import Store
 
-__all__ = ["DDP", "MODEL", "PAIRS", "PREDICTIONS", "SAMPLES", "SUMMARY", "Run", "Store", "check_out", "load_run"]
+__all__ = [
+    "DDP",
+    "MODEL",
+    "PAIRS",
+    "PREDICTIONS",
+    "SAMPLES",
+    "SUMMARY",
+    "Run",
+    "Store",
+    "check_out",
+    "load_run",
+    "runs_in",
+]

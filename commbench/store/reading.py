@@ -1,13 +1,13 @@
 """A run as read from its directory, with every table made from its records when it is asked for."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from commbench.collectives import find_operation
 from commbench.collector import without_collector
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, collective_records, read_record, training_records
@@ -17,8 +17,10 @@ from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
 from commbench.scaling import Growth, growths, whole_rows
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
+from commbench.store.info import check_info
 from commbench.summary import RowKey, keyed_rows, overlap_rows
 from commbench.suspects import Findings, find_suspects
+from commbench.training.conclusion import Recommendation
 from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.training.summary import bucket_rows, training_rows
 
@@ -129,33 +131,65 @@ def load_run(path: str | Path) -> Run:
         )
 
 
+def runs_in(path: str | Path) -> list[Path]:
+    """Return the run's own directory, or of a folder of runs those of all, by name; nothing is read.
+
+    What is neither is returned as it is, for `load_run` to say so.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if (path / RUN).exists() or not path.is_dir():
+            return [path]
+        return sorted(run.parent for run in path.glob(f"*/{RUN}")) or [path]
+
+
 def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
+    text = file.read_bytes()
     try:
-        return json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}); restore it or choose another directory.") from error
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "is empty" if not text.strip() else f"is not JSON ({error})"
+        raise InputError(f"{file} {what}; {_remedy(file)}.") from error
+
+
+def _remedy(file: Path) -> str:
+    """What to do about a file that cannot be read."""
+    if file.name != RUN or not (file.parent / SAMPLES).exists():
+        return "restore it or choose another directory"
+    return (
+        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {SAMPLES} beside it holds, without the '
+        "conditions"
+    )
 
 
 def _read_recommendation(path: Path) -> dict[str, Any] | None:
+    """What ``recommendation.json`` holds, if it can be rebuilt."""
     file = path / RECOMMENDATION
-    conclusion = _read_json(file) if file.exists() else None
-    if conclusion is not None and not isinstance(conclusion, dict):
-        raise InputError(f"{file} is no recommendation of commbench; remove it to go on.")
-    return conclusion
+    if not os.path.lexists(file):
+        return None
+    conclusion = _read_json(file)
+    try:
+        Recommendation.from_json(conclusion)
+    except InputError as error:
+        raise InputError(f"{file} cannot be used: {error}") from error
+    return dict(conclusion)
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Return what ``run.json`` holds, if this version knows its schema."""
+    """Return what ``run.json`` holds, if this version knows its schema and can use its entries."""
     file = path / RUN
     info = _read_json(file)
-    if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
+    if not isinstance(info, dict) or type(info.get("schema")) is not int:
         raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
     if info["schema"] > SCHEMA:
         raise InputError(
             f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update commbench or choose "
             "another directory."
         )
-    return info
+    try:
+        return check_info(info)
+    except InputError as error:
+        raise InputError(f"{file} cannot be used ({error}); {_remedy(file)}.") from error
 
 
 def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
@@ -163,7 +197,7 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     file = path / SAMPLES
     records: list[AnyRecord] = []
     sound = 0
-    if not file.exists():
+    if not os.path.lexists(file):
         return records, sound
     size = file.stat().st_size
     with file.open("rb") as stream, without_collector():
@@ -172,8 +206,8 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
             if not line.endswith(b"\n"):
                 break
             try:
-                records.append(_decode(line))
-            except ValueError as error:
+                records.append(read_record(json.loads(line)))
+            except (ValueError, RecursionError) as error:
                 if is_last:
                     break  # a crash can leave the length of a line without its content
                 raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
@@ -181,10 +215,3 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
                 raise InputError(f"{file} line {number} cannot be used: {error}") from error
             sound += len(line)
     return records, sound
-
-
-def _decode(line: bytes) -> AnyRecord:
-    record = read_record(json.loads(line))
-    if isinstance(record, Record):
-        find_operation(record.case.operation)
-    return record

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.errors import InputError
+from commbench.fields import Ranks, read_as
 
 HOOKS = ("none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd")
 #: Hooks that need a number behind their name, and what it is.
@@ -36,7 +37,7 @@ class TrainingCase:
     """One configuration of DDP training in the words of ``ddp.csv``, or with hook `LOCAL` the step without DDP."""
 
     workload: str
-    world_size: int
+    world_size: Ranks
     batch_per_rank: int
     """Samples per rank of one forward and backward pass; an optimiser step sees ``accumulation`` times as many."""
     backend: str = "gloo"
@@ -58,6 +59,31 @@ class TrainingCase:
     def key(self) -> str:
         """A stable text that identifies the case within a run."""
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_key(cls, key: str) -> TrainingCase:
+        """Rebuild the case that has this key; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: it is no key of a case.
+        """
+        try:
+            return read_as(cls, json.loads(key)).checked()
+        except (ValueError, RecursionError, InputError) as error:
+            raise InputError(f"{key[:60]!r} is not a training case of commbench ({error}).") from error
+
+    def checked(self) -> TrainingCase:
+        """Return the case if what it names can be used.
+
+        Raises:
+            InputError: the hook, its options or the bucket size are not what this version writes.
+        """
+        if self.hook not in {*HOOKS, LOCAL}:
+            raise InputError(f"Unknown hook {self.hook!r}; choose from {', '.join(HOOKS)}.")
+        if any("=" not in pair for pair in self.hook_options.split(";") if pair):
+            raise InputError(f"The options {self.hook_options!r} of hook {self.hook} are not key=value.")
+        canonical_cap(self.bucket_cap_mb)
+        return self
 
     @property
     def uses_ddp(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from commbench.errors import InputError
-from commbench.records import SCHEMA, known_fields
+from commbench.fields import Diverging, read_as
+from commbench.records import SCHEMA
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
 from commbench.units import counted
 
@@ -38,9 +39,14 @@ class Choice:
     """Its 95 % interval, or of the recommendation's ``level``."""
 
     @property
+    def case(self) -> TrainingCase:
+        """The setting as that of a case, of no workload in particular."""
+        return TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
+
+    @property
     def name(self) -> str:
         """The setting for people."""
-        case = TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
+        case = self.case
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
         words = [cap if self.hook == "none" else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
@@ -62,12 +68,12 @@ class Choice:
 class Difference:
     """A figure of the best setting against the baseline's, paired by launch."""
 
-    baseline: float
+    baseline: Diverging
     """Median over launches."""
-    best: float
-    difference: float
+    best: Diverging
+    difference: Diverging
     """Median over launches of the best's minus the baseline's."""
-    difference_ci: Bounds | None = None
+    difference_ci: tuple[Diverging, Diverging] | None = None
     """Its 95 % interval; None below 6 launches."""
 
 
@@ -173,20 +179,13 @@ class Recommendation:
         Raises:
             InputError: it is something else.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
         try:
-            choices = {name: _choice(data[name]) for name in ("baseline", "best", "best_uncompressed")}
-            others = {
-                "alternatives": tuple(_choice(one) for one in data.get("alternatives", ())),
-                "cost": _cost(data["cost"]) if data.get("cost") else None,
-                "speedup_ci": _bounds(data.get("speedup_ci")),
-                "search": Search(**known_fields(Search, data["search"])) if data.get("search") else None,
-                "doubts": tuple(data.get("doubts", ())),
-                "too_costly": tuple(data.get("too_costly", ())),
-            }
-            return cls(**{**{name: value for name, value in data.items() if name in known}, **choices, **others})
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            found = read_as(cls, data)
+            for choice in (found.baseline, found.best, found.best_uncompressed, *found.alternatives):
+                choice.case.checked()
+        except InputError as error:
             raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
+        return found
 
 
 def headline(found: Recommendation) -> str:
@@ -277,22 +276,3 @@ _SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in Trainin
 def setting_of(of: TrainingCase | Choice) -> dict[str, Any]:
     """The fields that make a setting."""
     return {name: getattr(of, name) for name in _SETTING}
-
-
-def _bounds(value: Sequence[float] | None) -> Bounds | None:
-    return None if value is None else (float(value[0]), float(value[1]))
-
-
-def _choice(data: Mapping[str, Any]) -> Choice:
-    known = {f.name for f in dataclasses.fields(Choice)}
-    plain = {name: value for name, value in data.items() if name in known}
-    return Choice(**{**plain, "speedup_ci": _bounds(data.get("speedup_ci"))})
-
-
-def _cost(data: Mapping[str, Any]) -> Cost:
-    differences = {
-        name: Difference(**{**data[name], "difference_ci": _bounds(data[name].get("difference_ci"))})
-        for name in ("loss_equal_steps", "loss_equal_time", "metric")
-        if data.get(name)
-    }
-    return Cost(**{"steps": data["steps"], "metric_name": data.get("metric_name", ""), **differences})

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.errors import InputError
-from commbench.records import SCHEMA, Status, column, known_fields
+from commbench.fields import Diverging, read_as
+from commbench.records import SCHEMA, Status, column
 from commbench.training.cases import TrainingCase
 
 
@@ -79,14 +80,14 @@ class TrainingRecord:
     """What the hook should send by theory."""
     dense_bytes: float | None = None
     """What a ring all-reduce of the gradients in float32 sends: 2 (p-1)/p 4n."""
-    losses: Sequence[float] = ()
+    losses: Sequence[Diverging] = ()
     """Training loss of every step of the first block, the mean over ranks; empty where the workload has none."""
     metric_name: str = ""
-    metrics: Sequence[tuple[int, float]] = ()
+    metrics: Sequence[tuple[int, Diverging]] = ()
     """(steps made, value) in the first block, on held-out data."""
-    target: float | None = None
+    target: Diverging | None = None
     """The value of the metric that counts as trained."""
-    grad_rel_error: float | None = None
+    grad_rel_error: Diverging | None = None
     """Norm of (gradient after the hook - mean gradient of all ranks) over the norm of the latter, at the last step."""
     ranks_agree: bool | None = None
     """Whether all ranks hold the same parameters, bit by bit, at the end of every block."""
@@ -111,16 +112,11 @@ class TrainingRecord:
             InputError: a required field is missing or has another type.
         """
         try:
-            return cls(
-                **{
-                    **known_fields(cls, data),
-                    "case": TrainingCase(**known_fields(TrainingCase, data["case"])),
-                    "buckets": [Bucket(**known_fields(Bucket, bucket)) for bucket in data.get("buckets", ())],
-                    "metrics": [(int(step), float(value)) for step, value in data.get("metrics", ())],
-                }
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            record = read_as(cls, data)
+            record.case.checked()
+        except InputError as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+        return record
 
 
 def is_training(data: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -54,7 +53,7 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
             ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
             it. Each is optional.
     """
-    known = _swept(records)
+    known = swept(records)
     stand_ins = _stand_ins(info)
     groups = groups_of(known)
     baselines = {group: _baseline(members, stand_ins, known) for group, members in groups.items()}
@@ -72,7 +71,7 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
     return [rows[case] for case in sorted(rows, key=lambda case: _order(case, first))]
 
 
-def _swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
+def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
     """The configurations of the sweep; of a tuning that had no reason for one those of its calibration."""
     records = list(records)
     return trained(records) or trained(records, CALIBRATE)
@@ -81,12 +80,7 @@ def _swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
 def _stand_ins(info: Mapping[str, Any]) -> dict[TrainingCase, TrainingCase]:
     """Which case was measured for each case that was not."""
     same = info.get("same_layout") or {}
-    return {_case_of(key): _case_of(other) for key, other in same.items()}
-
-
-def _case_of(key: str) -> TrainingCase:
-    known = {f.name for f in dataclasses.fields(TrainingCase)}
-    return TrainingCase(**{name: value for name, value in json.loads(key).items() if name in known})
+    return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
 
 
 def _baseline(
@@ -329,7 +323,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> l
 
     Launches in which the buckets were others than in most are left out.
     """
-    known = _swept(records)
+    known = swept(records)
     stand_ins = _stand_ins(info)
     baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
     first = {one.case for one in baselines if one}

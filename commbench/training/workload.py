@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from commbench.errors import InputError
+from commbench.fields import Diverging, read_as
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.nn import Parameter
@@ -72,7 +75,7 @@ class WorkloadFacts:
     backward_ms: float
     optimizer_ms: float
     metric: str
-    target: float | None
+    target: Diverging | None
     steps: int | None
 
     def to_json(self) -> dict[str, Any]:
@@ -81,11 +84,13 @@ class WorkloadFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadFacts:
-        """Return what `to_json` wrote, before or after a journey through JSON."""
-        parameters = tuple(_parameter(parameter) for parameter in data["parameters"])
-        return cls(**{**data, "parameters": parameters, "ready_order": tuple(data["ready_order"])})
+        """Return what `to_json` wrote, before or after a journey through JSON.
 
-
-def _parameter(data: Mapping[str, Any]) -> ParameterFacts:
-    shape = data.get("shape")
-    return ParameterFacts(**{**data, "shape": None if shape is None else tuple(shape)})
+        Raises:
+            InputError: it is something else.
+        """
+        facts = read_as(cls, data)
+        named = set(facts.ready_order)
+        if len(named) < len(facts.ready_order) or not named <= set(range(len(facts.parameters))):
+            raise InputError("The facts of the workload name parameters that there are not, or one of them twice.")
+        return facts

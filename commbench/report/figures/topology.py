@@ -226,7 +226,7 @@ def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]
     joined = meshes(box.topology)
     for members, kind in joined:
         axes.text(97, top - box.height + 2.2, f"\N{BOX DRAWINGS HEAVY HORIZONTAL} {kind}, each with each", **_LINK_TEXT)
-        for name in members:
+        for name in (member for member in members if member in places):
             x, y = places[name]
             axes.plot([x - 9, x + 9], [y - _BOX / 2 - 0.9] * 2, color=SERIES[1], linewidth=2.5, gid="mesh")
     within = [set(members) for members, _ in joined]

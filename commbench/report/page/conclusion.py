@@ -257,7 +257,7 @@ def _sampling(run: Run) -> str:
     budget = run.info.get("budget")
     parts = [f"budget {budget}"] if budget else []
     parts += [counted(len(launches), "launch")] if launches else []
-    seconds = sum(launch["seconds"] for launch in launches)
+    seconds = sum(launch.get("seconds", 0.0) for launch in launches)
     return ", ".join([*parts, *([f"{format_duration(seconds)}"] if seconds else [])])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.environment import differing
+from commbench.fields import LARGEST
 from commbench.report.page.collectives import tone_of
 from commbench.report.page.columns import Column, Named, digits, grouped, make_table
 from commbench.report.page.conclusion import when
@@ -112,7 +113,7 @@ def _facts(host: Mapping[str, Any]) -> dict[str, str]:
 def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
     """A fact's name without its unit, and its value with it."""
     for suffix, text_of in _UNITS.items():
-        if name.endswith(suffix) and isinstance(value, int | float):
+        if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
             return name.removesuffix(suffix).replace("_", " "), text_of(value)
     return name.replace("_", " "), _words(value)
 
@@ -165,7 +166,9 @@ def launch_table(runs: Sequence[Run]) -> Table | None:
     columns: list[Column[Mapping[str, Any]]] = [
         Column(heading="stage", text=lambda launch: str(launch.get("stage") or "")),
         Column(
-            heading="launch", text=lambda launch: str(launch.get("launch", "")), value=lambda launch: launch["launch"]
+            heading="launch",
+            text=lambda launch: str(launch.get("launch", "")),
+            value=lambda launch: launch.get("launch"),
         ),
         Column(
             heading="began", text=lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]

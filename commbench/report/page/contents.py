@@ -13,7 +13,7 @@ from commbench.report.model import conclude_model
 from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import find_conclusion, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
-from commbench.report.state import time_spent, undecided
+from commbench.report.state import origins, time_spent, undecided
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_warnings
@@ -182,7 +182,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="launches",
         title="Launches",
-        sentences=_each(runs, lambda run: [time_spent(run)]),
+        sentences=_each(runs, lambda run: [time_spent(run), *origins(run)]),
         warnings=_each(runs, conditions.culprits),
         figures=_of(drawings, "launches"),
         tables=_some(conditions.launch_table(runs)),

@@ -99,7 +99,7 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
         page=make_page(runs, drawings, beside=beside),
         figures=FIGURES,
         svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
-        style=Markup(_style()),  # noqa: S704 - our own file
+        style=Markup(style_sheet()),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -110,8 +110,8 @@ def _prose(text: str) -> str:
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
-def _style() -> str:
-    """The style sheet, with the colours that the figures use."""
+def style_sheet() -> str:
+    """The style sheet of every page, with the colours that the figures use."""
     light, dark = theme_variables("light"), theme_variables("dark")
     return _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
 

@@ -1,0 +1,92 @@
+"""A comparison as one self-contained HTML page."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from commbench.report.comparison.sides import AnyCase
+from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
+from commbench.report.comparison.words import (
+    closing,
+    detectable_of,
+    further_of,
+    name_of,
+    names_of,
+    ratio_of,
+    short_name,
+    summary,
+    times_of,
+)
+from commbench.report.page import style_sheet
+
+_HERE = Path(__file__).parent
+#: Width of the drawn interval, in the unit of its view box, and the least ratio that its ends show.
+_WIDTH, _LEAST_END = 200.0, 1.1
+
+
+def comparison_page(table: ComparisonTable, threshold: float) -> str:
+    """The page as text; whatever runs say is escaped, and nothing is loaded from elsewhere.
+
+    Args:
+        table: what to show.
+        threshold: share beyond which a slower case is a regression.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names, reach = names_of(table), _reach(table)
+    lost = table.regressions_beyond(threshold)
+    answer, _, others = summary(table).partition(". ")
+    style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
+    return templates.get_template("comparison.html").render(
+        title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
+        style=Markup(style),  # noqa: S704 - our own files
+        table=table,
+        sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
+        answer=f"{answer}.",
+        details=[others, *([f"Beyond {100 * threshold:g} % or lost: {', '.join(map(str, lost))}."] if lost else [])],
+        regressions=lost,
+        lines=[_line(one, names, reach) for one in table.cases],
+        band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
+        reach=math.exp(reach),
+        width=_WIDTH,
+        closing=closing(table),
+    )
+
+
+def _reach(table: ComparisonTable) -> float:
+    """The logarithm that the drawings' ends stand for: all ratios fit, and most intervals."""
+    ratios = [abs(math.log(one.comparison.ratio)) for one in table.cases if one.comparison.ratio > 0]
+    return 1.2 * max([math.log(_LEAST_END), *ratios])
+
+
+def _place(ratio: float, reach: float) -> float:
+    """Where a ratio lies in the drawing, clipped at its ends."""
+    share = math.log(ratio) / reach if ratio > 0 else -1.0
+    return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
+
+
+def _line(one: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict[str, object]:
+    comparison, interval = one.comparison, one.comparison.interval
+    time_a, time_b = times_of(one)
+    return {
+        "name": name_of(one, names),
+        "time_a": time_a,
+        "time_b": time_b,
+        "ratio": ratio_of(comparison),
+        "verdict": str(comparison.verdict),
+        "detectable": detectable_of(comparison),
+        "further": further_of(comparison.further),
+        "drawn": (
+            [_place(ratio, reach) for ratio in (interval.low, comparison.ratio, interval.high)]
+            if interval is not None
+            else None
+        ),
+    }

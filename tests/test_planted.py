@@ -1,0 +1,45 @@
+"""Tests of the benchmark that plants a loss on an emulated link."""
+
+import importlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import HERE
+from labs import mark  # noqa: F401 - a fixture
+
+BENCHMARKS = HERE.parent / "benchmarks"
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return benchmarks/planted.py as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("planted")
+
+
+def test_runs_take_turns(planted: ModuleType) -> None:
+    """Make every launch of every run, each run as often first as any other."""
+    order = planted.turns(6)
+    assert {(launch, side) for launch in range(1, 7) for side in planted.SIDES} == set(order)
+    assert {2} == set(Counter(side for _, side in order[:: len(planted.SIDES)]).values())
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("mark")
+def test_a_link_that_lost_a_tenth_is_found(tmp_path: Path) -> None:
+    """Call all-reduce over Gloo slower at 900 Mbit/s than at 1 Gbit/s, and the same at 1 Gbit/s again."""
+    pytest.importorskip("torch")
+    command = [sys.executable, str(BENCHMARKS / "planted.py"), "--sizes", "4M,16M", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "out" / "planted.json").read_text())
+    assert {"slower": 2, "faster": 0, "same": 0, "inconclusive": 0} == facts["counts"]["b"]
+    assert any(text.startswith("emulated: ") for text in facts["differences"]["b"])
+    assert 1 + 2 * 2 == len((tmp_path / "out" / "comparisons.csv").read_text().splitlines())
