@@ -199,17 +199,17 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
 def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:
     status, reason = _outcome(records)
     timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
-    row = Row(
+    fields = {
         **_identity(records[-1].case, info),
         **_conditions(timed or records),
         **_timings(timed),
-        wrong=_total(r.wrong for r in (timed or records)),
-        status=status,
-        reason=reason,
-    )
-    return dataclasses.replace(
-        row, osu_bytes=_osu_bytes(row), flags=";".join(_flags(row, timed, info)), **_bandwidths(row)
-    )
+        "wrong": _total(r.wrong for r in (timed or records)),
+        "status": status,
+        "reason": reason,
+    }
+    row = Row(**fields)
+    more = {"osu_bytes": _osu_bytes(row), "flags": ";".join(_flags(row, timed, info)), **_bandwidths(row)}
+    return Row(**fields, **more)
 
 
 def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
@@ -260,9 +260,8 @@ def _conditions(records: Sequence[Record]) -> dict[str, Any]:
     """How it was done; texts that differ between launches are all named."""
     last = records[-1]
     texts = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
-    return {
-        name: " | ".join(dict.fromkeys(getattr(r, name) for r in records if getattr(r, name))) for name in texts
-    } | {
+    told = {name: {getattr(r, name): None for r in records} for name in texts}
+    return {name: " | ".join(filter(None, values)) for name, values in told.items()} | {
         "group_size": last.group_size or None,
         "batch": last.batch if len(last.times_us) else None,
         "window": last.window if len(last.times_us) else None,
@@ -342,7 +341,7 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
     """The doubts about a row, in the order of `FLAGS`; unknown ones last."""
     if not timed:
         return []
-    seen = Counter(flag for record in timed for flag in set(record.flags))
+    seen = Counter(flag for record in timed if record.flags for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
         "ci_wide": is_wide(row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks),

@@ -134,8 +134,12 @@ def _at(ordered: Values, share: float) -> float:
 
 
 def median(values: Values) -> float:
-    """Return the median: `quantiles` for one half."""
-    return quantiles(values, (0.5,))[0]
+    """Return the median, as numpy's, of few values as quickly as `quantiles`."""
+    count = len(values)
+    if count >= _MANY:
+        return float(np.median(values))
+    ordered = sorted(values)
+    return float(ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Run:
     alias: str = ""
     """What to call it beside others where that is not the name of its directory."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What to call it."""
         return self.alias or self.path.resolve().name
@@ -121,8 +121,7 @@ def load_run(path: str | Path) -> Run:
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
-        with without_collector():
-            records, _ = read_samples(path)
+        records, _ = read_samples(path)
         return Run(
             path=path,
             info=read_info(path),
@@ -201,7 +200,7 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
     if not os.path.lexists(file):
         return records, sound
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with file.open("rb") as stream, without_collector():
         for number, line in enumerate(stream, start=1):
             is_last = sound + len(line) >= size
             if not line.endswith(b"\n"):

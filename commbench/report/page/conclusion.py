@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -197,7 +198,7 @@ def _doubts(run: Run) -> Iterable[Finding]:
 def grave_warnings(run: Run, rows: Sequence[Flagged]) -> list[str]:
     """What a reader must know before anything is believed: what failed, then grave doubts, then those of most rows."""
     most = len(rows) / 2
-    counts = {flag: sum(flag in flags_of(row) for row in rows) for flag in _GRAVE}
+    counts = Counter(flag for row in rows for flag in flags_of(row))
     shown = [flag for flag in _GRAVE if counts[flag] > most or (counts[flag] and flag in _ALWAYS)]
     kept = [_Doubted(";".join(flag for flag in flags_of(row) if flag in shown), row.status, row.reason) for row in rows]
     known = MEANINGS if run.training_rows else FLAGS
