@@ -141,6 +141,14 @@ def find_marked(mark: str) -> list[str]:
     return found
 
 
+def has_ended(process: int) -> bool:
+    """Whether there is no such process, or one that only nobody has taken notice of."""
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Wait for a condition; the time only bounds a failure."""
     end = time.monotonic() + seconds

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from builders import make_case, make_info, make_record
-from launching import make_request, wait_until
+from launching import has_ended, make_request, wait_until
 
 from commbench import cli
 from commbench.cli.conducting import Place, Settings, Task, carry_out
@@ -364,7 +363,7 @@ def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None
         child = int(waiting.stdout.readline())
         waiting.send_signal(number)
         assert 128 + number == waiting.wait(60)
-    assert wait_until(lambda: not psutil.pid_exists(child))
+    assert wait_until(lambda: has_ended(child))
 
 
 def make_settings(**changes: Any) -> Settings:

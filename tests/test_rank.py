@@ -10,9 +10,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import psutil
 import pytest
-from launching import wait_until
+from launching import has_ended, wait_until
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Sweep
@@ -372,4 +371,4 @@ def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     script = LISTENING.format(body="    import time; time.sleep(600)", code=0, options="leave_with_parent=True")
     orphan = ORPHAN.format(script=script)
     left = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
-    assert wait_until(lambda: not psutil.pid_exists(int(left.stdout)))
+    assert wait_until(lambda: has_ended(int(left.stdout)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
+
+import psutil
 
 _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -57,12 +60,12 @@ def _ignored() -> set[signal.Signals]:
 
 
 def leave_by_exit() -> None:
-    """Let SIGTERM and SIGHUP end this process by an exception: what waits for a child then ends it as well.
-
-    Until `Interrupts` or a `SignalFeed` takes over.
-    """
+    """Let SIGTERM and SIGHUP end this process and its children, until `Interrupts` or a `SignalFeed` takes over."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
+        for child in psutil.Process().children():  # one that is just being started has nobody yet who would end it
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         sys.exit(128 + number)
 
     for number in _caught():
