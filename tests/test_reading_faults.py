@@ -21,6 +21,7 @@ from commbench.errors import InputError
 from commbench.prediction.network import NetworkModel
 from commbench.presentation import print_run, print_unfinished
 from commbench.report.comparison import compare, render_comparison
+from commbench.report.page.contents import make_page
 from commbench.store import Run, Store, load_run
 from commbench.tables import csv_text
 from commbench.terminal import make_console
@@ -52,6 +53,7 @@ def use(run: Run, other: Run) -> None:
     for style in ("table", "nccl-tests", "osu", "csv"):
         print_run(run, style, console)
     print_unfinished(run, console)
+    make_page([run], [], beside=False)
     console.print(render_comparison(compare(run, other)))
     console.print(render_comparison(compare(other, run)))
 

@@ -91,7 +91,7 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
     header = {
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "imported_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "plan": {"imported": sorted(source.sha256 for source in sources), "records": len(imported.records)},
         "status": "running",
         **imported.info,
