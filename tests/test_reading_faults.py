@@ -1,5 +1,6 @@
 """Tests of reading runs that were torn, edited, or are something else: one sentence each, and never a wrong figure."""
 
+import errno
 import functools
 import io
 import json
@@ -212,11 +213,14 @@ def test_a_loop_in_place_of_the_run(tmp_path: Path) -> None:
         load_run(tmp_path / "loop")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_files_that_may_not_be_read(tmp_path: Path) -> None:
-    """Say that a file may not be read."""
+def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say that a file may not be read; root, who may read everything, is refused in the system's place."""
     path = make_run(tmp_path / "mine")
-    (path / "samples.jsonl").chmod(0)
+
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(InputError, match="Permission denied"):
         load_run(path)
 
