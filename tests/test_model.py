@@ -87,4 +87,4 @@ def test_report_prints_the_model(
     assert "start-up" in shown
     assert "Results:" not in shown
     assert 2 == command(monkeypatch, "report", path, "--model", "--format", "csv")
-    assert "--model has no format csv" in capsys.readouterr().err
+    assert "--model and --format csv were asked for; choose one" in capsys.readouterr().err

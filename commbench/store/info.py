@@ -139,11 +139,17 @@ class Environment(TypedDict, total=False):
     emulated: Emulated | None
 
 
-class Rank(TypedDict):
-    """A rank and its host."""
+class _Rank(TypedDict):
+    """Of `Rank` what is always there."""
 
     rank: Ranks
     host: str
+
+
+class Rank(_Rank, total=False):
+    """A rank, its host and the CPUs that it may use."""
+
+    cpus: Sequence[int] | None
 
 
 class Launch(TypedDict, total=False):
@@ -169,8 +175,8 @@ class Output(TypedDict):
     version: str
 
 
-class Info(TypedDict, total=False):
-    """The entries of ``run.json`` that are read; there may be others."""
+class Info(Environment, total=False):
+    """The entries of ``run.json`` that are read; there may be others. Conditions may stand at the top."""
 
     schema: int
     run_id: str
@@ -186,7 +192,6 @@ class Info(TypedDict, total=False):
     ranks_per_gpu: Ranks | None
     ranks: Sequence[Rank]
     environment: Environment
-    emulated: Emulated | None
     libraries: Mapping[str, str]
     mpi_init_s: float | None
     oversubscribed: bool
