@@ -1,4 +1,4 @@
-"""The garbage collector, kept from searching what is still being built."""
+"""The garbage collector, kept out of timed code and from searching what is still being built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Let it wait while very many objects are made that all stay: it would search them again and again for nothing."""
+    """Let it wait: it would disturb what is timed, or search very many new objects again and again that all stay."""
     was_on = gc.isenabled()
     gc.disable()
     try:

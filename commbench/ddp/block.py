@@ -20,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.collector import without_collector
 from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
 from commbench.ddp.traffic import settled_sent_bytes
@@ -101,7 +102,7 @@ def run_block(case: TrainingCase, rig: Rig) -> BlockSamples:
     _start_afresh(rig)
     training = _Training(case, rig)
     try:
-        with _no_collections():
+        with without_collector():
             return training.run()
     except Exception as error:
         failure = training.hook.failure if training.hook else None
@@ -120,18 +121,6 @@ def _start_afresh(rig: Rig) -> None:
     torch.manual_seed(seed)
     random.seed(seed)  # a person's own data may draw from any of them
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the one that others' code draws from
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector out of timed steps."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Training:

@@ -10,7 +10,7 @@ from typing import Any
 from commbench.collectives import OPERATIONS
 from commbench.patterns import makes_groups
 from commbench.records import Row
-from commbench.training.cases import TrainingCase
+from commbench.training.cases import hook_words
 from commbench.training.records import TrainingRow
 
 Labels = Mapping[str, str]
@@ -58,17 +58,10 @@ def _case_labels(row: Row, *more: str) -> Labels:
 
 def training_labels(row: TrainingRow) -> Labels:
     """The labels `TRAINING_LABELS` of a row."""
-    case = TrainingCase(
-        workload=row.workload,
-        world_size=1,
-        batch_per_rank=1,
-        hook=row.hook,
-        density=row.density,
-        hook_options=row.hook_options,
-    )
+    hook = hook_words(row.hook, row.density, row.hook_options)
     words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
     values = (
-        *(row.workload, row.backend, row.world_size, row.batch_per_rank, case.hook_name, row.bucket_cap_mb),
+        *(row.workload, row.backend, row.world_size, row.batch_per_rank, hook, row.bucket_cap_mb),
         *(row.precision, row.accumulation, ", ".join(words)),
     )
     return texts(dict(zip(TRAINING_LABELS, values, strict=True)))

@@ -18,7 +18,7 @@ from commbench.records import FLAGS
 from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.stats import family_hint
 from commbench.store import Run
-from commbench.training.cases import TrainingCase
+from commbench.training.cases import hook_words
 from commbench.training.conclusion import Recommendation, paragraph
 from commbench.training.records import TRAINING_FLAGS, TrainingRow
 from commbench.units import counted, format_time
@@ -129,15 +129,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
 
 def hook_label(row: TrainingRow | PredictionRow) -> str:
     """The hook as it is typed, and what else differs from the defaults but the buckets."""
-    case = TrainingCase(
-        workload=row.workload,
-        world_size=1,
-        batch_per_rank=1,
-        hook=row.hook,
-        density=row.density,
-        hook_options=row.hook_options,
-    )
-    words = [case.hook_name]
+    words = [hook_words(row.hook, row.density, row.hook_options)]
     words += [] if row.precision == "fp32" else [row.precision]
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
     words += ["views"] if row.bucket_view else []

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench.collector import without_collector
 from commbench.environment import timer_cost_s
 from commbench.timing.progress import Progress
 from commbench.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
@@ -111,11 +112,8 @@ def quiet_interpreter() -> Iterator[None]:
     """Keep Python's garbage collector out: a full collection takes milliseconds once torch is loaded."""
     gc.collect(0)
     gc.freeze()
-    was_on = gc.isenabled()
-    gc.disable()
     try:
-        yield
+        with without_collector():
+            yield
     finally:
-        if was_on:
-            gc.enable()
         gc.unfreeze()

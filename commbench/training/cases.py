@@ -98,7 +98,7 @@ class TrainingCase:
     @property
     def options(self) -> dict[str, str]:
         """``hook_options`` by name."""
-        return dict(pair.split("=", 1) for pair in self.hook_options.split(";") if pair)
+        return _options(self.hook_options)
 
     @property
     def group(self) -> tuple[str, str, int, int]:
@@ -133,9 +133,7 @@ class TrainingCase:
     @property
     def hook_name(self) -> str:
         """The hook as ``--hook`` takes it, e.g. ``topk:0.01:values=float16``."""
-        options = self.options
-        number = options.pop("rank", "") if self.density is None else f"{self.density:g}"
-        return ":".join([self.hook, *([number] if number else []), *(f"{k}={v}" for k, v in options.items())])
+        return hook_words(self.hook, self.density, self.hook_options)
 
     def _but(self) -> str:
         words = [] if self.precision == "fp32" else [self.precision]
@@ -287,6 +285,17 @@ def parse_hook(text: str) -> dict[str, Any]:
         options["rank"] = _rank(text, numbers[0])
     canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
     return {"hook": name, "density": density, "hook_options": canonical}
+
+
+def hook_words(hook: str, density: float | None, options: str) -> str:
+    """What `parse_hook` takes, from the fields that it gives."""
+    rest = _options(options)
+    number = rest.pop("rank", "") if density is None else f"{density:g}"
+    return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in rest.items())])
+
+
+def _options(text: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in text.split(";") if pair)
 
 
 def _usage(hook: str) -> str:

@@ -17,7 +17,7 @@ from commbench.report.comparison.words import (
     summary,
     times_of,
 )
-from commbench.report.page import style_sheet
+from commbench.report.page import style_sheet, template_of
 
 _HERE = Path(__file__).parent
 #: Width of the drawn interval, in the unit of its view box, and the least ratio that its ends show.
@@ -31,21 +31,13 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         table: what to show.
         threshold: share beyond which a slower case is a regression.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     names, reach = names_of(table), _reach(table)
     lost = table.regressions_beyond(threshold)
     answer, _, others = summary(table).partition(". ")
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
-    return templates.get_template("comparison.html").render(
+    return template_of(_HERE / "comparison.html").render(
         title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
         style=Markup(style),  # noqa: S704 - our own files
         table=table,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
@@ -18,6 +19,9 @@ from commbench.report.figures.words import run_names
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG
 from commbench.store import Run
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
@@ -82,19 +86,10 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
         drawings: the runs' figures.
         beside: whether the page lies beside the files of its only run.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     script = _read("page.js")
-    templates = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["prose"] = _prose
-    return templates.get_template("page.html").render(
+    return template_of(_HERE / "page.html").render(
         long=LONG,
         page=make_page(runs, drawings, beside=beside),
         figures=FIGURES,
@@ -103,6 +98,21 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
         script=Markup(script),  # noqa: S704 - our own file
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def template_of(path: Path) -> Template:
+    """A page's template: what it is given is escaped, and something it lacks is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # takes its time
+
+    templates = Environment(
+        loader=FileSystemLoader(path.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["prose"] = _prose
+    return templates.get_template(path.name)
 
 
 def _prose(text: str) -> str:
