@@ -8,11 +8,11 @@ from typing import Any
 
 from commbench.errors import InputError
 from commbench.store.files import LOCK, RUN, SCAFFOLD, as_json, refusing, take_lock
-from commbench.store.reading import read_info, read_samples
+from commbench.store.reading import read_info
 
 
 def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
-    """Check that a run can be started or resumed in ``path``, and write nothing.
+    """Check that a run can be started or resumed in ``path``, and write nothing; its records are not read yet.
 
     Args:
         path: the directory that ``--out`` names; it need not exist.
@@ -20,7 +20,7 @@ def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
 
     Raises:
         InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer version, to a run with
-            another plan or to a running commbench, or holds a damaged line.
+            another plan or to a running commbench.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -31,7 +31,6 @@ def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
         elif (path / RUN).exists():
             check_plan(path, read_info(path), plan)
             _check_unlocked(path)
-            read_samples(path)
         elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
             raise InputError(
                 f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose another --out."

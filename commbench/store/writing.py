@@ -68,10 +68,11 @@ class Store:
         if self.resumed:
             self.info = read_info(path)
             check_plan(path, self.info, header.get("plan", {}))
-        else:
+        self.records, sound = read_samples(path)
+        sign_lock(lock)  # the first that is written: until here the run could be refused
+        if not self.resumed:
             self.info = {"schema": SCHEMA, "run_id": path.resolve().name} | as_json(header) | {"schema": SCHEMA}
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
-        self.records, sound = read_samples(path)
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
         sync_directory(path)
@@ -86,20 +87,22 @@ class Store:
                 ``schema`` and, where it is absent, ``run_id`` are added. Of a resumed run the header is kept as it was.
 
         Raises:
-            InputError: as `check_out`; then nothing has been written.
+            InputError: as `check_out`, or a line is damaged; then nothing has been written.
         """
         path = Path(path)
         check_out(path, header.get("plan", {}))
         made = [parent for parent in (path, *path.absolute().parents) if not parent.exists()]
+        was_locked_before = (path / LOCK).exists()
         with refusing(path, InputError):
             path.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                sign_lock(lock)
                 store = cls(path, header, lock)
             except BaseException:
                 os.close(lock)
                 _remove(made)
+                if not was_locked_before:
+                    (path / LOCK).unlink(missing_ok=True)
                 raise
         store._made = made
         return store
