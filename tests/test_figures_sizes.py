@@ -1,5 +1,6 @@
 """Tests of times and bandwidths over message size."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -156,6 +157,16 @@ def test_the_share_of_the_link_is_computed() -> None:
     (drawing,) = size_figures([run])
     # 1 MiB in 10 ms is 0.105 GB/s, of 0.125
     assert "Highest: 0.105 GB/s [0.105, 0.105], 84 % of 1gbit (emulated)." in drawing.caption
+
+
+def test_only_intervals_that_exist_are_explained() -> None:
+    """Another tool's figures have none, as a single repetition has none."""
+    several = [r for size in SIZES for r in make_launches(STEADY, make_case(message_bytes=size))]
+    single = [dataclasses.replace(record, times_us=record.times_us[:1]) for record in several if record.launch == 0]
+    captions = [drawing.caption for records in (several, single) for drawing in size_figures([run_of(records)])]
+
+    assert ["95 % intervals over launches" in caption for caption in captions] == [True, False]
+    assert ["there are no intervals" in caption for caption in captions] == [False, True]
 
 
 @pytest.mark.parametrize(("operation", "panels"), [("latency", ["time"]), ("bandwidth", ["bus bandwidth, GB/s"])])

@@ -18,6 +18,7 @@ def test_emulated_links_have_their_slowest_rate() -> None:
     assert [1.0, 1.0, 2.0] == [link.crowding(ranks) for ranks in (1, 2, 4)]
     info["environment"]["emulated"] |= {"slow": {"host1": "50mbit"}, "racks": 2, "uplink": "200mbit"}
     assert link_of(info, "tcp/eth0").rate_bps == 50e6
+    assert str(link_of(info, "tcp/eth0")) == "50mbit (the slowest, emulated)"
 
 
 def test_links_without_a_rate() -> None:

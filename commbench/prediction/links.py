@@ -120,6 +120,8 @@ def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:
     texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
     rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
     told_by = "emulated" if rates else "emulated without a rate"
+    if len(set(rates)) > 1:
+        told_by = "the slowest, emulated"
     return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, told_by=told_by)
 
 

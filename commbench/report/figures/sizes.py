@@ -188,11 +188,13 @@ def _how(family: Family, panels: Sequence[str]) -> str:
     several = len(family.sizes) > 1
     launches = sorted({r.launches for curve in family.curves for r in curve.readings if r.launches})
     over = "the launch" if launches == [1] else "launches"
-    spread = "bands" if several else "bars"
+    spread = f"{'bands' if several else 'bars'} are 95 % intervals over {over}"
+    if not any(r.time_us and r.time_us.low is not None for curve in family.curves for r in curve.readings):
+        spread = "there are no intervals"
     size = "" if several or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
     shared = f", {family.shared}" if family.shared else ""
     what = " and its ".join(_READ[panel] for panel in panels)
-    text = f"{what}{size}{shared}; {spread} are 95 % intervals over {over}."
+    text = f"{what}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
     if OPERATIONS[family.operation].name == "latency":
         text += " A time is half a round trip."

@@ -158,9 +158,10 @@ def _by_backend(run: Run, is_wanted: Any) -> list[tuple[str, list[Row]]]:  # noq
 def _slow(run: Run) -> Iterable[Finding]:
     if sentence := conclude(run.findings):
         is_found = bool(run.findings.suspects)
+        text = sentence.removeprefix("Slow: ")
         yield Finding(
             label="Slow ones",
-            texts=[_sentence(sentence.removeprefix("Slow: "))],
+            texts=[text if is_found else _sentence(text)],  # a host is called as it calls itself
             tone="bad" if is_found else "",
             is_lead=is_found and not run.recommendation,
             more=("pairs", "Every pair of ranks") if run.matrices else None,
