@@ -44,8 +44,8 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
         if id(row) not in hidden:
             table.add_row(*_cells(row))
     meanings = "no.: launches behind what was measured"
-    if any(row.used == "calibrated" for row in rows):
-        meanings = f"*: the prediction was fitted to this measurement; {meanings}"
+    if any(row.is_fitted for row in rows):
+        meanings = f"*: predictions were fitted to this setting; {meanings}"
     parts: list[RenderableType] = [Text(prediction_title(rows), style="bold"), table]
     parts.append(Text(meanings, style="dim"))
     if hidden:
@@ -86,7 +86,7 @@ def _said(accuracy: Accuracy | None) -> str:
 
 def _cells(row: PredictionRow) -> tuple[str, ...]:
     bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
-    error = "*" if row.used == "calibrated" else "" if row.error is None else f"{100 * row.error:+.1f} %"
+    error = "*" if row.is_fitted else "" if row.error is None else f"{100 * row.error:+.1f} %"
     return (
         hook_label(row),
         row.bucket_cap_mb,
