@@ -152,8 +152,9 @@ class Accuracy:
     step_error: float
     """Median error of the step."""
     worst_step_error: float
-    speedup_error: float
-    """Median error of the speedup, from which what slows a whole launch cancels out."""
+    speedup_error: float | None
+    """Median error of the speedup, from which what slows a whole launch cancels out; None where no launch has both the
+    default and one of the settings."""
 
 
 def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
@@ -168,5 +169,5 @@ def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
         settings=len(held_out),
         step_error=statistics.median(errors),
         worst_step_error=max(errors),
-        speedup_error=statistics.median(speedups) if speedups else float("nan"),
+        speedup_error=statistics.median(speedups) if speedups else None,
     )

@@ -78,8 +78,9 @@ def prediction_title(rows: Iterable[PredictionRow]) -> str:
 def _said(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
+    speedup = "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
     return (
-        f" (step ±{100 * accuracy.step_error:.1f} %, speedup ±{100 * accuracy.speedup_error:.1f} %: median error at "
+        f" (step ±{100 * accuracy.step_error:.1f} %{speedup}: median error at "
         f"{counted(accuracy.settings, 'held-out setting')})"
     )
 
