@@ -152,6 +152,25 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     assert whole.records == again.records
 
 
+def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
+    """Choose among the settings of the round by standing, wherever a time limit has cut it, not what was due first."""
+    world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
+    played = play(world)
+    for number in (1, 2):
+        contenders = world.plan.contenders(number, played.records)[-3:]
+        launch = (number - 1) * world.plan.budget.round_launches
+        phases = [r.case.phase if isinstance(r.case, TrainingCase) else "" for r in played.records]
+        known = [
+            record
+            for record, phase in zip(played.records, phases, strict=True)
+            if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
+        ]
+        cuts = [[*known, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders]
+        winners = {world.plan.winners(cut)[0] for cut in cuts}
+        assert len(winners) < len(contenders)
+        assert max(map(world.regret, winners)) < 0.03
+
+
 def test_the_confirmation_keeps_its_winners() -> None:
     """Stay with them whatever is measured after it has begun."""
     world = World(plan=make_plan())

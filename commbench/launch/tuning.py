@@ -362,6 +362,13 @@ class TuningPlan:
                 rounds.append(standing.survivors(rounds[-1], self._room(left, len(self.round_sizes) - number)))
         return rounds
 
+    def _last_begun(self, records: Sequence[AnyRecord]) -> tuple[int, list[TrainingCase]]:
+        """The number, from 0, and the settings of the last round of which anything was measured; none without any."""
+        launches = {r.launch for r in training_records(records) if r.case.phase == SWEEP}
+        begun = max(launches, default=-1) // self.budget.round_launches
+        rounds = list(enumerate(self._rounds(records)))[: begun + 1]
+        return next(((number, cases) for number, cases in reversed(rounds) if cases), (0, []))
+
     def _room(self, blocks: int, rounds: int) -> int:
         """Settings that a round may have so that it and those after it, ``rounds`` in all, take so many blocks."""
         sizes = range(len(self.candidates) - 1, 0, -1)
@@ -377,13 +384,16 @@ class TuningPlan:
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The setting that the fresh launches compare with the default, and the best without compression if it is none.
 
-        It is the best of the last round; without rounds the best by prediction.
+        It is the best of the last round; without rounds the best by prediction. Of a round that a time limit has cut
+        what it would have measured counts by what is known of it, or chance would choose: by earlier rounds, and in the
+        first by prediction.
         """
         standing = self._standing(len(self.round_sizes), records)
         measured = [one.case for one in standing.estimates if one.by_launch]
-        last = max((max(one.by_launch) for one in standing.estimates if one.by_launch), default=0)
-        latest = [one.case for one in standing.estimates if last in one.by_launch]
-        best = standing.best(latest or None)
+        number, latest = self._last_begun(records)
+        if number:
+            latest = [case for case in latest if case in measured]
+        best = standing.best(latest) or standing.best(measured or None)
         if best is None:
             return []
         plain = standing.best(measured, plain=True)
