@@ -45,7 +45,8 @@ COST_SHARE = 0.25
 NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: Settings of the first round beside the default, at most.
 MOST_PROMISING = 8
-#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution.
+#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution,
+#: of one alternative.
 FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
 #: Fresh launches of a second look, fewer are not worth it.
 FEWEST_MORE = 2

@@ -72,25 +72,57 @@ def median_interval(values: Values, level: float = 0.95) -> Interval | None:
     return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
-STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
+@lru_cache(maxsize=256)
+def student_t(n: int, level: float) -> float:
+    """Return how many standard errors of the mean of ``n`` values an interval reaches; to 3 decimals, as in tables.
+
+    The distribution for n - 1 degrees of freedom is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), which
+    bisection inverts. ``n`` is 2 or more.
+    """
+    low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_coverage(middle, n - 1) < level else (low, middle)
+    return round(math.sqrt(n - 1) * math.tan(low), 3)
 
 
-def launch_interval(medians: Values) -> Interval | None:
-    """Return the 95 % interval of a case's value from the medians of its launches.
+def _student_coverage(theta: float, freedom: int) -> float:
+    """Return the probability that Student's t lies within +- sqrt(freedom) tan(theta)."""
+    sine, cosine, odd = math.sin(theta), math.cos(theta), freedom % 2
+    term, total = (cosine, cosine if freedom > 1 else 0.0) if odd else (1.0, 1.0)
+    for k in range(2 + odd, freedom, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total
 
-    From 6 launches it is the order-statistic interval; for 2 to 5, too few for that, Student's t on the logarithms.
-    None for one launch, and for 2 to 5 of which one is not above 0.
+
+STUDENT_T_975 = {n: student_t(n, 0.95) for n in range(2, 6)}
+"""By the number of launches, of those too few for an order-statistic interval at 95 %."""
+
+
+def fewest_launches(level: float) -> int:
+    """Return how many launches an interval of that level takes which assumes no distribution: 6 for 95 %.
+
+    Their least and greatest enclose the median with a probability of 1 - 2^(1 - n).
+    """
+    return math.ceil(1 - math.log2(1 - level))
+
+
+def launch_interval(medians: Values, level: float = 0.95) -> Interval | None:
+    """Return the interval of a case's value from the medians of its launches.
+
+    It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the logarithms: 2 to 5 at 95 %.
+    None for one launch, and for those few if one is not above 0.
     """
     n = len(medians)
-    if n not in STUDENT_T_975:
-        return median_interval(medians)
+    if n < 2 or n >= fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
+        return median_interval(medians, level)
     values = np.asarray(medians, dtype=float)
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    centre, reach = float(logs.mean()), STUDENT_T_975[n] * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=0.95)
+    centre, reach = float(logs.mean()), student_t(n, level) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=level)
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:

@@ -151,7 +151,7 @@ class Recommendation:
     exhaustive_steps: int
     """Steps of a full sweep: see `commbench.training.effort.exhaustive_steps`."""
     level: float = 0.95
-    """Of the intervals; 0.975 where launches were added after a first look had decided nothing."""
+    """Of the intervals: higher where there are several alternatives, or launches that were added after a first look."""
     launches: int = 0
     """Fresh launches behind the verdict."""
     alternatives: tuple[Choice, ...] = ()

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from commbench.stats import fewest_launches
 from commbench.stats.effort import MOST_LAUNCHES, further_launches
 from commbench.training.cases import CONFIRM, SWEEP, blocks_of_sweep
 from commbench.training.records import TrainingRecord
@@ -58,9 +59,14 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str,
         return ""
     logs = [math.log(ratio) for ratio in ratios]
     spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(margin))
-    fewest = math.ceil(1 - math.log2(1 - level))  # an order-statistic interval: 1 - 2^(1 - n)
     effort = further_launches(
-        spread, len(logs), distance, freedom=len(logs) - 1, margin=margin, level=level, fewest=fewest
+        spread,
+        len(logs),
+        distance,
+        freedom=len(logs) - 1,
+        margin=margin,
+        level=level,
+        fewest=fewest_launches(level),
     )
     if effort.outlook == "near":
         return f"The gain lies so near the margin of {100 * margin:g} % that more launches would hardly decide."
