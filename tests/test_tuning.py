@@ -12,12 +12,14 @@ from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
 from commbench.budgets import TUNING_BUDGETS
 from commbench.cli.settings import Settings
 from commbench.cli.tuning import known_facts, tuning_task
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.display import SilentDisplay
 from commbench.launch.plan import RunRequest, missing_cases, next_launch
 from commbench.launch.standalone import _Standalone
 from commbench.launch.whoami import Identity
+from commbench.prediction.searched import with_search
 from commbench.store import Store
 from commbench.store.checking import check_plan
 from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
@@ -197,7 +199,39 @@ def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
 def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     """End after the network."""
     world = World(plan=make_plan(), failing="none")
-    assert ["network", "calibrate"] == stage_names(play(world).requests)
+    played = play(world)
+    assert ["network", "calibrate"] == stage_names(played.requests)
+    found = conclude(world, played.records)
+    assert ("inconclusive", "default", "none") == (found.verdict, found.best.bucket_cap_mb, found.best.hook)
+    assert "The default did not train, so nothing can be compared with it: boom." == found.reason
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16",), ("float64",), ("bfloat16", "float32")])
+def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
+    """Time the network with what gradients are sent as, and come to a verdict."""
+    facts = make_facts()
+    kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
+    typed = [
+        dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
+        for p, (dtype, itemsize) in zip(facts.parameters, kinds, strict=True)
+    ]
+    plan = make_plan(dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"])
+    world = World(plan=plan, link=Link(gbit=1.0), misfit=0.0)
+    played = play(world)
+    assert "confirm" == played.requests[-1].name
+    assert "change" == conclude(world, played.records).verdict
+
+
+def test_a_network_that_is_not_known_ends_in_a_conclusion_that_says_so() -> None:
+    """Train nothing more where no collective that the default issues could be timed."""
+    world = World(plan=make_plan())
+    request = world.plan.calibrate_request()
+    records = [world.record(case, 0) for case in request.cases]
+    assert world.plan.confirm_request(records) is None
+    found = with_search(conclude(world, records), [], training_records(records), world.plan.info)
+    assert "inconclusive" == found.verdict
+    assert "fastest alternative of the calibration but was not measured again" in found.reason
+    assert any(doubt.startswith("no setting could be predicted: No curve was measured") for doubt in found.doubts)
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from commbench import stats
 from commbench.stats import MARGIN
 from commbench.summary import launch_flags
-from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
+from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
 from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
 from commbench.training.learning import accuracy_doubt
@@ -205,10 +205,11 @@ def recommend(
     An alternative calls for a change if the interval of its speedup, paired by launch, lies wholly above the margin of
     2 %; the default is kept if that of no alternative in fresh launches reaches above it. The intervals are of the
     level that `level_of` gives for so many alternatives. Without fresh launches nothing is decided, for the best of
-    many equals looks faster by luck.
+    many equals looks faster by luck: it is said what was the fastest, of a tuning that came no further of its
+    calibration.
 
     Args:
-        records: of the run, both phases.
+        records: of the run, all phases.
         info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
             ``launches``, ``oversubscribed``, ``emulated``, and ``first_look``: after so many fresh launches it was
             looked whether they decide, so that more of them are a second look.
@@ -216,7 +217,9 @@ def recommend(
     """
     records = list(records)
     confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
-    group = confirmed or _Compared.of(records, SWEEP, info, max_loss_increase)
+    group = confirmed or next(
+        filter(None, (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE))), None
+    )
     if group is None:
         return None
     return _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
@@ -335,8 +338,10 @@ class _Decision:
         if weighed is None:
             return f"No alternative to the default was measured well{self._why_none()}."
         if not self.fresh:
+            where = "calibration" if self.group.case.phase == CALIBRATE else "sweep"
             return (
-                f"{weighed.name} was the fastest alternative of the sweep but was not measured again in fresh launches."
+                f"{weighed.name} was the fastest alternative of the {where} but was not measured again in fresh "
+                "launches."
             )
         if weighed.speedup is None or weighed.speedup_ci is None:
             made = counted(launches, "launch")
