@@ -334,6 +334,22 @@ def test_a_time_limit_is_shared_out() -> None:
     assert {100.0} == {request.whole_limit_s for request in requests}
 
 
+def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
+    """Count the blocks of rounds and fresh launches with those of the calibration, which fixes how long they are."""
+    world = World(plan=make_plan(budget="standard"), misfit=0.0)
+    first, *later = play(world).requests[1:]
+    planned = [r for r in later if r.first_launch < r.budget.launches and r.name != "confirm"]
+    confirm = next(r for r in later if r.name == "confirm")
+    assert first.training is not None
+    assert confirm.training is not None
+    rounds = sum(len(r.cases) * (r.budget.launches - r.first_launch) for r in planned)
+    fresh = len(confirm.cases) * confirm.training.blocks * confirm.budget.launches
+    assert rounds + fresh == pytest.approx(first.later_slices, rel=0.35)
+    assert first.later_launches == sum(r.budget.launches - r.first_launch for r in [*planned, confirm])
+    slices = first.slices(first.cases) + first.later_slices
+    assert world.plan.estimate_s() > slices * first.budget.slice_s
+
+
 def kept_plan(**changes: Any) -> Mapping[str, Any]:
     """Return what must be equal for a tuning to be resumed."""
     plan: Mapping[str, Any] = tuning_task(make_plan(**changes)).header()["plan"]

@@ -210,6 +210,12 @@ class TuningPlan:
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
 
     @property
+    def _blocks_confirmed(self) -> int:
+        """Blocks of a fresh launch if the rounds are as planned."""
+        left = self._left - self._blocks_of(self.round_sizes)
+        return self._most_confirmed * self._confirm_blocks(self._most_confirmed, left)
+
+    @property
     def planned_share(self) -> float:
         """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
         blocks = (
@@ -236,8 +242,13 @@ class TuningPlan:
 
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
-        cases = self._calibrated
-        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
+        cases, launches = self._calibrated, self.budget.round_launches * len(self.round_sizes)
+        request = self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
+        return dataclasses.replace(
+            request,
+            later_slices=self._blocks_of(self.round_sizes) + launches + self.first_look * self._blocks_confirmed,
+            later_launches=launches + self.first_look,
+        )
 
     def network_request(self) -> RunRequest:
         """The collectives that the hooks use, over the sizes of buckets."""
@@ -281,11 +292,12 @@ class TuningPlan:
         if not winners:
             return None
         cases = [dataclasses.replace(case, phase=CONFIRM) for case in (self.baseline, *winners)]
-        return self._train(CONFIRM, cases, self.first_look, blocks=self._confirm_blocks(len(cases), records))
+        blocks = self._confirm_blocks(len(cases), self._left_to_confirm(records))
+        return self._train(CONFIRM, cases, self.first_look, blocks=blocks)
 
-    def _confirm_blocks(self, cases: int, records: Sequence[AnyRecord]) -> int:
+    def _confirm_blocks(self, cases: int, left: int) -> int:
         """Blocks of each case in a fresh launch: several where there is room for them and for a second look."""
-        room = self._left_to_confirm(records) // (2 * cases * self.first_look)
+        room = left // (2 * cases * self.first_look)
         return min(self.budget.training.confirm_blocks, max(1, room))
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -300,8 +312,9 @@ class TuningPlan:
         found = recommend(in_first, self.info)
         if found is None or found.verdict != "inconclusive" or found.launches < self.first_look:
             return None
-        blocks = self._confirm_blocks(len(first.cases), records) * len(first.cases)
-        more = min(self.first_look, self._left_to_confirm(records) // blocks - self.first_look)
+        left = self._left_to_confirm(records)
+        blocks = self._confirm_blocks(len(first.cases), left) * len(first.cases)
+        more = min(self.first_look, left // blocks - self.first_look)
         if more < FEWEST_MORE:
             return None
         budget = dataclasses.replace(first.budget, launches=self.first_look + more)
@@ -430,12 +443,12 @@ class TuningPlan:
         return f"{rounds}{fresh}: about {100 * self.planned_share:.0f} % of the steps of a full sweep"
 
     def estimate_s(self) -> float:
-        """What all of it takes, in seconds, if a step takes as on the default and no second look is needed."""
+        """What all of it takes, in seconds, if steps take as on the default and no second look is needed."""
         calibrate, network = self.calibrate_request(), self.network_request()
         parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
         launches = self.budget.round_launches
         parts += [(size + 2, calibrate.budget, launches) for size in self.round_sizes]
-        parts += [(2, calibrate.budget, self.first_look)]
+        parts += [(self._blocks_confirmed, calibrate.budget, self.first_look)]
         return sum(dry_run_estimate(*part) for part in parts)
 
 
