@@ -238,7 +238,7 @@ def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
     """Measure two settings and the default before the fresh launches, and say beforehand that it takes a full sweep."""
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
-    assert world.plan.then.endswith("about 72 % of the steps of a full sweep")
+    assert world.plan.then.endswith("about 72 % of the steps of a full sweep in 3 launches")
     played = play(world)
     assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look

@@ -440,7 +440,8 @@ class TuningPlan:
         rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
         fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
-        return f"{rounds}{fresh}: about {100 * self.planned_share:.0f} % of the steps of a full sweep"
+        share = f"about {100 * self.planned_share:.0f} % of the steps of a full sweep"
+        return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
 
     def estimate_s(self) -> float:
         """What all of it takes, in seconds, if steps take as on the default and no second look is needed."""

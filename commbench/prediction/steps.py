@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.prediction.calibration import Calibration, Observation, Setting, Sharing, fit_sharing, settings_of
-from commbench.prediction.exchange import FLOAT32_BYTES, HookCost, Shapes, messages_of
+from commbench.prediction.exchange import FLOAT32_BYTES, HookCost, Message, Shapes, messages_of
 from commbench.prediction.network import Network
 from commbench.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
@@ -237,17 +237,27 @@ class StepModel:
         """The same with communication as on the network alone."""
         return [self.bucket_of(case, bucket) for bucket in case_layout(case, self.facts)]
 
-    def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
-        """The bucket of these parameters of `facts`."""
+    def messages(self, case: TrainingCase) -> list[Message]:
+        """All that the buckets of a case send, in the order of sending."""
+        found = []
+        for bucket in case_layout(case, self.facts):
+            elements, shapes, dtype = self._tensors(bucket)
+            found += messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
+        return found
+
+    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes, str]:
+        """The elements, the shapes where all are known, and the type of these parameters of `facts`."""
         parameters = [self.facts.parameters[i] for i in indices]
         shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
-        return self.bucket(
-            case,
-            sum(parameter.numel for parameter in parameters),
-            shapes=shapes if len(shapes) == len(parameters) else None,
-            dtype=parameters[0].dtype,
-            ready_ms=self.backward_ms / self.facts.backward_ms * max(parameter.ready_ms for parameter in parameters),
-        )
+        elements = sum(parameter.numel for parameter in parameters)
+        return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
+
+    def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
+        """The bucket of these parameters of `facts`."""
+        elements, shapes, dtype = self._tensors(indices)
+        ready_ms = max(self.facts.parameters[i].ready_ms for i in indices)
+        ready_ms = self.backward_ms / self.facts.backward_ms * ready_ms
+        return self.bucket(case, elements, shapes=shapes, dtype=dtype, ready_ms=ready_ms)
 
     def bucket(
         self,

@@ -20,12 +20,12 @@ def steps_of(record: TrainingRecord) -> int:
 
 
 def measured_steps(records: Iterable[TrainingRecord]) -> int:
-    """Optimiser steps that were made with DDP, in all stages."""
+    """Optimiser steps that were made with DDP, in all stages: of the blocks that are in the records."""
     return sum(steps_of(record) for record in records if record.case.uses_ddp)
 
 
 def exhaustive_steps(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> int:
-    """Steps that a full sweep makes: a block of every configuration asked for in each launch, and those of `schedule`.
+    """Steps of a full sweep in all its launches: a block of every configuration in each, and those of `schedule`.
 
     Confirming what it finds in fresh launches is not counted.
 
