@@ -284,6 +284,14 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
     assert plan.round_sizes[0] >= 3
 
 
+@pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
+def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
+    """Go by what was seen of the workload, which a resumed run keeps."""
+    facts = dataclasses.replace(make_facts(), takes_lists=True)
+    assert expected == make_plan(facts, caps=caps)._chooser.lists
+    assert not make_plan(caps=caps)._chooser.lists
+
+
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
     """Let the default stand for them."""
     plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])

@@ -69,8 +69,6 @@ class TuningPlan:
     """Hooks that may be recommended, as ``--hook`` takes them; ``none`` always may."""
     caps: Sequence[str] = ()
     """Bucket sizes to choose from; empty: those of different layouts, and a list of sizes where torch takes one."""
-    lists: bool = False
-    """Whether torch takes a list of bucket sizes."""
     backend: str = "gloo"
     max_accuracy_loss: float | None = None
     """How much accuracy a recommended setting may lose, see `commbench.training.learning`; None: that is not judged."""
@@ -126,7 +124,7 @@ class TuningPlan:
 
     @property
     def _chooser(self) -> Chooser:
-        lists = self.lists and not self.caps
+        lists = self.facts.takes_lists and not self.caps
         return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, lists=lists)
 
     # ------------------------------------------------------------------------------- what it may cost, in blocks
