@@ -417,6 +417,22 @@ def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
     return made
 
 
+def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> None:
+    """Begin the first launch of network and calibration as long as it lasts, rounds only within their share."""
+    world = World(plan=make_plan(time_limit_s=100.0))
+    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks.begun -= 80.0
+    made = play(world, stages=2).records
+    rounds = world.plan.round_request(1, made)
+    assert rounds is not None
+    deadlines = []
+    for request, records in ((world.plan.network_request(), []), (world.plan.calibrate_request(), []), (rounds, made)):
+        run = KeptRun()
+        run.records = records
+        deadlines.append(ranks._plan(run, request).deadline_s)  # type: ignore[arg-type]
+    assert [True, True, False] == [deadline is not None and deadline > 10 for deadline in deadlines]
+
+
 def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
     """Make one launch of training an invocation, after what it is decided from; end when nothing is left."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0))
