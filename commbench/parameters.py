@@ -34,8 +34,12 @@ Sizes = Annotated[
         "The size is nccl-tests': the larger of a rank's send and receive buffer.",
     ),
 ]
-MinBytes = Annotated[str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, in nccl-tests' letter.")]
-MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: this one.")]
+MinBytes = Annotated[
+    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, in nccl-tests' letter.")
+]
+MaxBytes = Annotated[
+    str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: this one.")
+]
 StepFactor = Annotated[
     int | None,
     typer.Option(
@@ -70,6 +74,7 @@ WorldSizes = Annotated[
     str | None,
     typer.Option(
         "--world-sizes",
+        "--world-size",
         metavar="RANKS",
         help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
         "others stand aside, and say how time grows.",
@@ -90,7 +95,12 @@ Loop = Annotated[
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, on this machine alone at most 8."),
+    typer.Option(
+        "-n",
+        "--ranks",
+        metavar="N",
+        help="Number of ranks; by default one for every slot, on this machine alone at most 8.",
+    ),
 ]
 BudgetName = Annotated[
     str,
@@ -148,7 +158,8 @@ BindTo = Annotated[
     typer.Option(
         "--bind-to",
         metavar="WHAT",
-        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core where ranks have one each, for ranks that train a NUMA node.",
+        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core where ranks have one each, and a NUMA "
+        "node for ranks that train.",
     ),
 ]
 Interface = Annotated[

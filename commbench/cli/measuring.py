@@ -89,7 +89,12 @@ def bench(
 @takes_settings
 def run(
     settings: Settings,
-    suite: Annotated[str, typer.Argument(help="A Python file that sets SUITE, or one of ours: quick, collectives, p2p, patterns, matrix, parallelism.")] = "quick",
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file that sets SUITE."
+        ),
+    ] = "quick",
     collective: Collective = None,
     sizes: Sizes = None,
     min_bytes: MinBytes = None,
