@@ -92,7 +92,7 @@ def run(
     suite: Annotated[
         str,
         typer.Argument(
-            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file that sets SUITE."
+            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a file that sets SUITE."
         ),
     ] = "quick",
     collective: Collective = None,
