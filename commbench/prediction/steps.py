@@ -239,7 +239,7 @@ class StepModel:
 
     def messages(self, case: TrainingCase) -> list[Message]:
         """All that the buckets of a case send, in the order of sending."""
-        found = []
+        found: list[Message] = []
         for bucket in case_layout(case, self.facts):
             elements, shapes, dtype = self._tensors(bucket)
             found += messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
