@@ -244,14 +244,27 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
 
 
-def test_steady_baselines_make_a_comparison_sharper() -> None:
-    """Find with five runs what one run cannot show."""
+def test_more_baselines_make_a_comparison_sharper() -> None:
+    """Find with five steady runs what two leave open, and never ask for launches instead."""
     baselines = [make_run(sweep(seed, launches=5), f"a{seed}") for seed in range(5)]
-    b = make_run(sweep(9, launches=8, slower={KIB: 1.06}), "b")
-    assert (
-        compare(baselines, b).cases[1].comparison.detectable < compare(baselines[0], b).cases[1].comparison.detectable
+    b = make_run(sweep(9, launches=5, slower={KIB: 1.1}), "b")
+    few, many = compare(baselines[:2], b), compare(baselines, b)
+    assert many.cases[1].comparison.detectable < few.cases[1].comparison.detectable
+    assert ((), [KIB]) == (
+        few.regressions,
+        [case.message_bytes for case in many.regressions if isinstance(case, Case)],
     )
-    assert [KIB] == [case.message_bytes for case in compare(baselines, b).regressions if isinstance(case, Case)]
+    assert not few.too_few_launches
+
+
+def test_baselines_of_one_launch_each_are_compared() -> None:
+    """Take runs that an mpirun made each, or an imported file, in the CSV, the page and the table, too."""
+    baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
+    for more in ([], [make_run(sweep(8), "a8")]):
+        table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
+        assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
+        assert len(SIZES) == sum(one.comparison.interval is not None for one in table.cases)
+        assert "1 of 4 cases slower" in render(table)
 
 
 def test_few_baselines_are_said_to_be_few() -> None:

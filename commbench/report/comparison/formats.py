@@ -29,7 +29,7 @@ class ComparisonRow:
     ratio_ci_high: float | None = column("and its high end")
     ci_level: float | None = column("level of the interval that decided, wider where many cases are judged")
     detectable: float | None = column("slowdown that such launches would show in 4 of 5 comparisons, as a share")
-    p_value: float | None = column("of the rank test that both are alike")
+    p_value: float | None = column("of the test that both are alike: of launches, with several baselines of runs")
     time_us_a: float | None = column("median over launches in A, of several baselines the median of theirs")
     time_us_b: float | None = column("and in B; of training the time of a step")
     baselines: int | None = column("runs behind A")

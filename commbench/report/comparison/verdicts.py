@@ -164,7 +164,7 @@ def compare(
         only_in_a=tuple(dict.fromkeys(one.members[0].case for key, one in side_a.items() if key not in side_b)),
         only_in_b=tuple(dict.fromkeys(one.case for key, one in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
-        too_few_launches=_too_few(comparisons, q),
+        too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
 
 
@@ -219,9 +219,12 @@ def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
     )
 
 
-def _too_few(comparisons: Sequence[Comparison], q: float) -> bool:
-    """Judged by the typical numbers of launches: one case with fewer should not raise the hint for all."""
-    if not comparisons:
+def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
+    """Judged by the typical numbers: one case with fewer launches should not raise the hint for all.
+
+    Where A is several runs, no number of launches is too few: their ranks are not what decides.
+    """
+    if not comparisons or median([len(one.timed) for one in sides]) > 1:
         return False
     launches_a, launches_b = (
         round(median([getattr(comparison, name) for comparison in comparisons]))

@@ -100,7 +100,7 @@ def further_of(effort: Effort | None) -> str:
     if effort is None:
         return ""
     if effort.outlook != "settles":
-        return {"near": "edge", "noisy": "noisy"}[effort.outlook]
+        return effort.outlook
     if effort.high is None:
         return f"{effort.low}+"
     return f"{effort.low}" if effort.low == effort.high else f"{effort.low}-{effort.high}"
@@ -129,7 +129,10 @@ def _on_few_baselines(table: ComparisonTable) -> list[str]:
     count = len(table.names_a)
     if not 1 < count < ENOUGH_BASELINES:
         return []
-    return [f"{count} baselines tell little of how runs differ, so that intervals are wide: keep {ENOUGH_BASELINES}."]
+    return [
+        f"{count} baselines tell little of how runs differ, so that intervals are wide, and the wider the more cases "
+        f"there are: keep {ENOUGH_BASELINES}."
+    ]
 
 
 def _on_inconclusive(table: ComparisonTable) -> list[str]:
@@ -152,7 +155,7 @@ def _on_inconclusive(table: ComparisonTable) -> list[str]:
     if counts["noisy"]:
         lines.append(
             f"{counted(counts['noisy'], 'case')} too noisy for {MOST_LAUNCHES} launches to tell: a quieter machine "
-            "helps more than further launches."
+            f"{'or more baselines help' if len(table.names_a) > 1 else 'helps'} more than further launches."
         )
     return lines
 
