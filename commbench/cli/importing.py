@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -18,7 +19,9 @@ from commbench.fields import MOST_RANKS
 from commbench.imports import TOOLS, Asked, Imported, Source, import_outputs
 from commbench.options import default_out
 from commbench.parameters import listed
+from commbench.records import Record
 from commbench.store import Store
+from commbench.store.files import encode
 from commbench.terminal import make_console
 from commbench.units import counted
 
@@ -92,7 +95,11 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
         "imported_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "plan": {"imported": sorted(source.sha256 for source in sources), "records": len(imported.records)},
+        "plan": {
+            "imported": sorted(source.sha256 for source in sources),
+            "records": len(imported.records),
+            "measurements": _digest(imported.records),
+        },
         "status": "running",
         **imported.info,
     }
@@ -103,6 +110,11 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
                 store.append(record)
         store.update(status="complete")
         return len(store.write_summary())
+
+
+def _digest(records: Iterable[Record]) -> str:
+    """The SHA-256 of what was read, on which all that is said of an output has its effect: -n, --dtype and so on."""
+    return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
 
 
 def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:

@@ -129,10 +129,8 @@ def _on_few_baselines(table: ComparisonTable) -> list[str]:
     count = len(table.names_a)
     if not 1 < count < ENOUGH_BASELINES:
         return []
-    return [
-        f"{count} baselines tell little of how runs differ, so that intervals are wide, and the wider the more cases "
-        f"there are: keep {ENOUGH_BASELINES}."
-    ]
+    few = f"{count} baselines tell little of how runs differ, so that intervals are wide"
+    return [f"{few}, and the wider the more cases there are: keep {ENOUGH_BASELINES}."]
 
 
 def _on_inconclusive(table: ComparisonTable) -> list[str]:
