@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_osu_of_old_versions_with_several_tests() -> None:
     assert "all_reduce were MPI_FLOAT (float32)" in assumed(imported)
     assert "64 messages were in flight" in assumed(imported)
     assert "messages of 0 bytes" in left_out(imported)
-    assert "'Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
+    assert "'MPI Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
 
 
 def test_osu_validation() -> None:
@@ -234,6 +235,58 @@ def test_osu_sizes_turn_back(operation: object, ranks: int, blocks: int) -> None
     """Get every operation's message from what OSU prints for it."""
     size = ranks * blocks
     assert size == operation.message_bytes(operation.osu_bytes(size, ranks), ranks)  # type: ignore[attr-defined]  # an Operation
+
+
+OSU_TYPES = """
+# OSU MPI{device} Allreduce Latency Test v7.5
+# Datatype: MPI_INT.
+# Size       Avg Latency(us)
+4                       1.50
+8                       1.60
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)
+4                       2.50
+8                       2.60
+"""
+
+
+def test_osu_of_several_types() -> None:
+    """Give each type (-T) its own rows, and none of them launches of another's."""
+    imported = load_text(OSU_TYPES.format(device=""), ranks=4)
+    assert [("int32", 4, 1.5, 0), ("int32", 8, 1.6, 0), ("float32", 4, 2.5, 0), ("float32", 8, 2.6, 0)] == [
+        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch) for record in imported.records
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("MPI_Put Latency Test v5.8", "OSU's 'MPI_Put Latency Test' has no counterpart"),
+        ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
+        ("OpenSHMEM Broadcast Latency Test v7.4", "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart"),
+        ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
+        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is not known"),
+    ],
+)
+def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
+    """Leave out what is named like a two-sided operation and is none."""
+    with pytest.raises(InputError, match=re.escape(words)):
+        load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
+
+
+def test_osu_says_where_buffers_are() -> None:
+    """Keep apart buffers of the host and of a GPU, which are the same case otherwise."""
+    device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
+    assert [{"CUDA"}, {"cpu"}] == [{record.device for record in each.records} for each in (device, host)]
+    pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
+    for buffers, expected in (
+        ("# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)\n", "cpu"),
+        ("# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on HOST (H)\n", "CUDA"),
+        ("", "CUDA"),
+    ):
+        assert expected == load_text(pair.format(buffers=buffers)).records[0].device
+    with pytest.raises(InputError, match="buffers are on CUDA in one output and on cpu in another; import them apart"):
+        load_text(OSU_TYPES.format(device="-CUDA") + OSU_TYPES.format(device=""), ranks=4)
 
 
 # --------------------------------------------------------------------------------------------------------- IMB, PARAM
