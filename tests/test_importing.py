@@ -129,6 +129,7 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
         ([str(DATA / "imb.txt"), "--tool", "x"], "Unknown tool 'x'"),
         ([str(DATA / "imb.txt"), "--dtype", "x"], "Unknown dtype 'x'"),
         ([str(DATA / "imb.txt"), "--operation", "x"], "Unknown operation 'x'"),
+        ([str(DATA / "param.txt"), "--backend", "x"], "Unknown backend 'x'; choose from nccl, gloo, mpi"),
     ],
 )
 def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], said: str) -> None:

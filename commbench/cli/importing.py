@@ -17,6 +17,7 @@ from commbench.datatypes import DTYPES, find_dtype
 from commbench.errors import InputError
 from commbench.fields import MOST_RANKS
 from commbench.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.imports.param import PARAM_BACKENDS
 from commbench.options import default_out
 from commbench.parameters import listed
 from commbench.records import Record
@@ -51,16 +52,17 @@ def import_(
         typer.Option("--dtype", metavar="NAME", help=f"Element type, where an output does not say: {listed(DTYPES)}."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="NAME", help="Backend, where an output does not say (PARAM).")
+        str | None,
+        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {listed(PARAM_BACKENDS)}."),
     ] = None,
 ) -> int:
     """Make a run of what nccl-tests, OSU, IMB or PARAM printed, for report, compare and predict.
 
     The same case in several files counts as several launches, so that there is an interval.
     """
-    _check_asked(ranks, operation, dtype)
-    sources = [_read_source(file) for file in files]
     asked = Asked(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
+    _check_asked(asked)
+    sources = [_read_source(file) for file in files]
     imported = import_outputs(sources, tool=tool, asked=asked)
     path = out or default_out("import")
     rows = _write(path, imported, sources)
@@ -68,13 +70,15 @@ def import_(
     return 0
 
 
-def _check_asked(ranks: int | None, operation: str | None, dtype: str | None) -> None:
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"-n {ranks} is no number of ranks; give 1 or more.")
-    if operation is not None:
-        find_operation(operation)
-    if dtype is not None:
-        find_dtype(dtype)
+def _check_asked(asked: Asked) -> None:
+    if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
+        raise InputError(f"-n {asked.ranks} is no number of ranks; give 1 or more.")
+    if asked.operation is not None:
+        find_operation(asked.operation)
+    if asked.dtype is not None:
+        find_dtype(asked.dtype)
+    if asked.backend not in {None, *PARAM_BACKENDS}:
+        raise InputError(f"Unknown backend {asked.backend!r}; choose from {listed(PARAM_BACKENDS)}.")
 
 
 def _read_source(file: str) -> Source:
