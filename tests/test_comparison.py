@@ -13,7 +13,7 @@ from training_builders import launches_of, make_training_case, make_training_inf
 
 from commbench.cases import Case
 from commbench.errors import InputError
-from commbench.records import Record
+from commbench.records import Record, Stated
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
 from commbench.stats import Verdict
 from commbench.store import Run, Store
@@ -121,7 +121,7 @@ def test_unlike_conditions_are_refused() -> None:
     b = make_run(
         make_launches(STEADY, transport="tcp"),
         "b",
-        environment={"hosts": {"n1": {"cpu_model": "Y", "kernel": "6.1.9"}}},
+        environment={"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
     )
     with pytest.raises(InputError, match=r"like conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp"):
         compare(a, b)
@@ -220,6 +220,49 @@ def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     assert any("batch: 1 vs 2" in str(each) for each in table.differences)
     alike = compare(make_run(single), make_run([replace(record, batch=1) for record in paired], "b"))
     assert [Verdict.FASTER] == list(verdicts(alike).values())
+
+
+def timed_unlike(cases: int, **changes: Any) -> Run:
+    """Return a run of four sizes whose first ``cases`` were timed in another way."""
+    sizes = SIZES[:cases]
+    records = [replace(record, **changes) if record.case.message_bytes in sizes else record for record in sweep(2)]
+    return make_run(records, "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sync": "barrier"}, "sync: round-time vs barrier"),
+        ({"loop": "python"}, "loop: native vs python"),
+        (
+            {"stated": Stated(time="mean over repetitions and ranks")},
+            "time: median over repetitions of the slowest rank vs mean over repetitions and ranks",
+        ),
+    ],
+)
+def test_a_case_that_was_timed_unlike_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
+    """Judge the others; refuse where it is so of all cases, and judge these, too, where that is forced."""
+    a = make_run(sweep(1))
+    table = compare(a, timed_unlike(1, **changes))
+    assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
+    assert not table.is_forced
+    assert f"no verdict where timed unlike: {named} (in 1 of 4 cases)" in render(table, width=200)
+    with pytest.raises(InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"):
+        compare(a, timed_unlike(4, **changes))
+    for cases in (1, 4):
+        forced = compare(a, timed_unlike(cases, **changes), force=True)
+        assert ([Verdict.SAME] * 4, True) == (list(verdicts(forced).values()), forced.is_forced)
+
+
+def test_imported_times_that_mean_different_things_are_not_compared() -> None:
+    """Refuse the mean over ranks against the slowest rank, of which both runs say nothing but in their records."""
+    mean, slowest = (
+        make_run([replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)], time)
+        for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
+    )
+    with pytest.raises(InputError, match="time: mean over repetitions and ranks vs mean over repetitions of the slow"):
+        compare(mean, slowest)
+    assert not compare(mean, mean).differences
 
 
 # ---------------------------------------------------------------------------------------------- several baselines

@@ -8,7 +8,7 @@ from statistics import median
 
 from commbench import stats
 from commbench.errors import InputError
-from commbench.report.comparison.conditions import TRAINING, Difference, differences, differing_rows
+from commbench.report.comparison.conditions import TRAINING, Difference, differences, differing_cases, is_timed_alike
 from commbench.report.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, measured, pooled
 from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.store import Run, load_run
@@ -84,7 +84,7 @@ class ComparisonTable:
     @property
     def is_forced(self) -> bool:
         """Whether conditions differ that should be alike."""
-        return any(difference.reason for difference in self.differences)
+        return any(difference.is_unsound for difference in self.differences)
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -140,11 +140,12 @@ def compare(
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
     well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
-    unlike = _differences(baselines, run_b, [(side_a[key], side_b[key]) for key in well])
+    pairs = [(side_a[key], side_b[key]) for key in well]
+    unlike = _differences(baselines, run_b, pairs, force=force)
     if not force:
         _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
-    comparisons = _judged([(side_a[key], side_b[key]) for key in well], margin=margin, q=q, seed=seed)
+    comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
@@ -172,8 +173,10 @@ def _loaded(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else load_run(run)
 
 
-def _judged(pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int) -> list[Comparison]:
-    """The verdicts; none where unlike numbers of operations were timed together: in a batch they overlap a little."""
+def _judged(
+    pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int, force: bool
+) -> list[Comparison]:
+    """The verdicts; none on cases that were timed unlike."""
     judged = stats.compare_family(
         [(a.launches_us, b.medians_us) for a, b in pairs],
         runs=[[len(one.medians_us) for one in a.timed] for a, _ in pairs],
@@ -183,7 +186,7 @@ def _judged(pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float
     )
     return [
         comparison
-        if {one.batch for one in a.timed} == {b.batch}
+        if is_timed_alike(a.timed, b, force=force)
         else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
         for (a, b), comparison in zip(pairs, judged, strict=True)
     ]
@@ -199,16 +202,18 @@ def _broken(
     return tuple(one for one in found if {one.status_a, one.status_b} != {"unsupported"})
 
 
-def _differences(baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]]) -> list[Difference]:
+def _differences(
+    baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, force: bool
+) -> list[Difference]:
     """In what the two sides differ, and the baselines from each other: what makes it unsound first."""
     carriers = {b.case.backend for _, b in pairs} | {TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)}
     between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
-    rows = differing_rows([([one.row for one in a.timed], b.row) for a, b in pairs])
-    return sorted([*between, *rows], key=lambda each: not each.reason)
+    of_cases = differing_cases([(a.timed, b) for a, b in pairs], force=force)
+    return sorted([*between, *of_cases], key=lambda each: (not each.is_unsound, not each.reason))
 
 
 def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
-    unsound = [difference for difference in found if difference.reason]
+    unsound = [difference for difference in found if difference.is_unsound]
     if not unsound:
         return
     named = "; ".join(f"{each}, and {each.reason}" for each in unsound[:_NAMED])

@@ -35,11 +35,13 @@ def summary(table: ComparisonTable) -> str:
 def heading(table: ComparisonTable) -> list[str]:
     """Which runs, and in what their conditions differ."""
     lines = [f"A: {name}" for name in table.names_a] + [f"B: {table.name_b}"]
-    unsound = [each for each in table.differences if each.reason]
+    unsound = [each for each in table.differences if each.is_unsound]
+    timed = [each for each in table.differences if each.is_of_cases]
     known = [each for each in table.differences if not each.reason]
     if unsound:
         lines.append("FORCED: these conditions differ, so that a difference of times could come from them:")
         lines += [f"unlike conditions: {each} - {each.reason}" for each in unsound]
+    lines += [f"no verdict where timed unlike: {each} - {each.reason}" for each in timed]
     return lines + [f"differs, to be known: {each}" for each in known]
 
 
