@@ -191,8 +191,8 @@ def test_cases_of_one_short_name_are_told_apart() -> None:
     """Spell out what the short name of a case leaves out."""
     records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
     text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
-    assert "loop native)" in text
-    assert "loop python)" in text
+    assert "loop native, buffers hot)" in text
+    assert "loop python, buffers hot)" in text
 
 
 def test_text_fits_100_columns() -> None:
@@ -332,11 +332,47 @@ def test_a_baseline_may_lack_a_case() -> None:
     """Compare with those that have it; a case that no baseline could measure was never there to lose."""
     case = make_case()
     failed = make_run([make_record(case, status="failed")], "a2")
-    table = compare([make_run(make_launches(STEADY, case)), failed], make_run(make_launches(STEADY, case), "b"))
+    b = make_run(make_launches([1.001 * time for time in STEADY], case), "b")
+    table = compare([make_run(make_launches(STEADY, case)), failed], b)
     assert [1] == [one.baselines for one in table.cases]
     lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
     assert (case,) == lost.regressions
     assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
+
+
+def test_a_run_counts_once() -> None:
+    """Refuse a copy of a run among its baselines, and of the judged run; imported ones are known by their files."""
+    a1, a2, b = make_run(sweep(1), "a1"), make_run(sweep(2), "a2"), make_run(sweep(3), "b")
+    copy = replace(a1, path=Path("copy"))
+    for runs, judged in (([a1, copy], b), ([a1, a2], copy)):
+        with pytest.raises(InputError, match="a1 and copy hold the same measurements, which are one run; name one"):
+            compare(runs, judged)
+    imported = [
+        replace(a1, info={**a1.info, "imported": [{"file": "x", "sha256": digest, "tool": "t", "version": ""}]})
+        for digest in ("1", "2", "2")
+    ]
+    assert 2 == compare(imported[:2], b).cases[0].baselines
+    with pytest.raises(InputError, match="hold the same measurements"):
+        compare(imported[1:], b)
+
+
+# ------------------------------------------------------------------------------------------------- incomplete runs
+
+
+def test_what_a_run_that_ended_early_did_not_reach_is_lost() -> None:
+    """Count as lost what the same plan asked for; say of another plan what is missing, and no more."""
+    a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
+    for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
+        b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
+        table = compare(a, b)
+        assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
+        assert "B is not complete: 2 cases of A were not measured." in " ".join(render(table).split())
+    assert "Not compared: mpi all_reduce 64 KiB float32 sum is ok in A and missing in B." in render(
+        compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="interrupted"))
+    )
+    whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
+    assert ((), 2) == (whole.regressions, len(whole.only_in_a))
+    assert "not complete" not in render(whole)
 
 
 # -------------------------------------------------------------------------------------------------------- training

@@ -57,6 +57,7 @@ class BrokenCase:
     group: str = ""
     status_a: str
     status_b: str
+    """``missing`` where B ended before it, and had the plan of a baseline."""
 
     @property
     def is_regression(self) -> bool:
@@ -71,6 +72,8 @@ class ComparisonTable:
     names_a: tuple[str, ...]
     """The baseline's directory, or those of all."""
     name_b: str
+    is_complete: bool = True
+    """Whether B was measured to its end."""
     margin: float
     cases: tuple[ComparedCase, ...]
     broken: tuple[BrokenCase, ...] = ()
@@ -136,6 +139,8 @@ def compare(
     if not given:
         raise InputError("There is no run to compare with: give at least one baseline.")
     baselines, run_b = [_loaded(run) for run in given], _loaded(b)
+    if len(baselines) > 1:
+        _check_distinct([*baselines, run_b])
     *sides, side_b = in_like_groups([measured(run) for run in (*baselines, run_b)])
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
@@ -146,9 +151,12 @@ def compare(
         _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
+    missing = [key for key in side_a if key not in side_b]
+    lost = [key for key in missing if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
+        is_complete=_is_complete(run_b),
         margin=margin,
         cases=tuple(
             ComparedCase(
@@ -161,12 +169,37 @@ def compare(
             )
             for key, comparison in zip(well, comparisons, strict=True)
         ),
-        broken=_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
-        only_in_a=tuple(dict.fromkeys(one.members[0].case for key, one in side_a.items() if key not in side_b)),
+        broken=(
+            *_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
+            *(
+                BrokenCase(case=side_a[key].members[0].case, group=key[1], status_a="ok", status_b="missing")
+                for key in lost
+            ),
+        ),
+        only_in_a=tuple(dict.fromkeys(side_a[key].members[0].case for key in missing if key not in set(lost))),
         only_in_b=tuple(dict.fromkeys(one.case for key, one in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
         too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
+
+
+def _check_distinct(runs: Sequence[Run]) -> None:
+    """Refuse the same measurements under two names: they are one run, and say nothing of how runs differ."""
+    known: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        measurements = _measurements(run)
+        if measurements and known.setdefault(measurements, run) is not run:
+            other = known[measurements]
+            raise InputError(f"{other.path} and {run.path} hold the same measurements, which are one run; name one.")
+
+
+def _measurements(run: Run) -> tuple[object, ...]:
+    """What tells the measurements of a run from those of all others; empty where there are none."""
+    if run.info.get("imported"):  # whose times may be equal by chance
+        return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
+    timed = [(record, record.times_us) for record in run.records if len(record.times_us)]
+    stepped = [(record, record.step_ms) for record in run.training_records if len(record.step_ms)]
+    return tuple(hash((record.case.key, record.launch, *times)) for record, times in (*timed, *stepped))
 
 
 def _loaded(run: Run | str | Path) -> Run:
@@ -190,6 +223,19 @@ def _judged(
         else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
         for (a, b), comparison in zip(pairs, judged, strict=True)
     ]
+
+
+def _is_complete(run: Run) -> bool:
+    return run.info.get("status", "complete") == "complete"
+
+
+def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
+    """Whether a run ended before its end, and should have measured what a baseline did."""
+    plan = run.info.get("plan") or {}
+    planned = plan.get("cases_sha256")
+    return not _is_complete(run) and any(
+        planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None for baseline in baselines
+    )
 
 
 def _broken(
