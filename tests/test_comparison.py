@@ -319,7 +319,7 @@ def test_few_baselines_are_said_to_be_few() -> None:
 
 def test_unlike_baselines_are_refused() -> None:
     """Say which condition, and list it once where it is forced."""
-    a1, a2 = (shifted(name, 1, 1.0, nodes=nodes) for name, nodes in (("a1", 1), ("a2", 2)))
+    a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
     with pytest.raises(InputError, match=r"^The baselines were not measured under like conditions \(nodes: 1, 2"):
         compare([a1, a2], shifted("b", 3, 1.0))
     table = compare([a1, a2], shifted("b", 3, 1.0), force=True)

@@ -197,9 +197,9 @@ def _measurements(run: Run) -> tuple[object, ...]:
     """What tells the measurements of a run from those of all others; empty where there are none."""
     if run.info.get("imported"):  # whose times may be equal by chance
         return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
-    timed = [(record, record.times_us) for record in run.records if len(record.times_us)]
-    stepped = [(record, record.step_ms) for record in run.training_records if len(record.step_ms)]
-    return tuple(hash((record.case.key, record.launch, *times)) for record, times in (*timed, *stepped))
+    timed = [hash((one.case.key, one.launch, *one.times_us)) for one in run.records if len(one.times_us)]
+    stepped = [hash((one.case.key, one.launch, *one.step_ms)) for one in run.training_records if len(one.step_ms)]
+    return (*timed, *stepped)
 
 
 def _loaded(run: Run | str | Path) -> Run:
@@ -226,7 +226,7 @@ def _judged(
 
 
 def _is_complete(run: Run) -> bool:
-    return run.info.get("status", "complete") == "complete"
+    return bool(run.info.get("status", "complete") == "complete")
 
 
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:

@@ -83,7 +83,7 @@ def short_name(path: str) -> str:
 
 def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
     """What to call each case: in short, with all its choices where that would name several."""
-    cases = list(dict.fromkeys([one.case for one in (*table.cases, *table.broken)]))
+    cases = list(dict.fromkeys([*(one.case for one in table.cases), *(one.case for one in table.broken)]))
     short = Counter(map(str, cases))
     return {case: str(case) if short[str(case)] == 1 else _in_full(case) for case in cases}
 
