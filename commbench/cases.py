@@ -21,9 +21,9 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-BACKENDS = ("mpi", "gloo", "fake")
+BACKENDS = ("mpi", "gloo", "nccl", "fake")
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
-LOOPS = ("auto", "native", "python")
+LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from commbench.cases import SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
@@ -41,6 +42,8 @@ class Communicator(ABC):
     size: int
     loops: tuple[str, ...] = ("python",)
     """The timed loops it has, its best first."""
+    syncs: tuple[str, ...] = SYNCS
+    """The ways in which its ranks can start together."""
     most_elements: int | None = None
     """The most elements that one call can take; None where there is no limit."""
     own_threads: bool = False
