@@ -46,6 +46,8 @@ class Communicator(ABC):
     """The ways in which its ranks can start together."""
     most_elements: int | None = None
     """The most elements that one call can take; None where there is no limit."""
+    ranks_per_gpu: int | None = None
+    """The most ranks of the launch on one GPU; None where none is used."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 

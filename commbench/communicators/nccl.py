@@ -99,7 +99,8 @@ class NcclCommunicator(Communicator):
         hosts = gather_everywhere(self._control, host)
         place, ranks = hosts[: self._control.rank].count(host), hosts.count(host)
         devices = cupy.cuda.runtime.getDeviceCount()
-        if any(gather_everywhere(self._control, ranks > devices)):
+        self.ranks_per_gpu = max(gather_everywhere(self._control, -(-ranks // devices)))
+        if self.ranks_per_gpu > 1:
             _set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{place}"})
             if len(set(hosts)) == 1:
                 _set_missing({"NCCL_SOCKET_IFNAME": "lo"})
