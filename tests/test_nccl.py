@@ -57,10 +57,10 @@ def cases(size: int) -> list[Case]:
 
 def refusal(case: Case) -> str:
     """The beginning of the sentence that must refuse a case; empty for a case that must work."""
-    if OPERATIONS[case.operation].overlaps:
-        return "nccl has no non-blocking"
     if case.redop == "avg" and case.dtype == "int8":
         return "the average of int8 has no exact answer"
+    if OPERATIONS[case.operation].overlaps:
+        return "nccl has no non-blocking"
     if case.operation == "all_to_all" and case.in_place:
         return "NCCL has no in-place all_to_all"
     return ""
