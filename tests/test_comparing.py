@@ -208,6 +208,7 @@ def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]
     assert {"slower": 1, "faster": 0} == {name: facts["counts"][name] for name in ("slower", "faster")}
     assert (5, [], False, 0.2) == (len(facts["a"]), facts["regressions"], facts["forced"], facts["threshold"])
     assert "slower" == facts["cases"][0]["verdict"]
+    assert facts["complete"] is True
     assert facts["summary"].startswith("1 of 3 cases slower")
 
 

@@ -15,7 +15,8 @@ from commbench.cases import Case
 from commbench.errors import InputError
 from commbench.records import Record, Stated
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
-from commbench.stats import Verdict
+from commbench.report.comparison.words import further_of
+from commbench.stats import Effort, Verdict
 from commbench.store import Run, Store
 from commbench.training.cases import TrainingCase
 
@@ -280,6 +281,7 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
     table = compare(baselines, b)
     assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
+    assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
     assert {(5, 50, 10)} == {
         (one.baselines, one.comparison.launches_a, one.comparison.launches_b) for one in table.cases
     }
@@ -308,6 +310,7 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
         assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
         assert len(SIZES) == sum(one.comparison.interval is not None for one in table.cases)
         assert "1 of 4 cases slower" in render(table)
+    assert not compare(baselines[:2], make_run(sweep(9), "b")).too_few_launches
 
 
 def test_few_baselines_are_said_to_be_few() -> None:
@@ -405,6 +408,11 @@ def test_training_with_other_threads_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------------- thresholds and order
+
+
+def test_the_table_has_the_words_of_the_csv() -> None:
+    """Call it near in both where a ratio lies near the margin."""
+    assert ["near", "noisy"] == [further_of(Effort(outlook=outlook)) for outlook in ("near", "noisy")]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:

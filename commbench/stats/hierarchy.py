@@ -34,7 +34,7 @@ class RunRatio:
     draw. So log(median(b) / `median_of_runs`) over `error` follows Student's t with as many degrees of freedom as there
     are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs with as many launches
     as ``b`` and a mean in place of the median, whose variance is pi / 2 as large in the limit. Source of the interval:
-    Hahn and Meeker, Statistical Intervals (1991), 4.7.
+    Hahn and Meeker, Statistical Intervals (1991), chapter 4.
     """
 
     runs: Sequence[Floats]

@@ -132,6 +132,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "margin": table.margin,
         "threshold": threshold,
         "forced": table.is_forced,
+        "complete": table.is_complete,
         "summary": summary(table),
         "counts": {str(verdict): count for verdict, count in table.counts.items()},
         "regressions": [name for names in regressions(table, threshold) for name in names],
