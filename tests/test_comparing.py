@@ -199,6 +199,7 @@ def test_regressions_are_named_with_their_groups() -> None:
     expected = [f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}" for group in ("0-1", "2-3")]
     assert expected == json.loads(comparison_json(table, 0.05))["regressions"]
     assert f"Beyond 5 %: {', '.join(expected)}." == beyond(table, 0.05)
+    assert beyond(replace(table, cases=6 * table.cases), 0.05).endswith(" and 4 more.")
 
 
 def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,8 @@ def beyond(table: ComparisonTable, threshold: float) -> str:
     limit = f"{100 * threshold:g} %"
     slower, lost = regressions(table, threshold)
     if slower or lost:
-        found = f"Beyond {limit}: {', '.join(slower)}." if slower else f"None beyond {limit}."
-        return found + (f" Lost: {', '.join(lost)}." if lost else "")
+        found = f"Beyond {limit}: {_listed(slower)}." if slower else f"None beyond {limit}."
+        return found + (f" Lost: {_listed(lost)}." if lost else "")
     sizes = sorted(one.comparison.detectable for one in table.cases)
     if not sizes:
         return f"None beyond {limit}."
@@ -191,6 +191,6 @@ def _on_inconclusive(table: ComparisonTable) -> list[str]:
     return lines
 
 
-def _listed(cases: Sequence[AnyCase]) -> str:
+def _listed(cases: Sequence[AnyCase | str]) -> str:
     more = f" and {len(cases) - _LISTED} more" if len(cases) > _LISTED else ""
     return ", ".join(map(str, cases[:_LISTED])) + more
