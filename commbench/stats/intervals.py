@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.errors import InputError
+from commbench.stats.student import student_t
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = Sequence[float] | Floats
@@ -72,32 +73,8 @@ def median_interval(values: Values, level: float = 0.95) -> Interval | None:
     return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
-@lru_cache(maxsize=256)
-def student_t(n: int, level: float) -> float:
-    """Return how many standard errors of the mean of ``n`` values an interval reaches; to 3 decimals, as in tables.
-
-    The distribution for n - 1 degrees of freedom is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), which
-    bisection inverts. ``n`` is 2 or more.
-    """
-    low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom))
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_coverage(middle, n - 1) < level else (low, middle)
-    return round(math.sqrt(n - 1) * math.tan(low), 3)
-
-
-def _student_coverage(theta: float, freedom: int) -> float:
-    """Return the probability that Student's t lies within +- sqrt(freedom) tan(theta)."""
-    sine, cosine, odd = math.sin(theta), math.cos(theta), freedom % 2
-    term, total = (cosine, cosine if freedom > 1 else 0.0) if odd else (1.0, 1.0)
-    for k in range(2 + odd, freedom, 2):
-        term *= cosine**2 * (k - 1) / k
-        total += term
-    return 2 / math.pi * (theta + sine * total) if odd else sine * total
-
-
-STUDENT_T_975 = {n: student_t(n, 0.95) for n in range(2, 6)}
-"""By the number of launches, of those too few for an order-statistic interval at 95 %."""
+STUDENT_T_975 = {n: round(student_t(0.95, n - 1), 3) for n in range(2, 6)}
+"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom, as tables print it."""
 
 
 def fewest_launches(level: float) -> int:
@@ -121,7 +98,8 @@ def launch_interval(medians: Values, level: float = 0.95) -> Interval | None:
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    centre, reach = float(logs.mean()), student_t(n, level) * float(logs.std(ddof=1)) / math.sqrt(n)
+    t = round(student_t(level, n - 1), 3)  # as `STUDENT_T_975`
+    centre, reach = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
     return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=level)
 
 
