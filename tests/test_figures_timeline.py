@@ -2,7 +2,7 @@
 
 import pytest
 from drawings import painted, recommendation_of, texts_of, training_run_of
-from training_builders import launches_of, make_bucket, make_training_case
+from training_builders import launches_of, make_bucket, make_training_case, make_training_record
 
 from commbench.report.figures.settings import Trial, groups
 from commbench.report.figures.timeline import COMMUNICATE, COMPRESS, WAIT, paint_steps, steps_of, timeline_figures
@@ -83,6 +83,19 @@ def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
     assert {"1.00 MB", "2.00 MB", "exposed", "none, default buckets"} <= {
         text.strip() for text in texts_of(drawing.svg)
     }
+
+
+def test_a_lone_setting_is_called_the_recommended_default_only_where_it_is() -> None:
+    """Say nothing of another setting's panel that stands alone because the default failed."""
+    failed = make_training_record(status="failed", reason="No memory.")
+    other = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
+    keep = recommendation_of({}, verdict="keep")
+    (alone,) = timeline_figures([training_run_of([failed, *other], recommendation=keep)])
+    (default,) = timeline_figures([training_run_of(records(), recommendation=keep)])
+
+    assert "fp16, 25 MiB buckets: 1 bucket" in alone.caption
+    assert "is what is recommended" not in alone.caption
+    assert "The default is what is recommended." in default.caption
 
 
 def test_without_times_there_is_no_timeline() -> None:

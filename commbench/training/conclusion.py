@@ -168,6 +168,16 @@ class Recommendation:
     surer: str = ""
     """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
+    @property
+    def has_baseline(self) -> bool:
+        """Whether the default trained: else there was nothing to compare with, and nothing can be recommended."""
+        return self.baseline.step_ms is not None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any setting was compared with the default in fresh launches: else nothing is recommended yet."""
+        return self.launches > 0 or self.verdict != "inconclusive"
+
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
         return {"schema": SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
@@ -190,6 +200,8 @@ class Recommendation:
 
 def headline(found: Recommendation) -> str:
     """What to do, in one sentence."""
+    if not found.has_baseline:
+        return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
     said = {
         "change": f"change to {found.best.name}",
         "keep": "keep the default",

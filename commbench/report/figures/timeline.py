@@ -190,4 +190,5 @@ def _gain(first: Step, second: Step) -> str:
 
 
 def _alone(trial: Trial) -> str:
-    return "The default is what is recommended." if trial.recommendation else ""
+    chosen = trial.default is not None and trial.is_chosen(trial.default)
+    return "The default is what is recommended." if chosen else ""

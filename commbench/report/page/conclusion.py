@@ -83,7 +83,7 @@ def _settings(run: Run) -> Iterable[Finding]:
         label="DDP settings",
         texts=[headline(found)],
         details=[found.reason, *([found.surer] if found.surer else [])],
-        tone="good" if found.verdict == "change" else "",
+        tone="bad" if not found.has_baseline else "good" if found.verdict == "change" else "",
         is_lead=True,
         more=("training", "What to paste, what it costs, and all that was tried"),
     )

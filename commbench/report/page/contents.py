@@ -151,7 +151,7 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         title="Training with DDP",
         sentences=_each(runs, _verdict),
         warnings=_each(runs, training_warnings),
-        codes=[_snippet(run, runs) for run in runs if run.recommendation and not undecided(run)],
+        codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
         tables=training.training_tables(runs),
     )
@@ -164,9 +164,16 @@ def _verdict(run: Run) -> list[str]:
     return [undecided(run) or paragraph(Recommendation.from_json(run.recommendation)), *cost]
 
 
-def _snippet(run: Run, runs: Sequence[Run]) -> Code:
-    title = "To paste" if len(runs) == 1 else f"To paste, by {run.name}"
-    return Code(title=title, text=Recommendation.from_json(run.recommendation or {}).snippet.rstrip())
+def _snippets(runs: Sequence[Run]) -> list[Code]:
+    """What to paste by each run that has something to recommend."""
+    concluded = [run for run in runs if run.recommendation and not undecided(run)]
+    found = [(run, Recommendation.from_json(run.recommendation or {})) for run in concluded]
+    of_run = len(runs) > 1
+    return [
+        Code(title=f"To paste, by {run.name}" if of_run else "To paste", text=recommendation.snippet.rstrip())
+        for run, recommendation in found
+        if recommendation.snippet and recommendation.has_baseline
+    ]
 
 
 def _predicted(runs: Sequence[Run]) -> Section:
