@@ -1,5 +1,6 @@
 """Tests of the page: what it says of each kind of run, that it is sound HTML, that it needs nothing but itself."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from builders import MIB, STEADY, make_case, make_info, make_launches, make_record
 from matrices import make_hosts, make_matrix, touching
-from training_builders import launches_of, make_training_case, make_training_info
+from training_builders import launches_of, make_training_case, make_training_info, make_training_record
 
 from commbench.errors import InputError
 from commbench.records import FLAGS, Record
@@ -21,6 +22,7 @@ from commbench.report.page.writing import render_page
 from commbench.store import Run, load_run
 from commbench.training.recommendation import recommend
 from commbench.training.records import TrainingRecord
+from commbench.training.snippet import keep_snippet
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
@@ -177,11 +179,23 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
     assert "faster" in lines[1]
 
 
+def test_a_default_that_did_not_train_is_not_recommended() -> None:
+    """Lead with that nothing can be recommended and why, and offer nothing to paste, also of an older file."""
+    broken = make_training_record(make_training_case(phase="confirm"), status="failed", reason="No memory.")
+    training = [*launches_of(20), *launches_of(10, make_training_case("fp16"))]
+    run = make_run(training=[*training, broken, *launches_of(10, make_training_case("fp16", phase="confirm"))])
+    older = dataclasses.replace(run, recommendation={**(run.recommendation or {}), "snippet": keep_snippet()})
+    for page in (read(run), read(older)):
+        assert "nothing can be recommended. The default did not train" in page.text
+        assert "keep the default" not in page.text
+        assert "To paste" not in page.text
+
+
 def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
     """Say who is slow on the first screen, as the terminal does, and put that host's pairs on top."""
     run = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), **make_hosts(4))
     page = read(run)
-    assert page.text.index("Host3: its links take") < page.text.index("Pairs of ranks")
+    assert page.text.index("host3: its links take") < page.text.index("Pairs of ranks")
     lines = page.table_with("from", "to")[1:]
     assert 12 == len(lines)
     assert all("host3" in line for line in lines[:6])
