@@ -179,6 +179,26 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
     assert "faster" in lines[1]
 
 
+def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> None:
+    """Say on the first screen what compression costs, that this is not known, and what is doubtful; of buckets none."""
+    down, worse = [3.0, 2.0, 1.0], [3.0, 3.0, 3.0]
+    fp16, five = make_training_case("fp16", phase="confirm"), make_training_case(cap="5", phase="confirm")
+    base = make_training_case(phase="confirm")
+    info = {"environment": {"emulated": {"hosts": 2, "rate": "1gbit"}}}
+    known, unknown, buckets = (
+        read(make_run(training=[*launches_of(20, base, losses=own), *launches_of(10, case, losses=other)], **info))
+        for case, own, other in ((fp16, down, worse), (fp16, (), ()), (five, down, down))
+    )
+    first = [page.text.partition("What to paste")[0] for page in (known, unknown, buckets)]
+    assert all("change to" in text for text in first)
+    assert "after equal time 3 against" in first[0]
+    assert "learnt no more than the default" in first[0]
+    assert "What this does to learning was not measured" in first[1]
+    assert "learning" not in first[2]
+    assert "loss" not in first[2]
+    assert all("Doubts: the network was emulated." in text for text in first)
+
+
 def test_a_default_that_did_not_train_is_not_recommended() -> None:
     """Lead with that nothing can be recommended and why, and offer nothing to paste, also of an older file."""
     broken = make_training_record(make_training_case(phase="confirm"), status="failed", reason="No memory.")

@@ -217,10 +217,8 @@ def paragraph(recommendation: Recommendation) -> str:
     plain, best = found.best_uncompressed, found.best
     if _is_compressed(best):
         sentences.append(_without_compression(plain, found.baseline))
-    if found.cost is not None and alters_learning(best, found.baseline):
-        sentences.append(_cost_sentence(found.cost, best))
-    elif alters_learning(best, found.baseline):
-        sentences.append("What this does to learning was not measured: the workload has no loss.")
+    if cost := learning_cost(found):
+        sentences.append(cost)
     if best.accumulation != found.baseline.accumulation:
         sentences.append(
             "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
@@ -231,9 +229,23 @@ def paragraph(recommendation: Recommendation) -> str:
         sentences.append(found.search.sentence)
     if found.surer:
         sentences.append(found.surer)
-    if found.doubts:
-        sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
+    if doubts := doubts_sentence(found):
+        sentences.append(doubts)
     return " ".join(sentences)
+
+
+def learning_cost(found: Recommendation) -> str:
+    """What the best setting does to learning, or that this was not measured; empty where it alters none."""
+    if not alters_learning(found.best, found.baseline):
+        return ""
+    if found.cost is None:
+        return "What this does to learning was not measured: the workload has no loss."
+    return _cost_sentence(found.cost, found.best)
+
+
+def doubts_sentence(found: Recommendation) -> str:
+    """What makes it doubtful, in one sentence; empty where nothing does."""
+    return f"Doubts: {'; '.join(found.doubts)}." if found.doubts else ""
 
 
 def _without_compression(plain: Choice, baseline: Choice) -> str:
@@ -246,11 +258,12 @@ def _cost_sentence(cost: Cost, best: Choice) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
         f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
-        f"({_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} ({_signed(time)})"
+        f"(paired by launch: {_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} "
+        f"(paired: {_signed(time)})"
     )
     if cost.metric is not None:
         metric = cost.metric
-        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} ({_signed(metric)})"
+        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
         text += f"; in equal time {best.name} learnt no more than the default"
     return f"{text}; so few steps do not show what a whole training loses."
@@ -267,6 +280,7 @@ def _accuracy_sentence(found: Recommendation) -> str:
 
 
 def _signed(difference: Difference) -> str:
+    """The median of launches' differences, which is not the difference of the medians, and may have the other sign."""
     ends = difference.difference_ci
     interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
     return f"{difference.difference:+.2g}{interval}"

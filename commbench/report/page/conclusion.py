@@ -18,7 +18,7 @@ from commbench.report.state import undecided, unfinished
 from commbench.report.table import Flagged, flags_of, format_time_us, warnings_for
 from commbench.report.training import MEANINGS
 from commbench.store import Run
-from commbench.training.conclusion import Recommendation, headline
+from commbench.training.conclusion import Recommendation, doubts_sentence, headline, learning_cost
 from commbench.units import counted, format_duration, format_size
 
 #: So many doubts stand on the first screen.
@@ -82,11 +82,16 @@ def _settings(run: Run) -> Iterable[Finding]:
     yield Finding(
         label="DDP settings",
         texts=[headline(found)],
-        details=[found.reason, *([found.surer] if found.surer else [])],
+        details=[text for text in (found.reason, _cost_of(found), found.surer, doubts_sentence(found)) if text],
         tone="bad" if not found.has_baseline else "good" if found.verdict == "change" else "",
         is_lead=True,
         more=("training", "What to paste, what it costs, and all that was tried"),
     )
+
+
+def _cost_of(found: Recommendation) -> str:
+    """What a change that is recommended does to learning: who pastes it must have read that."""
+    return learning_cost(found) if found.verdict == "change" else ""
 
 
 def _bandwidth(run: Run) -> Iterable[Finding]:
