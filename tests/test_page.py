@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from builders import MIB, STEADY, make_case, make_info, make_launches, make_record
 from matrices import make_hosts, make_matrix, touching
-from training_builders import launches_of, make_training_case, make_training_info, make_training_record
+from training_builders import (
+    launches_of,
+    make_training_case,
+    make_training_info,
+    make_training_launches,
+    make_training_record,
+)
 
 from commbench.errors import InputError
 from commbench.records import FLAGS, Record
 from commbench.report.figures.drawing import draw
 from commbench.report.page import FIGURES, PAGE, check_writable, write_page
+from commbench.report.page.conclusion import find_conclusion
+from commbench.report.page.facts import find_facts
 from commbench.report.page.parts import MOST_LINES
 from commbench.report.page.writing import render_page
 from commbench.store import Run, load_run
@@ -144,8 +152,9 @@ def test_collectives_are_tables_of_numbers_and_doubts() -> None:
     assert [("1 KiB", "mpi", "9.97"), ("1 MiB", "mpi", "9.97")] == [tuple(line[:3]) for line in lines]
     assert "few_launches" in lines[0][-1]
     assert FLAGS["few_launches"] in page.text
-    assert "Bandwidth mpi 105 GB/s" in page.text
-    assert "all_reduce of 1 MiB" in page.text
+    assert re.search(r"Bandwidth mpi 105 GB/s \[10\d, 10\d\] at 1 MiB", page.text)
+    assert "all_reduce, the best of its 2 sizes. Bus bandwidth is" in page.text
+    assert "own cost" not in heading
 
 
 def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_it() -> None:
@@ -155,8 +164,30 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
     environment = {"hosts": [{"hostname": "a"}, {"hostname": "b"}], "emulated": {"rate": "1gbit"}}
     bound = read(make_run(records, environment=environment, nodes=2, ranks_per_node=1))
     shared = read(make_run(records, environment=environment, nodes=1, ranks_per_node=2))
-    assert "gloo 0.105 GB/s, 84 % of the link's 1gbit (emulated)" in bound.text
+    assert "gloo 0.105 GB/s [0.105, 0.105] at 1 MiB, 84 % of the link's 1gbit (emulated)" in bound.text
     assert "of the link's" not in shared.text
+
+
+def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
+    """Say what is doubtful about the very row that is shown, though most rows are sound: humps, and our own cost."""
+    sizes = [make_case(message_bytes=2**power) for power in range(10, 15)]
+    sound = [record for case in sizes for record in make_launches(STEADY, case)]
+    best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
+    quick = make_launches(STEADY, make_case("latency", message_bytes=8), harness_us=4.4)
+    page = read(make_run([*sound, *best, *quick]))
+    first = page.text.partition("Collectives")[0]
+    assert "mpi at 1 MiB: times within a launch fall in two humps, and the median stands for neither." in first
+    assert "mpi: 44 % of the time is commbench's own cost." in first
+    assert ["4.40"] == [line[-2] for line in page.table_with("size", "own cost")[1:]]
+
+
+def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() -> None:
+    """Tell which operation each figure is of where backends were not timed in the same."""
+    records = [*make_launches(STEADY), *make_launches(STEADY, make_case("all_gather", backend="gloo"))]
+    page = read(make_run(records))
+    assert "mpi all_reduce 0.102 GB/s" in page.text
+    assert "gloo all_gather 0.0512 GB/s" in page.text
+    assert "all_reduce of 1 KiB and all_gather of 1 KiB." in page.text
 
 
 def test_recommendation_comes_first_with_what_to_paste() -> None:
@@ -220,6 +251,78 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
     assert 12 == len(lines)
     assert all("host3" in line for line in lines[:6])
     assert page.table_with("times as long")[1][1] == "host3"
+    ratios = [float(line[page.table_with("from", "to")[0].index("over the typical")]) for line in lines]
+    assert all(ratio > 3 for ratio in ratios[:6])
+    assert all(ratio < 1.1 for ratio in ratios[6:])
+
+
+def test_a_matrix_is_its_pairs_and_never_the_median_of_unlike_ones() -> None:
+    """Say what pairs move from end to end; call the time between two kinds of pairs nobody's bandwidth."""
+    page = read(make_run(make_matrix(4, noise=0.0, host_slowness=touching(2, 4.0)), **make_hosts(4)))
+    first = page.text.partition("Pairs of ranks Slow")[0]
+    assert "mpi bandwidth 1 MiB: 2.62 to 10.5 GB/s" in first
+    assert "Bandwidth mpi" not in first
+    assert not any("busbw GB/s" in table[0] for table in page.tables)
+    within = read(make_run(make_matrix(3, 2, noise=0.0), **make_hosts(3, 2)))
+    assert "mpi bandwidth 1 MiB: 10.5 GB/s between hosts, 35.0 GB/s within hosts" in within.text
+    latency = make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix", message_bytes=8))
+    assert "mpi latency 8 B: 100 us" in read(make_run(latency, **make_hosts(3))).text
+
+
+def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
+    """Call the scatter of unlike pairs no doubt, and count matrices, not rows, where their pairs stand."""
+    records = make_matrix(4, launches=3, host_slowness=touching(2, 4.0), flags=["bimodal", "late"])
+    page = read(make_run(records, **make_hosts(4)))
+    warnings = page.text.partition("Pairs of ranks")[2]
+    assert "1 of 1 matrix are flagged late" in warnings
+    assert "bimodal" not in warnings
+
+
+def test_collectives_and_training_are_doubted_apart() -> None:
+    """Show the doubts about most rows of training however many of collectives are sound, and where the rest stands."""
+    records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
+    training = make_training_launches([20.0, 20.1])
+    run = make_run(records, training)
+    page = read(run)
+    assert "1 of 1 row of training come from fewer than 6 launches" in page.text
+    flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
+    many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
+    reader = read(many)
+    assert reader.text.index("and 1 more doubt") < reader.text.index("Collectives")
+    assert "#collectives" in reader.links
+    assert "#collectives" in [link for link in reader.links if link == "#collectives"][1:]
+
+
+def test_doubts_and_details_of_several_runs_name_their_run() -> None:
+    """Count the hidden doubts of all runs, take the worst tone, and say whose details these are."""
+    flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
+    doubted = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
+    runs = [
+        make_run(make_launches(STEADY, make_case(message_bytes=MIB)), path="results/monday"),
+        make_run(doubted, path="results/friday"),
+    ]
+    findings = {finding.label: finding for finding in find_conclusion(runs)}
+    assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Doubts"].texts]
+    assert ("collectives", "and 3 more doubts") == findings["Doubts"].more
+    details = [detail.partition(".")[0] for detail in findings["Bandwidth"].details]
+    assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
+    slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))
+    even = make_run(make_matrix(4), path="results/even", **make_hosts(4))
+    assert "bad" == {finding.label: finding for finding in find_conclusion([even, slow])}["Slow ones"].tone
+
+
+def test_the_network_is_the_same_whatever_case_came_first() -> None:
+    """State the rate that is known and all transports, in an order of their own; without a rate only those."""
+    hosts = [
+        {"hostname": name, "interfaces": [{"name": "eth0", "speed_Mbps": 25000, "mtu": 1500}]} for name in ("a", "b")
+    ]
+    gloo = make_launches(STEADY, make_case(backend="gloo"), transport="tcp/eth0")
+    mpi = make_launches(STEADY, transport="ucx/rc")
+    runs = [make_run(records, environment={"hosts": hosts}, nodes=2) for records in ([*gloo, *mpi], [*mpi, *gloo])]
+    facts = [{fact.name: fact.text for fact in find_facts(run)}["network"] for run in runs]
+    assert ["25gbit (slowest tcp/eth0), by tcp/eth0, ucx/rc"] * 2 == facts
+    assert "by ucx/rc" == {f.name: f.text for f in find_facts(make_run(mpi, nodes=2))}["network"]
+    assert "network" not in {fact.name for fact in find_facts(make_run(training=launches_of(20), nodes=2))}
 
 
 def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:

@@ -48,13 +48,18 @@ def time_spent(run: Run) -> str:
     return f"Where {format_duration(total)} went: {shares}."
 
 
-def origins(run: Run) -> list[str]:
-    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+def tools_of(run: Run) -> dict[str, list[str]]:
+    """The other tools that measured an imported run, with the files of their output; empty where commbench did."""
     files: dict[str, list[str]] = {}
     for output in run.info.get("imported") or ():
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
         files.setdefault(tool, []).append(output["file"])
-    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in files.items()]
+    return files
+
+
+def origins(run: Run) -> list[str]:
+    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
 
 
 def result_files(run: Run) -> list[Path]:

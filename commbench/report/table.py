@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -306,7 +306,19 @@ def legend(rows: Sequence[Flagged], marks: Mapping[str, str] = MARKS) -> list[Re
 # ----------------------------------------------------------------------------------------------------- warnings
 
 
-def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS) -> list[str]:
+class Things(NamedTuple):
+    """What to call what is counted."""
+
+    one: str
+    several: str
+
+
+ROWS = Things("row", "rows")
+
+
+def warnings_for(
+    rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS, things: Things = ROWS
+) -> list[str]:
     """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
 
     Args:
@@ -314,12 +326,14 @@ def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: 
         info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
             ``name``), so that no option is proposed that is in use already.
         meanings: what each flag means, in the order of the warnings.
+        things: what to call the rows.
     """
     counts = Counter(flag for row in rows for flag in set(flags_of(row)))
     known = [flag for flag in meanings if counts[flag]]
     unknown = sorted(counts.keys() - meanings.keys())
     seen = {flag: _SEEN[flag](flag, info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
-    return [*failures(rows, len(rows)), *(f"{_count(counts[flag], len(rows))} {text}" for flag, text in seen.items())]
+    said = (f"{_count(counts[flag], len(rows), things)} {text}" for flag, text in seen.items())
+    return [*failures(rows, len(rows), things), *said]
 
 
 def budget_of(info: Mapping[str, Any]) -> str | None:
@@ -330,17 +344,17 @@ def budget_of(info: Mapping[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _count(count: int, rows: int) -> str:
-    return f"{count} of {rows} {_plural(rows, 'row')}"
+def _count(count: int, rows: int, things: Things = ROWS) -> str:
+    return f"{count} of {rows} {things.one if rows == 1 else things.several}"
 
 
-def failures(rows: Sequence[Flagged], total: int) -> list[str]:
+def failures(rows: Sequence[Flagged], total: int, things: Things = ROWS) -> list[str]:
     """What has no result, each kind once, out of ``total`` rows."""
     by_status: dict[str, list[Flagged]] = {}
     for row in rows:
         by_status.setdefault(row.status, []).append(row)
     return [
-        f"{_count(len(by_status[status]), total)} {text}{_example(by_status[status])}"
+        f"{_count(len(by_status[status]), total, things)} {text}{_example(by_status[status])}"
         for status, text in _STATUS.items()
         if status in by_status
     ]

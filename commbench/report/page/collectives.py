@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from commbench.arrangements import MATRIX
 from commbench.collectives import OPERATIONS
 from commbench.pairs import PairRow, pair_rows
 from commbench.patterns import makes_groups, pattern_order
@@ -65,8 +66,11 @@ def _time_column() -> Column[Row]:
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other."""
-    rows = [(run.name, row) for run in runs for row in run.whole_rows]
+    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other.
+
+    Matrices have tables of their pairs: a median over unlike pairs is the time of none.
+    """
+    rows = [(run.name, row) for run in runs for row in run.whole_rows if row.pattern != MATRIX]
     return [_collective_table(list(group)) for _, group in itertools.groupby(sorted(rows, key=_order), key=_table_of)]
 
 
@@ -93,6 +97,7 @@ def _collective_table(rows: Sequence[Named[Row]]) -> Table:
         number("p95", "time_us_p95", Row, unit="us"),
         number("algbw", "algbw_GBps", Row, unit="GB/s"),
         number("busbw", "busbw_GBps", Row, unit="GB/s"),
+        number("own cost", "harness_us", Row, unit="us"),
         number("energy", "energy_J", Row, unit="J"),
         flag_column(),
     ]

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from commbench.report.page.parts import MOST_LINES, Cell, Heading, Table, Tone
 from commbench.report.table import UNBOUNDED, Flagged, flags_of
+from commbench.units import decimals
 
 R = TypeVar("R")
 Named = tuple[str, R]
@@ -154,8 +155,7 @@ def digits(value: float | None, least: int = 3) -> str:
         return ""
     if value == 0 or isinstance(value, int):
         return grouped(value)
-    places = least - 1 - math.floor(math.log10(abs(float(f"{value:.{least}g}"))))
-    return f"{value:,.{max(places, 0)}f}".replace(",", _NARROW_SPACE)
+    return f"{value:,.{decimals(value, least)}f}".replace(",", _NARROW_SPACE)
 
 
 def between(low: float | None, high: float | None, value: float | None, least: int = 3) -> str:

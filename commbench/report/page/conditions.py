@@ -11,7 +11,7 @@ from commbench.environment import differing
 from commbench.fields import LARGEST
 from commbench.report.page.collectives import tone_of
 from commbench.report.page.columns import Column, Named, digits, grouped, make_table
-from commbench.report.page.conclusion import when
+from commbench.report.page.facts import when
 from commbench.report.page.parts import Cell, Heading, Table
 from commbench.report.table import Flagged
 from commbench.report.training import named_setting

@@ -11,7 +11,8 @@ from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.model import conclude_model
 from commbench.report.page import collectives, conditions, training
-from commbench.report.page.conclusion import find_conclusion, find_facts, when
+from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
+from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
 from commbench.report.state import origins, time_spent, undecided
 from commbench.report.table import warnings_for
@@ -132,7 +133,13 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _collective_warnings(run: Run) -> list[str]:
-    return [] if run.prediction_rows else warnings_for(run.rows, run.info)  # there they are an ingredient
+    if run.prediction_rows:  # there they are an ingredient
+        return []
+    return warnings_for([row for row in run.rows if row.pattern != MATRIX], run.info)
+
+
+def _pair_warnings(run: Run) -> list[str]:
+    return warnings_for(matrix_rows(run), run.info, things=MATRICES)
 
 
 def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
@@ -140,6 +147,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         name="pairs",
         title="Pairs of ranks",
         sentences=_each(runs, lambda run: [conclude(run.findings)]),
+        warnings=_each(runs, _pair_warnings),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
     )
