@@ -21,6 +21,7 @@ from training_builders import (
 
 from commbench.errors import InputError
 from commbench.records import FLAGS, Record
+from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import draw
 from commbench.report.page import FIGURES, PAGE, check_writable, write_page
 from commbench.report.page.conclusion import find_conclusion
@@ -452,7 +453,20 @@ def test_figures_stand_in_their_section_with_caption_and_png() -> None:
     page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
     assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
     assert "figures/sizes.png" in page.links
-    assert "sizes" in page.ids
+    assert "figure-sizes" in page.ids
+
+
+@pytest.mark.parametrize("names", [("mine",), ("\u043f\u043d", "\u0432\u0442")])
+def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
+    """Give figures, their parts and PNGs names of their own beside sections', whatever letters the runs' names have."""
+    topology = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
+    environment = {"hosts": [{"hostname": "host1", "topology": topology}]}
+    info = make_hosts(3, environment=environment)
+    runs = [make_run(make_matrix(3), path=f"results/{name}", **info) for name in names]
+    drawings = all_figures(runs)
+    reader = Reader(render_page(runs, drawings, beside=False))
+    assert len(drawings) == len({drawing.name for drawing in drawings}) == 2 * len(runs)
+    assert sorted(set(reader.ids)) == sorted(reader.ids)
 
 
 def test_headings_of_numbers_are_marked_for_sorting() -> None:

@@ -85,16 +85,26 @@ def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
     return next((scale, unit) for scale, unit in _RATE_UNITS if most_GBps >= scale or unit == _RATE_UNITS[-1][1])
 
 
-def name_range(matrix: Matrix, chosen: NDArray[np.bool_]) -> str:
-    """What the pairs that are ``chosen``, (pairs,), take or move: ``5.86 to 21.9 MB/s``; empty where none is sound."""
+def name_range(
+    matrix: Matrix, chosen: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
+) -> str:
+    """What pairs take or move: ``5.86 to 21.9 MB/s``, or one value where both are the same; empty where none is sound.
+
+    Args:
+        matrix: measured.
+        chosen: which pairs, (pairs,).
+        shares: which of them in the order of their times: quantiles, of which each is the time of a pair.
+        unit: of rates; by default what suits the fastest.
+    """
     times_us = matrix.time_us[chosen & matrix.is_sound]
     if not len(times_us):
         return ""
-    least_us, most_us = float(times_us.min()), float(times_us.max())
+    ends = zip(shares, ("lower", "higher"), strict=True)
+    least_us, most_us = (float(np.quantile(times_us, share, method=method)) for share, method in ends)
     if matrix.case.operation in TIMED:
         return " to ".join(dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us)))
     low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
-    scale, unit = rate_unit(high)
+    scale, unit = next((known for known in _RATE_UNITS if known[1] == unit), None) or rate_unit(high)
     return f"{' to '.join(dict.fromkeys(three_digits(rate / scale) for rate in (low, high)))} {unit}"
 
 
@@ -196,15 +206,17 @@ def _none(families: Sequence[Family]) -> str:
 def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
     what = _listed([counted(count, kind) for kind, count in counts.items()])
-    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
     most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
     # the coarsest of about equals: all links of a slow host are as slow as it is
     worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
     slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
-    return (
-        f"not judged: {what}, because {counted(launches, 'launch')} cannot tell slowness from chance and "
-        f"{needed} would{slowest}"
-    )
+    return f"not judged: {what}, because {why_unjudged(families)}{slowest}"
+
+
+def why_unjudged(families: Sequence[Family]) -> str:
+    """Why nothing can be said of families that had too few launches."""
+    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
+    return f"{counted(launches, 'launch')} cannot tell slowness from chance and {needed} would"
 
 
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:

@@ -70,19 +70,19 @@ class Box:
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
     """One drawing for each run that recorded what its hosts are made of."""
     made = []
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         boxes = boxes_of(run.info)
         if boxes:
-            made.append(_drawing(run, boxes, prefix))
+            made.append(_drawing(run, boxes, prefix, slug("topology", number if len(runs) > 1 else "")))
     return made
 
 
-def _drawing(run: Run, boxes: Sequence[Box], prefix: str) -> Drawing:
+def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
     hosts = sum(len(box.hosts) for box in boxes)
     height = sum(box.height + 4 for box in boxes[:MOST_HOSTS]) + 8
     return draw(
         lambda figure: paint_boxes(figure, boxes[:MOST_HOSTS]),
-        name=slug("topology", prefix),
+        name=name,
         section="topology",
         title=f"{prefix}{counted(hosts, 'host')} and what {'is in it' if hosts == 1 else 'is in them'}",
         caption=caption_of(run.info, boxes),
