@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.units import counted, format_duration
+
+_TIME = "median over launches of the slowest rank's median"
 
 
 def unfinished(run: Run) -> str:
@@ -60,6 +63,15 @@ def tools_of(run: Run) -> dict[str, list[str]]:
 def origins(run: Run) -> list[str]:
     """Which other tools measured an imported run, a sentence each; empty where commbench did."""
     return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
+
+
+def explain_time(runs: Iterable[Run]) -> str:
+    """What the times of collectives are: of imported runs what their tools call a time."""
+    stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
+    told = " or the ".join(sorted(stated - {""}))
+    if not told:
+        return _TIME
+    return f"{_TIME}; of imported runs the {told}" if "" in stated else f"median over launches of the {told}"
 
 
 def result_files(run: Run) -> list[Path]:

@@ -41,6 +41,8 @@ class Reading:
     launches: int
     limit: Link | None
     """The link that bounds the bus bandwidth; None where none is known to."""
+    stated: str = ""
+    """What another tool's time is; empty where commbench timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,13 @@ def families(runs: Sequence[Run]) -> list[Family]:
     """The curves of each operation of several runs, in the order of operations."""
     found: dict[str, dict[tuple[str, ...], tuple[dict[str, Any], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
+        stated = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
             identity = {"run": name} | {field: getattr(case, field) for field in _IDENTITY}
             key = tuple(map(str, identity.values()))
             of_operation = found.setdefault(case.operation, {})
-            of_operation.setdefault(key, (identity, []))[1].append(_reading(case, rows, run.info))
+            reading = _reading(case, rows, run.info, stated.get(case.key, ""))
+            of_operation.setdefault(key, (identity, []))[1].append(reading)
     return [_family(operation, list(found[operation].values())) for operation in OPERATIONS if operation in found]
 
 
@@ -134,7 +138,7 @@ def _spoken(identity: Mapping[str, Any], names: Iterable[str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any]) -> Reading:
+def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any], stated: str) -> Reading:
     broken = next((row for row in rows if row.status != "ok"), None)
     timed = [row for row in rows if row.time_us is not None]
     slowest = max(timed, key=lambda row: row.time_us or 0.0, default=None)
@@ -147,6 +151,7 @@ def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any]) -> Readin
         reason=broken.reason if broken else "",
         launches=of.launches or 0,
         limit=limit_of(of, info),
+        stated=stated,
     )
 
 

@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 TIME, RATE = "time_us", "busbw_GBps"
 _LABELS = {TIME: "time", RATE: "bus bandwidth, GB/s"}
-_READ = {
-    TIME: "median time of the slowest rank (lower is better)",
-    RATE: "bus bandwidth (higher is better)",
-}
+_RATE_READ = "bus bandwidth (higher is better)"
 #: Operations that one of the two says all about.
 _ONE_PANEL = {"latency": (TIME,), "barrier": (TIME,), "bandwidth": (RATE,), "bibandwidth": (RATE,)}
 #: Bandwidths whose best differ by more are drawn on a logarithmic axis.
@@ -193,12 +190,20 @@ def _how(family: Family, panels: Sequence[str]) -> str:
         spread = "there are no intervals"
     size = "" if several or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
     shared = f", {family.shared}" if family.shared else ""
-    what = " and its ".join(_READ[panel] for panel in panels)
+    what = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
     text = f"{what}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
     if OPERATIONS[family.operation].name == "latency":
         text += " A time is half a round trip."
     return text
+
+
+def _time_read(family: Family) -> str:
+    """What the times are: of imported runs what their tools call a time."""
+    stated = {reading.stated for curve in family.curves for reading in curve.readings}
+    told = " or the ".join(sorted(stated - {""}))
+    own = ["median time of the slowest rank"] if "" in stated else []
+    return " or the ".join([*own, *([told] if told else [])]) + " (lower is better)"
 
 
 def _quickest(curves: Sequence[Curve]) -> str:

@@ -14,7 +14,7 @@ from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
-from commbench.report.state import origins, time_spent, undecided
+from commbench.report.state import explain_time, origins, time_spent, undecided
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_warnings
@@ -78,6 +78,7 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
         findings=find_conclusion(runs),
         facts=[] if several else find_facts(runs[0]),
         sections=[section for section in sections if not section.is_empty],
+        time=explain_time(runs),
     )
 
 
@@ -238,5 +239,6 @@ def _origin(run: Run, *, beside: bool) -> str:
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"commbench at commit {commit}"] if commit else []
     how = f"with {', '.join(parts)}" if parts else "by this command"
+    done = "Imported" if run.info.get("imported") else "Measured"
     where = "lie beside this page" if beside else f"are in {run.path}"
-    return f"Measured {how}; its files {where}."
+    return f"{done} {how}; its files {where}."

@@ -119,3 +119,5 @@ class Page:
     findings: Sequence[Finding]
     facts: Sequence[Fact]
     sections: Sequence[Section]
+    time: str
+    """What the times of collectives are."""
