@@ -68,6 +68,14 @@ def test_series_are_told_apart_by_what_differs() -> None:
     assert "flat float32 sum" == by_backend.shared
 
 
+def test_of_several_runs_each_series_names_its_own() -> None:
+    """Say whose a series is also where one run alone has the operation."""
+    gather = launches_over(redop=None, in_place=None, operation="all_gather")
+    found = {family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])}
+    assert ["old: mpi"] == [curve.name for curve in found["all_reduce"].curves]
+    assert ["new: mpi"] == [curve.name for curve in found["all_gather"].curves]
+
+
 def test_one_run_is_not_named() -> None:
     """Speak of runs only where there are several."""
     (drawing,) = size_figures([run_of(launches_over(), "mine")])

@@ -102,7 +102,12 @@ def families(runs: Sequence[Run]) -> list[Family]:
             of_operation = found.setdefault(case.operation, {})
             reading = _reading(case, rows, run.info, stated.get(case.key, ""))
             of_operation.setdefault(key, (identity, []))[1].append(reading)
-    return [_family(operation, list(found[operation].values())) for operation in OPERATIONS if operation in found]
+    several = len(runs) > 1
+    return [
+        _family(operation, list(found[operation].values()), several=several)
+        for operation in OPERATIONS
+        if operation in found
+    ]
 
 
 def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
@@ -116,11 +121,11 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
     return [(cases[key], of_case) for key, of_case in rows.items() if cases[key].pattern not in _OTHERWISE]
 
 
-def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Reading]]]) -> Family:
+def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Reading]]], *, several: bool) -> Family:
+    """The series of an operation, with what tells them apart: of several runs always whose each is."""
     identities = [identity for identity, _ in series]
-    names = varying(identities)
-    if names == ["run"] or not names:
-        names.append("backend")
+    differing = [name for name in varying(identities) if name != "run"]
+    names = [*(["run"] if several else []), *(differing or ["backend"])]
     shared = [name for name in ("backend", "pattern", "dtype", "redop") if name not in names]
     return Family(
         operation=operation,

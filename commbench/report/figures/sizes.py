@@ -175,7 +175,7 @@ def caption_of(family: Family, curves: Sequence[Curve]) -> str:
         _quickest(curves) if TIME in panels else "",
         _best_rate(family, curves) if RATE in panels else "",
         _beside(curves) if len(curves) > 1 else "",
-        _broken(family) if crosses else "",
+        f"Crosses on the axis have no result ({broken(family)})." if crosses else "",
         _cannot(family),
         left_out([curve.name for curve in family.curves if not curve.is_unsupported], MOST_SERIES),
     )
@@ -249,8 +249,8 @@ def _beside(curves: Sequence[Curve]) -> str:
     return f"{names[1]} takes {slow.value / fast.value:.3g} times as long as {names[0]}{at}."
 
 
-def _broken(family: Family) -> str:
-    """What the crosses stand for."""
+def broken(family: Family) -> str:
+    """What has no result, and why."""
     parts = []
     for curve in family.curves:
         if curve.failed:
@@ -259,7 +259,7 @@ def _broken(family: Family) -> str:
             parts.append(
                 f"{curve.name}: {counted(len(curve.failed), 'size')} {states}" + (f", {reason}" if reason else "")
             )
-    return f"Crosses on the axis have no result ({'; '.join(part.rstrip('.') for part in parts)})."
+    return "; ".join(part.rstrip(".") for part in parts)
 
 
 def _cannot(family: Family) -> str:
