@@ -60,7 +60,7 @@ class SizeOptions:
         return None
 
     def _nccl_sizes(self) -> tuple[int, ...]:
-        """nccl-tests: -b to -e; without -e one size, without -f its factor 2 (its fixed step -i is not offered)."""
+        """-b to -e as in nccl-tests, but one size where either is missing, and by a factor: there is no step -i."""
         low = self.min_bytes or self.max_bytes or "32M"
         high = self.max_bytes or low
         if parse_size(low) == parse_size(high):

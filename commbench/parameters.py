@@ -34,9 +34,21 @@ Sizes = Annotated[
         "The size is nccl-tests': the larger of a rank's send and receive buffer.",
     ),
 ]
-MinBytes = Annotated[str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="As in nccl-tests.")]
-MaxBytes = Annotated[str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="As in nccl-tests.")]
-StepFactor = Annotated[int | None, typer.Option("-f", "--step-factor", metavar="N", help="As in nccl-tests.")]
+MinBytes = Annotated[
+    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, in nccl-tests' letter.")
+]
+MaxBytes = Annotated[
+    str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: this one.")
+]
+StepFactor = Annotated[
+    int | None,
+    typer.Option(
+        "-f",
+        "--step-factor",
+        metavar="N",
+        help="Factor between sizes, 2 unless given (nccl-tests would then add 1 MiB each time, its -i).",
+    ),
+]
 OsuRange = Annotated[
     str | None,
     typer.Option(
@@ -62,6 +74,7 @@ WorldSizes = Annotated[
     str | None,
     typer.Option(
         "--world-sizes",
+        "--world-size",
         metavar="RANKS",
         help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
         "others stand aside, and say how time grows.",
@@ -82,7 +95,12 @@ Loop = Annotated[
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("-n", "--ranks", metavar="N", help="Number of ranks; by default one for every slot, at most 8."),
+    typer.Option(
+        "-n",
+        "--ranks",
+        metavar="N",
+        help="Number of ranks; by default one for every slot, on this machine alone at most 8.",
+    ),
 ]
 BudgetName = Annotated[
     str,
@@ -115,7 +133,7 @@ Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Allow more ranks than cores; such rows are flagged.")
+    bool, typer.Option("--oversubscribe", help="Allow more ranks than slots; where they share CPUs, rows are flagged.")
 ]
 LauncherName = Annotated[
     str | None,
@@ -140,7 +158,8 @@ BindTo = Annotated[
     typer.Option(
         "--bind-to",
         metavar="WHAT",
-        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core, where ranks have one each.",
+        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core where ranks have one each, and a NUMA "
+        "node for ranks that train.",
     ),
 ]
 Interface = Annotated[

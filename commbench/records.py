@@ -405,7 +405,7 @@ FLAGS = {
     "bimodal": "times within a launch fall in two humps; the median stands for neither",
     "bimodal_launches": "launches fall in two humps; the library or the system chose differently from launch to launch",
     "unsteady": "times drifted within a launch",
-    "oversubscribed": "more ranks than cores took turns; this is no measure of the interconnect",
+    "oversubscribed": "more ranks than CPUs took turns; this is no measure of the interconnect",
     "late": "more than a fifth of the repetitions started late and were dropped",
     "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
     "harness": "our own cost (harness_us) is more than 5 % of the time",

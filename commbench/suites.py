@@ -39,7 +39,7 @@ class Suite:
 
 
 def load_suite(name: str) -> Suite:
-    """Load a suite by path, or one of commbench's own by name (``quick``, ``collectives``, ``p2p``).
+    """Load a suite by path, or one of commbench's own by name, such as ``quick``.
 
     Raises:
         InputError: there is no such file, it cannot be run, or it names no sweeps.

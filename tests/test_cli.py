@@ -462,7 +462,10 @@ def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.Mo
     """Say so in one sentence, and how to go on."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     outcome = commbench(f"lab {line}")
-    sentence = "commbench: An emulated cluster needs root and this is user 1000; put sudo before the command.\n"
+    sentence = (
+        "commbench: An emulated cluster needs root and this is user 1000; "
+        'put sudo env PATH="$PATH" before the command.\n'
+    )
     assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
 
 

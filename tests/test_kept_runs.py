@@ -105,7 +105,9 @@ def test_figures_of_the_c_loop() -> None:
         numbers = [float(line[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")]
         ratio, low, high = (f"{number:.3f}" for number in numbers)
         assert f"{ratio} [{low}, {high}]" in text, line
-    assert "0.998 times the C loop's time [0.988, 1.002]; a Python loop reads 1.97 times" in page("README.md")
+    ratios = [float(line["ratio"]) for line in lines]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time in six cases; all-reduce of 8 B: "
+    assert f"{said}0.998 [0.988, 1.002], where a Python loop reads 1.97 times" in page("README.md")
 
 
 def test_figures_of_the_self_check() -> None:
@@ -121,7 +123,7 @@ def test_figures_of_the_self_check() -> None:
     [
         ("train_digits_100mbit", 2, ["docs/evidence.md", "README.md"]),
         ("train_resnet18_batch1_1gbit", 2, ["README.md"]),
-        ("train_resnet18_1gbit", 2, ["docs/output.md", "docs/tuning.md"]),
+        ("train_resnet18_1gbit", 2, ["docs/output.md", "docs/tuning.md", "README.md"]),
     ],
 )
 def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) -> None:
@@ -140,8 +142,8 @@ def test_figures_of_accuracy_lost() -> None:
     metric = found["cost"]["metric"]
     points = [100 * number for number in (metric["difference"], *metric["difference_ci"])]
     middle, low, high = (f"{point + 0.0:.1f}" for point in points)
-    assert f"{middle} points [{low}, {high}]" in page("docs/evidence.md")
-    assert f"the same within {max(abs(float(low)), abs(float(high)))} points" in page("README.md")
+    for each in ("docs/evidence.md", "README.md"):
+        assert f"{middle} points [{low}, {high}]" in page(each)
 
 
 def test_figures_of_the_slow_host() -> None:

@@ -133,7 +133,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "",
 
 def test_a_machine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Name what is missing and what brings it; tc is needed for shaping only."""
-    assert "needs root and this is user 1000; put sudo before" in refuse(monkeypatch, user=1000)
+    assert "needs root and this is user 1000; put sudo env PATH=" in refuse(monkeypatch, user=1000)
     assert "the program ip, which was not found; install iproute2." in refuse(monkeypatch, missing="ip")
     assert "the program tc, which was not found; install iproute2" in refuse(monkeypatch, missing="tc")
     assert "the program unshare, which was not found; install util-linux." in refuse(monkeypatch, missing="unshare")

@@ -33,7 +33,8 @@ def import_(
         Path | None, typer.Option("--out", metavar="RUN", help="Directory for the run; by default one below results.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("-n", metavar="RANKS", help="Number of ranks, where an output does not say.")
+        int | None,
+        typer.Option("-n", "--ranks", metavar="RANKS", help="Number of ranks, where an output does not say."),
     ] = None,
     tool: Annotated[
         str | None,

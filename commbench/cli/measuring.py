@@ -46,7 +46,10 @@ COLLECTIVES_SHARE = 0.4
 def bench(
     settings: Settings,
     budget: BudgetName = "quick",
-    launches: Launches = None,
+    launches: Annotated[
+        int | None,
+        typer.Option("--launches", metavar="R", help="Launches of the collectives in place of the budget's."),
+    ] = None,
     like: Like = None,
     backend: Backend = None,
     train: Annotated[
@@ -86,7 +89,12 @@ def bench(
 @takes_settings
 def run(
     settings: Settings,
-    suite: Annotated[str, typer.Argument(help="A Python file that sets SUITE, or the name of one of ours.")] = "quick",
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a file that sets SUITE."
+        ),
+    ] = "quick",
     collective: Collective = None,
     sizes: Sizes = None,
     min_bytes: MinBytes = None,

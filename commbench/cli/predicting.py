@@ -53,7 +53,10 @@ def predict(
     world_size: Annotated[
         str,
         typer.Option(
-            "--world-size", metavar="RANKS", help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2)."
+            "--world-size",
+            "--world-sizes",
+            metavar="RANKS",
+            help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
         ),
     ],
     rate: Annotated[

@@ -71,7 +71,12 @@ Batches = Annotated[
 ]
 WorldSizes = Annotated[
     str | None,
-    typer.Option("--world-size", metavar="NUMBERS", help="Train on so many of the ranks, comma-separated."),
+    typer.Option(
+        "--world-size",
+        "--world-sizes",
+        metavar="NUMBERS",
+        help="Train on so many of the ranks, comma-separated.",
+    ),
 ]
 TrainingBackend = Annotated[str, typer.Option("--backend", metavar="NAME", help=f"One of {listed(BACKENDS)}.")]
 Steps = Annotated[

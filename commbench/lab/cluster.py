@@ -100,7 +100,8 @@ def check_machine(*, shaped: bool = False) -> None:
         raise InputError(f"An emulated cluster needs Linux and this is {sys.platform}; run it on a Linux machine.")
     if os.geteuid() != 0:
         raise InputError(
-            f"An emulated cluster needs root and this is user {os.geteuid()}; put sudo before the command."
+            f"An emulated cluster needs root and this is user {os.geteuid()}; "
+            'put sudo env PATH="$PATH" before the command.'
         )
     for program, package in PROGRAMS.items():
         if (shaped or program != "tc") and shutil.which(program) is None:
