@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,6 +28,7 @@ from commbench.report.page import FIGURES, PAGE, check_writable, write_page
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.facts import find_facts
 from commbench.report.page.parts import MOST_LINES
+from commbench.report.page.repeat import words_of
 from commbench.report.page.writing import render_page
 from commbench.store import Run, load_run
 from commbench.training.recommendation import recommend
@@ -358,6 +360,44 @@ def test_empty_run_has_a_page_too() -> None:
     page = read(make_run())
     assert "Nothing has been measured yet." in page.text
     assert "How to repeat it" in page.text
+
+
+EMULATED = {"hosts": 4, "rate": "200mbit", "slow": {"host3": "50mbit"}, "racks": 2, "uplink": "100mbit"}
+
+
+LAB = "commbench lab run --hosts 4 --rate 200mbit --racks 2 --uplink 100mbit --ranks-per-host 2 --slow host3=50mbit"
+
+
+@pytest.mark.parametrize(
+    ("argv", "info", "expected"),
+    [
+        ("bench", {}, "commbench bench --seed 7"),
+        ("run --seed 7", {}, "commbench run --seed 7"),
+        ("run -c latency --out results/mine", {}, "commbench run --seed 7 -c latency --out results/mine_again"),
+        ("train --out=mine/", {"seed": 0}, "commbench train --seed 0 --out=mine_again"),
+        ("import a.txt --out theirs", {"seed": None}, "commbench import a.txt --out theirs_again"),
+        (
+            "run matrix",
+            {"environment": {"emulated": EMULATED}, "ranks_per_node": 2},
+            f"{LAB} -- commbench run --seed 7 matrix",
+        ),
+    ],
+)
+def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any], expected: str) -> None:
+    """Bring the lab and the seed, and a new directory: in the old one the finished run would be resumed."""
+    run = make_run(make_launches(STEADY), argv=["commbench", *argv.split()], **info)
+    assert expected == " ".join(words_of(run.info))
+    assert f"again {expected} " in read(run).text
+
+
+@pytest.mark.parametrize("name", [path.name for path in KEPT])
+def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None:
+    """Say on the page the command of results/README.md, with the seed, into another directory."""
+    line = next(line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]"))
+    info = load_run(RESULTS / name).info
+    words = [word for word in words_of(info) if word not in {"--seed", str(info["seed"])}]
+    command = line.split("`")[1].replace("make bench", "commbench bench")  # which is what it runs
+    assert [*shlex.split(command), "--out", f"results/{name}_again"] == words
 
 
 def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from commbench.advice import advise_run
@@ -14,6 +13,7 @@ from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
+from commbench.report.page.repeat import commands
 from commbench.report.state import explain_time, origins, time_spent, undecided
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
@@ -223,14 +223,9 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
         name="repeat",
         title="How to repeat it",
         sentences=_each(runs, lambda run: [_origin(run, beside=beside)]),
-        codes=[_command(run, runs) for run in runs if run.info.get("argv")],
+        codes=commands(runs),
         tables=[files] if files.lines else [],
     )
-
-
-def _command(run: Run, runs: Sequence[Run]) -> Code:
-    title = "Command" if len(runs) == 1 else f"Command of {run.name}"
-    return Code(title=title, text=shlex.join(map(str, run.info["argv"])))
 
 
 def _origin(run: Run, *, beside: bool) -> str:
