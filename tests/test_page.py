@@ -21,10 +21,11 @@ from training_builders import (
 )
 
 from commbench.errors import InputError
-from commbench.records import FLAGS, Record
+from commbench.records import FLAGS, Overlap, Record
 from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import draw
 from commbench.report.page import FIGURES, PAGE, check_writable, write_page
+from commbench.report.page.columns import between
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.facts import find_facts
 from commbench.report.page.parts import MOST_LINES
@@ -344,6 +345,35 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
     cells = {cell for table in page.tables for line in table for cell in line}
     assert {"failed", "hung", "wrong", "unsupported"} <= cells
     assert page.text.index("hold wrong data") < page.text.index("Collectives")
+
+
+def test_model_states_for_each_segment_its_own_error() -> None:
+    """Take residuals from a segment's sizes, the held-out error once a curve, and no interval of what is held at 0."""
+    run = load_run(next(path for path in KEPT if path.name.startswith("bench")))
+    heading, *lines = read(run).table_with("start-up", "rate")
+    place = {text: heading.index(text) for text in ("worst residual %", "held-out error %", "start-up us")}
+    curves = list(run.model.curves.values())
+    assert any(len(curve.segments) > 1 for curve in curves)
+    assert len(curves) == sum(bool(line[place["held-out error %"]]) for line in lines)
+    worst = {line[place["worst residual %"]] for line in lines}
+    assert len(worst) > len(curves)
+    held = [line for line in lines if line[place["start-up us"]] == "0"]
+    assert held
+    assert all(not line[place["start-up us"] + 1] for line in held)
+
+
+def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
+    """Show the interval of a percentage however far its ends lie from it, of a time only a useful one."""
+    overlaps = [
+        Overlap(pure_us=10.0, compute_us=10.0, overall_us=overall) for overall in (20.0, 20.0, 21.0, 22.0, 18.8)
+    ]
+    case = make_case("iall_reduce", redop="sum", in_place=True)
+    records = [make_record(case, launch=launch, overlap=each) for launch, each in enumerate([*overlaps, overlaps[0]])]
+    page = read(make_run(records))
+    line = page.table_with("overall", "overlap")[1]
+    assert ["0", "0\u201312.0"] == line[-2:]
+    assert "wide" not in line
+    assert ["", "1.00\u20132.00", "wide"] == [between(None, 1.0), between(1.0, 2.0, 1.5), between(1.0, 200.0, 1.5)]
 
 
 def test_unfinished_run_says_so_first() -> None:

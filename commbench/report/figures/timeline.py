@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from commbench.report.figures.drawing import BAD, GRID, INK, MUTED, SERIES, Drawing, draw, slug
+from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
 from commbench.report.figures.words import digits, sentences
 from commbench.store import Run
@@ -24,7 +24,7 @@ _WRITTEN = 12
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 _EXPOSED_ALPHA = 0.2
-WAIT, COMPRESS, COMMUNICATE = GRID, SERIES[3], SERIES[2]
+WAIT, COMPRESS, COMMUNICATE = MUTED, SERIES[3], SERIES[2]
 
 _BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
 
@@ -113,7 +113,8 @@ def _paint_step(axes: Axes, step: Step) -> None:
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
-        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed")
+        # behind the bars, whose colours are explained
+        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
     shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
@@ -146,7 +147,7 @@ def _legend(figure: Figure) -> None:
         "backward": BACKWARD,
         "optimiser": OPTIMIZER,
         "waits": WAIT,
-        "compress": COMPRESS,
+        "hook's own work": COMPRESS,
         "communicate": COMMUNICATE,
     }
     handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
@@ -163,9 +164,12 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     plain = any(step.row.hook == "none" for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
-        "compressing to done; shaded at its end is by how much the backward pass is longer than without DDP and "
-        "compressing: exposed communication.",
-        "Buckets of hook none are watched in extra steps through the pass-through hook." if plain else "",
+        "the hook's own work (compressing, dividing) to done; shaded at its end is by how much the backward pass is "
+        "longer than without DDP and compressing: exposed communication.",
+        "Buckets of hook none are watched in extra steps through the pass-through hook, so that they may end after the "
+        "pass on top, which is of other steps."
+        if plain
+        else "",
         *(_waits(step) for step in steps),
         _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
     )

@@ -193,7 +193,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         number("compute", "compute_us", OverlapRow, unit="us"),
         number("pure comm.", "pure_us", OverlapRow, unit="us"),
         number("overlap", "overlap_percent", OverlapRow, unit="%"),
-        interval("overlap_percent", OverlapRow, unit="%"),
+        interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
     ]
     return [make_table("Overlap with computing (OSU's definition)", lines, columns)] if lines else []
 
