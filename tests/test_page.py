@@ -539,6 +539,18 @@ def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
     assert sorted(set(reader.ids)) == sorted(reader.ids)
 
 
+def test_what_headings_and_doubts_mean_needs_no_pointer() -> None:
+    """Explain headings and doubts in the text too, and stop the tab key at no doubt."""
+    page = read(make_run(make_launches(STEADY[:3])))
+    below = page.text.partition("What the columns mean")[2]
+    assert "busbw algbw times nccl-tests' factor" in below
+    assert "95 % CI 95 % confidence interval of time_us" in below
+    assert ("abbr", "title", FLAGS["few_launches"]) in page.attributes
+    assert "abbr" not in {tag for tag, name, _ in page.attributes if name == "tabindex"}
+    pairs = read(make_run(make_matrix(3, launches=3), **make_hosts(3)))
+    assert "low end" not in pairs.text
+
+
 def test_headings_of_numbers_are_marked_for_sorting() -> None:
     """Give cells of numbers their value, headings of numbers their class, and bring the script that sorts."""
     html = render_page([make_run(make_launches(STEADY))], [], beside=False)
@@ -598,6 +610,22 @@ def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
     check_writable(folder)
     with pytest.raises(InputError, match="name another directory with --out"):
         write_page([run], folder)
+
+
+def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
+    """Overwrite no report.html of another tool, in whatever bytes, and take away no figure that it links."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    (folder / FIGURES).mkdir()
+    (folder / FIGURES / "theirs.png").write_bytes(b"png")
+    theirs = '<a href="figures/theirs.png">\u00e4</a>'.encode("latin-1")
+    (folder / PAGE).write_bytes(theirs)
+    for attempt in (lambda: check_writable(folder), lambda: write_page([load_run(folder)], folder)):
+        with pytest.raises(InputError, match="no page of commbench"):
+            attempt()
+    assert theirs == (folder / PAGE).read_bytes()
+    assert ["theirs.png"] == [path.name for path in (folder / FIGURES).iterdir()]
+    (folder / PAGE).write_bytes(b"")  # as a full disk leaves it
+    write_page([load_run(folder)], folder)
 
 
 def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:

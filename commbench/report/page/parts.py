@@ -35,7 +35,7 @@ class Heading:
     text: str
     unit: str = ""
     about: str = ""
-    """What the column holds, shown on hover."""
+    """What the column holds, shown on hover and below the section's tables."""
     is_number: bool = False
 
 
@@ -102,6 +102,12 @@ class Section:
     def legend(self) -> dict[str, str]:
         """The flags in use in its tables, each with its meaning."""
         return {flag: meaning for table in self.tables for flag, meaning in table.legend.items()}
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The headings of its tables that need a word, each with what it means."""
+        headings = (heading for table in self.tables for heading in table.headings if heading.about)
+        return list(dict.fromkeys((heading.text, heading.about) for heading in headings))
 
     @property
     def is_empty(self) -> bool:
