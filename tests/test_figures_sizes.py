@@ -155,7 +155,10 @@ def test_the_link_is_a_line_where_it_bounds_the_row(
     limits = [y for line in axes.get_lines() if len(set(line.get_ydata())) == 1 for y in set(line.get_ydata())]
 
     assert (expected in limits) == (expected is not None)
-    assert ("% of" in caption_of(family, family.curves)) == (expected is not None)
+    caption = caption_of(family, family.curves)
+    assert ("% of" in caption) == (expected is not None)
+    assert ("% of both ways of 1gbit (emulated)" in caption) == (operation == "bibandwidth")
+    assert "2gbit" not in caption
 
 
 def test_the_share_of_the_link_is_computed() -> None:

@@ -170,6 +170,9 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
     shared = read(make_run(records, environment=environment, nodes=1, ranks_per_node=2))
     assert "gloo 0.105 GB/s [0.105, 0.105] at 1 MiB, 84 % of the link's 1gbit (emulated)" in bound.text
     assert "of the link's" not in shared.text
+    both = make_launches([10_000.0] * 6, make_case("bibandwidth", message_bytes=MIB), transport="tcp/eth0")
+    page = read(make_run(both, environment=environment, nodes=2, ranks_per_node=1))
+    assert "84 % of both ways of 1gbit (emulated)" in page.text
 
 
 def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:

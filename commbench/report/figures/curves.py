@@ -88,7 +88,7 @@ class Family:
     def links(self) -> list[Link]:
         """The links that bound any reading, the slowest first."""
         found = {r.limit for curve in self.curves for r in curve.readings if r.limit is not None}
-        return sorted(found, key=lambda link: link.rate_bps or 0.0)
+        return sorted(found, key=lambda link: link.bound_bps or 0.0)
 
 
 def families(runs: Sequence[Run]) -> list[Family]:

@@ -154,7 +154,7 @@ def _scale_dots(axes: Axes, what: str, curves: Sequence[Curve], family: Family) 
 
 
 def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
-    return (link.rate_bps or 0.0) / 8e9
+    return (link.bound_bps or 0.0) / 8e9
 
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
@@ -224,8 +224,8 @@ def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
     value, size, point, curve = max(known, key=lambda entry: entry[:2])
     reading = next(reading for reading in curve.readings if reading.size_bytes == size)
     share = ""
-    if reading.limit is not None and reading.limit.rate_bps:
-        share = f", {100 * 8e9 * value / reading.limit.rate_bps:.0f} % of {reading.limit}"
+    if reading.limit is not None and reading.limit.bound_bps:
+        share = f", {100 * 8e9 * value / reading.limit.bound_bps:.0f} % of {reading.limit}"
     at = f" at {format_size(int(size))}" if len(family.sizes) > 1 else ""
     return f"Highest: {number_text(point, 'GB/s')}{at}{_by(curve, curves)}{share}."
 

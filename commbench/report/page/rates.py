@@ -91,9 +91,10 @@ def _rate(run: Run, row: Row) -> str:
     rate = busbw_of(row)
     text = f"{number_text(rate, 'GB/s') if rate else ''} at {_size(row)}"
     limit = limit_of(row, run.info)
-    if limit is None or not limit.rate_bps:
+    if limit is None or not limit.bound_bps:
         return text
-    return f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.rate_bps)} of the link's {limit}"
+    whose = "the link's " if limit.directions == 1 else ""
+    return f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.bound_bps)} of {whose}{limit}"
 
 
 def _share(part: float | None, whole: float | None) -> str:
