@@ -20,12 +20,12 @@ from commbench.report.figures.axes import (
 )
 from commbench.report.figures.drawing import INK, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, groups, setting_name
-from commbench.report.figures.words import digits, left_out, listed, number_text, sentences
+from commbench.report.figures.words import left_out, listed, number_text, sentences
 from commbench.report.training import hook_label
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
 from commbench.training.conclusion import setting_of
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -237,8 +237,10 @@ def _ringed(trial: Trial) -> str:
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
     fresh = f"{counted(found.launches, 'fresh launch')}" if found.launches else "fresh launches"
     if found.verdict == "change":
-        ends = f" [{digits(found.speedup_ci[0])}, {digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
-        gain = f", {digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
+        ends = (
+            f" [{three_digits(found.speedup_ci[0])}, {three_digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
+        )
+        gain = f", {three_digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
         return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
     if found.verdict == "inconclusive":
         why = "one fresh launch decides nothing"

@@ -14,13 +14,13 @@ from commbench import stats
 from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
 from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import digits, left_out, listed, sentences
+from commbench.report.figures.words import left_out, listed, sentences
 from commbench.report.training import hook_label
 from commbench.store import Run
 from commbench.training.cases import CONFIRM, SWEEP
 from commbench.training.records import TrainingRecord, TrainingRow
 from commbench.training.trained import LOSS_WINDOW, falls, median, trained
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -253,7 +253,7 @@ def _is_short(learned: Sequence[Learned]) -> bool:
 
 def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
     until = min(float(one.steps[-1]) for one in learned)
-    said = [f"{digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
+    said = [f"{three_digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
     return f"After {until:.0f} steps, mean over launches: {listed(said, MOST_SERIES)}."
 
 
@@ -266,7 +266,7 @@ def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
     sign = 1.0 if what == "loss" or falls(learned[0].row.metric_name) else -1.0
     reached = {one.name: dict(zip(one.launches, _at(one, one.seconds, until, what), strict=True)) for one in there}
     means = {name: float(np.nanmean(list(values.values()))) for name, values in reached.items()}
-    said = listed([f"{digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
+    said = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
     return f"After {until:.3g} s: {said}; {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
 
 
@@ -284,8 +284,8 @@ def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) 
         return "no setting is shown to be ahead"
     nearest = min(range(len(others)), key=lambda place: median(gains[place]))
     interval = intervals[nearest]
-    ends = f" [{digits(interval.low)}, {digits(interval.high)}]" if interval else ""
-    return f"{first} is ahead, by {digits(median(gains[nearest]))}{ends} of {others[nearest]}, paired by launch"
+    ends = f" [{three_digits(interval.low)}, {three_digits(interval.high)}]" if interval else ""
+    return f"{first} is ahead, by {three_digits(median(gains[nearest]))}{ends} of {others[nearest]}, paired by launch"
 
 
 def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -> list[float]:

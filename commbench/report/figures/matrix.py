@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from commbench.pairs import Matrix
 from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
-from commbench.report.figures.words import digits, listed, prefixes, sentences
+from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import TIMED, name_range, rate_unit, why_unjudged
 from commbench.store import Run
 from commbench.suspects.findings import ANY, Family, Suspect
 from commbench.suspects.matrix import places
-from commbench.units import counted, format_size
+from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,7 +198,7 @@ def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - m
         if np.isfinite(value):
             share = float(norm(value))
             is_bright = (1 - share if heat.is_time else share) > _BRIGHT
-            text = plain_time(float(f"{value:.3g}")) if heat.is_time else digits(float(value))
+            text = plain_time(float(f"{value:.3g}")) if heat.is_time else three_digits(float(value))
             axes.text(
                 column, row, text, ha="center", va="center", fontsize=8, color="#000000" if is_bright else "#ffffff"
             )
@@ -267,7 +267,7 @@ def _slow(heat: Heat) -> str:
     """What is marked; where nothing is, whether that was looked for."""
     if not heat.suspects:
         return " ".join(filter(None, (_none(heat), _unjudged(heat)))) or "With so few it cannot be told which is slow."
-    said = [f"{s.name}{s.does.format(f'{digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
+    said = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
     more = f", and {len(heat.suspects) - _MOST_NAMED} more" if len(heat.suspects) > _MOST_NAMED else ""
     return f"Marked as slow: {'; '.join(said)}{more}."
 

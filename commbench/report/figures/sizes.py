@@ -23,17 +23,9 @@ from commbench.report.figures.axes import (
 )
 from commbench.report.figures.curves import Curve, Family, families
 from commbench.report.figures.drawing import Drawing, draw, slug
-from commbench.report.figures.words import (
-    digits,
-    left_out,
-    listed,
-    number_text,
-    sentences,
-    shown_apart,
-    time_text,
-)
+from commbench.report.figures.words import left_out, listed, number_text, sentences, shown_apart, time_text
 from commbench.store import Run
-from commbench.units import counted, format_size
+from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +104,7 @@ def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> No
         return
     best = [max(point.value for point in points.values()) for curve in curves if (points := curve.points(RATE))]
     for link in family.links:
-        mark_limit(axes, _rate_GBps(link), f"{digits(_rate_GBps(link))} GB/s: {link}")
+        mark_limit(axes, _rate_GBps(link), f"{three_digits(_rate_GBps(link))} GB/s: {link}")
     if max(best) > _WIDE * min(best):
         log_axis(axes.yaxis)
     else:
@@ -150,7 +142,7 @@ def _scale_dots(axes: Axes, what: str, curves: Sequence[Curve], family: Family) 
         limits = [_rate_GBps(link) for link in family.links]
         axes.set_xlim(0.0, 1.12 * max([axes.get_xlim()[1] / 1.05, *limits]))
         for link, limit in zip(family.links, limits, strict=True):
-            mark_limit(axes, limit, f"{digits(limit)} GB/s: {link}", vertical=True)
+            mark_limit(axes, limit, f"{three_digits(limit)} GB/s: {link}", vertical=True)
 
 
 def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import digits, sentences
+from commbench.report.figures.words import sentences
 from commbench.store import Run
 from commbench.training.records import BucketRow, TrainingRow
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +136,7 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if written and bucket.size_bytes:
         aside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
+        axes.annotate(f"{three_digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
 
 
 def _legend(figure: Figure) -> None:
@@ -177,9 +177,11 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
 
 def _waits(step: Step) -> str:
     row = step.row
-    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {digits(row.step_ms or 0.0)} ms"
+    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {three_digits(row.step_ms or 0.0)} ms"
     if row.exposed_comm_ms is not None and row.step_ms:
-        text += f", of it {digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+        text += (
+            f", of it {three_digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+        )
     return text + "."
 
 
@@ -189,7 +191,9 @@ def _gain(first: Step, second: Step) -> str:
         return ""
     difference = one - other
     return (
-        f"The second exposes {digits(abs(difference))} ms {'less' if difference > 0 else 'more'}." if difference else ""
+        f"The second exposes {three_digits(abs(difference))} ms {'less' if difference > 0 else 'more'}."
+        if difference
+        else ""
     )
 
 
