@@ -292,6 +292,9 @@ def test_collectives_and_training_are_doubted_apart() -> None:
     run = make_run(records, training)
     page = read(run)
     assert "1 of 1 row of training come from fewer than 6 launches" in page.text
+    wrong = make_record(make_case("all_gather"), status="wrong", wrong=3, reason="3 elements differ")
+    doubts = next(finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Doubts")
+    assert doubts.texts[0].startswith("1 of 1 row of collectives hold wrong data")
     flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
     many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
     reader = read(many)
@@ -484,6 +487,21 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
         assert run.recommendation["reason"] in reader.text
     for section in ("conditions", "repeat", "launches"):
         assert section in reader.ids
+
+
+@pytest.mark.parametrize("folder", [path for path in KEPT if (path / PAGE).exists()], ids=lambda path: path.name)
+def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
+    """Find in a kept page the words that its run gives today, each id once, and the PNGs that it links beside it."""
+    run = load_run(folder)
+    kept, drawn = (
+        Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
+        for html in ((folder / PAGE).read_text(encoding="utf-8"), render_page([run], all_figures([run]), beside=True))
+    )
+    assert drawn.text == kept.text, f"run commbench report results/{folder.name}"
+    ids = Reader((folder / PAGE).read_text(encoding="utf-8")).ids
+    assert sorted(set(ids)) == sorted(ids)
+    pictures = {link for link in kept.links if link.endswith(".png")}
+    assert pictures == {f"{FIGURES}/{path.name}" for path in (folder / FIGURES).iterdir()}
 
 
 def test_texts_of_runs_are_never_markup() -> None:

@@ -130,6 +130,8 @@ class _Doubted(NamedTuple):
 class _Doubt(NamedTuple):
     """A doubt about rows of one kind."""
 
+    gravity: int
+    """The lowest first."""
     section: str
     """Where all doubts about them stand."""
     text: str
@@ -137,29 +139,31 @@ class _Doubt(NamedTuple):
 
 def _doubts(runs: Sequence[Run]) -> Iterable[Finding]:
     """The gravest doubts about each run, and how many more there are."""
-    found = {run.name: _doubts_about(run) for run in runs}
-    hidden = [doubt for doubts in found.values() for doubt in doubts[MOST_DOUBTS:]]
-    shown = [(name, [doubt.text for doubt in doubts[:MOST_DOUBTS]]) for name, doubts in found.items() if doubts]
+    found = [(run, _doubts_about(run)) for run in runs]
+    hidden = [doubt for _, doubts in found for doubt in doubts[MOST_DOUBTS:]]
+    shown = [(run, [doubt.text for doubt in doubts[:MOST_DOUBTS]]) for run, doubts in found if doubts]
     if shown:
-        texts = [f"{name}: {' '.join(texts)}" for name, texts in shown] if len(runs) > 1 else shown[0][1]
+        texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
         more = (hidden[0].section, f"and {counted(len(hidden), 'more doubt')}") if hidden else None
         yield Finding(label="Doubts", texts=texts, tone="doubt", more=more)
 
 
 def _doubts_about(run: Run) -> list[_Doubt]:
-    """The doubts about each kind of rows apart, those first that most was concluded from."""
+    """What a reader must know before anything is believed: what failed, then grave doubts, then those of most rows.
+
+    Each kind of rows is judged apart: a few rows of one must not be outvoted by many of another.
+    """
     collectives = [] if run.prediction_rows else [row for row in run.rows if row.pattern != MATRIX]  # an ingredient
-    several = bool(run.training_rows and collectives)
-    kinds: list[tuple[str, Things, Sequence[Flagged], Mapping[str, str]]] = [
-        ("training", Things("row of training", "rows of training") if several else ROWS, run.training_rows, MEANINGS),
-        ("collectives", Things("row of collectives", "rows of collectives") if several else ROWS, collectives, FLAGS),
-        ("pairs", MATRICES, matrix_rows(run), FLAGS),
+    of_training, of_collectives = ROWS, ROWS
+    if run.training_rows and collectives:
+        of_training = Things("row of training", "rows of training")
+        of_collectives = Things("row of collectives", "rows of collectives")
+    doubts = [
+        *_grave(run, "training", run.training_rows, MEANINGS, of_training),
+        *_grave(run, "collectives", collectives, FLAGS, of_collectives),
+        *_grave(run, "pairs", matrix_rows(run), FLAGS, MATRICES),
     ]
-    return [
-        _Doubt(section, f"{_sentence(warning)}.")
-        for section, things, rows, meanings in kinds
-        for warning in grave_warnings(run, rows, meanings=meanings, things=things)
-    ]
+    return sorted(doubts, key=lambda doubt: doubt.gravity)
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
@@ -172,20 +176,15 @@ def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _Doubted:
     return _Doubted(";".join(filter(is_kept, flags_of(row))), row.status, row.reason)
 
 
-def grave_warnings(
-    run: Run, rows: Sequence[Flagged], *, meanings: Mapping[str, str], things: Things = ROWS
-) -> list[str]:
-    """What a reader must know before anything is believed: what failed, then grave doubts, then those of most rows.
-
-    Args:
-        run: whose rows they are.
-        rows: of one kind.
-        meanings: of their flags.
-        things: what to call them.
-    """
+def _grave(
+    run: Run, section: str, rows: Sequence[Flagged], meanings: Mapping[str, str], things: Things
+) -> list[_Doubt]:
+    """What failed and what is gravely doubtful of one kind of rows, with the meanings of their flags."""
     most = len(rows) / 2
     counts = Counter(flag for row in rows for flag in flags_of(row))
     shown = [flag for flag in _GRAVE if counts[flag] > most or (counts[flag] and flag in _ALWAYS)]
-    kept = [_with_flags(row, shown.__contains__) for row in rows]
     chosen = {flag: meanings[flag] for flag in shown if flag in meanings}
-    return warnings_for(kept, run.info, meanings=chosen, things=things)
+    kept = [_with_flags(row, chosen.__contains__) for row in rows]
+    warnings = warnings_for(kept, run.info, meanings=chosen, things=things)
+    gravity = [*[-1] * (len(warnings) - len(chosen)), *map(_GRAVE.index, chosen)]
+    return [_Doubt(rank, section, f"{_sentence(text)}.") for rank, text in zip(gravity, warnings, strict=True)]
