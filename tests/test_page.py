@@ -194,7 +194,17 @@ def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() 
     page = read(make_run(records))
     assert "mpi all_reduce 0.102 GB/s" in page.text
     assert "gloo all_gather 0.0512 GB/s" in page.text
-    assert "all_reduce of 1 KiB and all_gather of 1 KiB." in page.text
+    assert "gloo: all_gather of 1 KiB" in page.text
+    assert "mpi: all_reduce of 1 KiB" in page.text
+    fewer = read(make_run([*make_launches(STEADY), *launches_at_two_sizes("gloo")]))
+    assert "mpi 0.102 GB/s" in fewer.text
+    assert "mpi: all_reduce of 1 KiB" in fewer.text
+    assert "gloo: all_reduce, the best of its 2 sizes" in fewer.text
+
+
+def launches_at_two_sizes(backend: str) -> list[Record]:
+    """Return six launches each of an all-reduce of 1 KiB and of 1 MiB."""
+    return [r for size in (1024, MIB) for r in make_launches(STEADY, make_case(backend=backend, message_bytes=size))]
 
 
 def test_recommendation_comes_first_with_what_to_paste() -> None:

@@ -42,13 +42,14 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
     if not best:
         return
-    alike = list(dict.fromkeys(_best_of(rows) for rows in cases.values()))
-    named = "" if len(alike) == 1 else "{} "
+    told = {backend: _best_of(rows) for backend, rows in cases.items()}
+    alike = len(set(told.values())) == 1
+    named = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
     yield Finding(
         label="Bandwidth",
         texts=[f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()],
         details=[
-            f"{' and '.join(alike)}.",
+            f"{next(iter(told.values())) if alike else '; '.join(f'{name}: {text}' for name, text in told.items())}.",
             BUSBW,
             *(f"{backend} at {_size(row)}: {doubts}." for backend, row in best.items() if (doubts := _doubts(row))),
         ],
