@@ -99,8 +99,8 @@ def name_range(
     times_us = matrix.time_us[chosen & matrix.is_sound]
     if not len(times_us):
         return ""
-    ends = zip(shares, ("lower", "higher"), strict=True)
-    least_us, most_us = (float(np.quantile(times_us, share, method=method)) for share, method in ends)
+    least_us = float(np.quantile(times_us, shares[0], method="lower"))
+    most_us = float(np.quantile(times_us, shares[1], method="higher"))
     if matrix.case.operation in TIMED:
         return " to ".join(dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us)))
     low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
