@@ -13,7 +13,7 @@ from commbench.report.matrix import conclude
 from commbench.report.page.parts import Finding, Tone
 from commbench.report.page.rates import bandwidths, latencies, pairs
 from commbench.report.state import undecided, unfinished
-from commbench.report.table import ROWS, Flagged, Things, flags_of, warnings_for
+from commbench.report.table import ROWS, Flagged, Things, flags_of, warned
 from commbench.report.training import MEANINGS
 from commbench.store import Run
 from commbench.training.conclusion import Recommendation, doubts_sentence, headline, learning_cost
@@ -133,19 +133,27 @@ class _Doubt(NamedTuple):
     gravity: int
     """The lowest first."""
     section: str
-    """Where all doubts about them stand."""
-    text: str
+    """Where all doubts about them stand, with what to try."""
+    count: str
+    """Of how many rows."""
+    seen: str
+    """What was seen, as a sentence goes on."""
 
 
 def _doubts(runs: Sequence[Run]) -> Iterable[Finding]:
     """The gravest doubts about each run, and how many more there are."""
     found = [(run, _doubts_about(run)) for run in runs]
     hidden = [doubt for _, doubts in found for doubt in doubts[MOST_DOUBTS:]]
-    shown = [(run, [doubt.text for doubt in doubts[:MOST_DOUBTS]]) for run, doubts in found if doubts]
-    if shown:
+    first = next((doubt for _, doubts in found for doubt in doubts), None)
+    if first:
+        shown = [(run, [_said(doubt) for doubt in doubts[:MOST_DOUBTS]]) for run, doubts in found if doubts]
         texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
-        more = (hidden[0].section, f"and {counted(len(hidden), 'more doubt')}") if hidden else None
-        yield Finding(label="Doubts", texts=texts, tone="doubt", more=more)
+        more = f"And {counted(len(hidden), 'more doubt')}, and what to try" if hidden else "What to try"
+        yield Finding(label="Doubts", texts=texts, tone="doubt", more=((hidden or [first])[0].section, more))
+
+
+def _said(doubt: _Doubt) -> str:
+    return _sentence(f"{doubt.count} {doubt.seen}.")
 
 
 def _doubts_about(run: Run) -> list[_Doubt]:
@@ -163,7 +171,11 @@ def _doubts_about(run: Run) -> list[_Doubt]:
         *_grave(run, "collectives", collectives, FLAGS, of_collectives),
         *_grave(run, "pairs", matrix_rows(run), FLAGS, MATRICES),
     ]
-    return sorted(doubts, key=lambda doubt: doubt.gravity)
+    alike: dict[str, _Doubt] = {}
+    for doubt in sorted(doubts, key=lambda doubt: doubt.gravity):
+        known = alike.get(doubt.seen)
+        alike[doubt.seen] = known._replace(count=f"{known.count} and {doubt.count}") if known else doubt
+    return list(alike.values())
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
@@ -185,6 +197,6 @@ def _grave(
     shown = [flag for flag in _GRAVE if counts[flag] > most or (counts[flag] and flag in _ALWAYS)]
     chosen = {flag: meanings[flag] for flag in shown if flag in meanings}
     kept = [_with_flags(row, chosen.__contains__) for row in rows]
-    warnings = warnings_for(kept, run.info, meanings=chosen, things=things)
-    gravity = [*[-1] * (len(warnings) - len(chosen)), *map(_GRAVE.index, chosen)]
-    return [_Doubt(rank, section, f"{_sentence(text)}.") for rank, text in zip(gravity, warnings, strict=True)]
+    found = warned(kept, run.info, meanings=chosen, things=things)
+    gravity = [*[-1] * (len(found) - len(chosen)), *map(_GRAVE.index, chosen)]
+    return [_Doubt(rank, section, one.count, one.seen) for rank, one in zip(gravity, found, strict=True)]

@@ -13,6 +13,7 @@ from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
+from commbench.report.page.rates import BUSBW
 from commbench.report.page.repeat import commands
 from commbench.report.state import explain_time, origins, time_spent, undecided
 from commbench.report.table import warnings_for
@@ -118,6 +119,7 @@ def _compared(runs: Sequence[Run]) -> Section:
 
 
 def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    rated = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
     tables = [
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
@@ -126,7 +128,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="collectives",
         title="Collectives",
-        sentences=_each(runs, collectives.slowest_groups),
+        sentences=[*([BUSBW] if rated else []), *_each(runs, collectives.slowest_groups)],
         warnings=_each(runs, _collective_warnings),
         figures=_of(drawings, "collectives"),
         tables=tables,

@@ -18,7 +18,7 @@ from commbench.report.table import flags_of, format_time_us
 from commbench.store import Run
 from commbench.units import counted, format_size
 
-#: What bus bandwidth is.
+#: What bus bandwidth is, for the section that has it.
 BUSBW = (
     "Bus bandwidth is size over time, times a factor of the operation and the number of ranks: so operations compare "
     "with each other and with a link's rate (nccl-tests' busbw)."
@@ -27,11 +27,11 @@ BUSBW = (
 _GIGABYTE_BPS = 8e9
 #: Doubts about a figure that its interval does not show, by their flags; those about conditions stand with all doubts.
 _BRIEF: Mapping[str, Callable[[Row], str]] = {
-    "bimodal": lambda _: "times within a launch fall in two humps, and the median stands for neither",
+    "bimodal": lambda _: "times within a launch fall in two humps",
     "bimodal_launches": lambda _: "launches fall in two humps",
     "unsteady": lambda _: "times drifted within launches",
     "late": lambda _: "more than a fifth of the repetitions started late and were dropped",
-    "harness": lambda row: f"{_share(row.harness_us, row.time_us)} of the time is commbench's own cost",
+    "harness": lambda row: f"{_share(row.harness_us, row.time_us)} is commbench's own cost",
 }
 
 
@@ -45,16 +45,18 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     told = {backend: _best_of(rows) for backend, rows in cases.items()}
     alike = len(set(told.values())) == 1
     named = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
+    judged_by = next(iter(told.values())) if alike else "; ".join(f"{name}: {text}" for name, text in told.items())
     yield Finding(
         label="Bandwidth",
-        texts=[f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()],
-        details=[
-            f"{next(iter(told.values())) if alike else '; '.join(f'{name}: {text}' for name, text in told.items())}.",
-            BUSBW,
-            *(f"{backend} at {_size(row)}: {doubts}." for backend, row in best.items() if (doubts := _doubts(row))),
-        ],
+        texts=_lines(run, [f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]),
+        details=[f"Bus bandwidth of {judged_by}.", *_doubts(best)],
         is_lead=_is_lead(run),
     )
+
+
+def _lines(run: Run, texts: Sequence[str]) -> list[str]:
+    """A line for each text where they lead, else one for all."""
+    return list(texts) if _is_lead(run) else ["; ".join(texts)]
 
 
 def _is_lead(run: Run) -> bool:
@@ -102,8 +104,11 @@ def _share(part: float | None, whole: float | None) -> str:
     return f"{100 * part / whole:.0f} %" if part is not None and whole else "an unknown share"
 
 
-def _doubts(row: Row) -> str:
-    return "; ".join(_BRIEF[flag](row) for flag in flags_of(row) if flag in _BRIEF)
+def _doubts(shown: Mapping[str, Row]) -> list[str]:
+    """What is doubtful about the rows that are shown, by backend; nothing where nothing is."""
+    briefs = {name: [_BRIEF[flag](row) for flag in flags_of(row) if flag in _BRIEF] for name, row in shown.items()}
+    said = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
+    return [f"{'; '.join(said)}."] if said else []
 
 
 def latencies(run: Run) -> Iterable[Finding]:
@@ -112,11 +117,10 @@ def latencies(run: Run) -> Iterable[Finding]:
     least = {backend: min(rows, key=lambda row: row.message_bytes or 0) for backend, rows in timed.items()}
     if least:
         sizes = " and ".join(dict.fromkeys(map(_size, least.values())))
-        doubts = (f" {backend}: {doubts}." for backend, row in least.items() if (doubts := _doubts(row)))
         yield Finding(
             label="Latency",
-            texts=[f"{backend} {format_time_us(row)}" for backend, row in least.items()],
-            details=[f"Half the round trip of {sizes}, with its 95 % interval.{''.join(doubts)}"],
+            texts=["; ".join(f"{backend} {format_time_us(row)}" for backend, row in least.items())],
+            details=[" ".join([f"Half the round trip of {sizes}.", *_doubts(least)])],
         )
 
 
