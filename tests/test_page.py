@@ -293,6 +293,9 @@ def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
     page = read(make_run(records, **make_hosts(4)))
     warnings = page.text.partition("Pairs of ranks")[2]
     assert "1 of 1 matrix are flagged late" in warnings
+    assert "What to try" in page.text.partition("Pairs of ranks Slow")[0]
+    steady = read(make_run(make_matrix(4, flags=["late"]), **make_hosts(4)))
+    assert "What to try" not in steady.text
     assert "bimodal" not in warnings
 
 
@@ -312,7 +315,7 @@ def test_collectives_and_training_are_doubted_apart() -> None:
     flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
     many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
     reader = read(many)
-    assert reader.text.index("And 1 more doubt, and what to try") < reader.text.index("Collectives")
+    assert reader.text.index("1 more doubt and what to try") < reader.text.index("Collectives")
     assert "#collectives" in reader.links
     assert "#collectives" in [link for link in reader.links if link == "#collectives"][1:]
 
@@ -327,7 +330,7 @@ def test_doubts_and_details_of_several_runs_name_their_run() -> None:
     ]
     findings = {finding.label: finding for finding in find_conclusion(runs)}
     assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Doubts"].texts]
-    assert ("collectives", "And 3 more doubts, and what to try") == findings["Doubts"].more
+    assert ("collectives", "3 more doubts and what to try") == findings["Doubts"].more
     details = [detail.partition(".")[0].replace("Bus bandwidth of ", "") for detail in findings["Bandwidth"].details]
     assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
     slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))

@@ -334,17 +334,17 @@ def warnings_for(
 class Warned(NamedTuple):
     """Something doubtful about rows."""
 
-    count: str
-    """Of how many of them."""
+    rows: str
+    """How many of them."""
     seen: str
-    """What was seen, as a sentence goes on after the count."""
+    """What was seen, as a sentence goes on after that."""
     remedy: str = ""
     """What to try."""
 
     @property
     def text(self) -> str:
         """All of it."""
-        return f"{self.count} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
+        return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
 
 
 def warned(

@@ -134,10 +134,12 @@ class _Doubt(NamedTuple):
     """The lowest first."""
     section: str
     """Where all doubts about them stand, with what to try."""
-    count: str
-    """Of how many rows."""
+    rows: str
+    """How many of which."""
     seen: str
     """What was seen, as a sentence goes on."""
+    has_remedy: bool
+    """Whether there is something to try."""
 
 
 def _doubts(runs: Sequence[Run]) -> Iterable[Finding]:
@@ -148,12 +150,14 @@ def _doubts(runs: Sequence[Run]) -> Iterable[Finding]:
     if first:
         shown = [(run, [_said(doubt) for doubt in doubts[:MOST_DOUBTS]]) for run, doubts in found if doubts]
         texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
-        more = f"And {counted(len(hidden), 'more doubt')}, and what to try" if hidden else "What to try"
-        yield Finding(label="Doubts", texts=texts, tone="doubt", more=((hidden or [first])[0].section, more))
+        rest = [f"{counted(len(hidden), 'more doubt')}"] if hidden else []
+        rest += ["what to try"] if any(doubt.has_remedy for _, doubts in found for doubt in doubts) else []
+        more = ((hidden or [first])[0].section, _sentence(" and ".join(rest))) if rest else None
+        yield Finding(label="Doubts", texts=texts, tone="doubt", more=more)
 
 
 def _said(doubt: _Doubt) -> str:
-    return _sentence(f"{doubt.count} {doubt.seen}.")
+    return _sentence(f"{doubt.rows} {doubt.seen}.")
 
 
 def _doubts_about(run: Run) -> list[_Doubt]:
@@ -174,7 +178,7 @@ def _doubts_about(run: Run) -> list[_Doubt]:
     alike: dict[str, _Doubt] = {}
     for doubt in sorted(doubts, key=lambda doubt: doubt.gravity):
         known = alike.get(doubt.seen)
-        alike[doubt.seen] = known._replace(count=f"{known.count} and {doubt.count}") if known else doubt
+        alike[doubt.seen] = known._replace(rows=f"{known.rows} and {doubt.rows}") if known else doubt
     return list(alike.values())
 
 
@@ -199,4 +203,6 @@ def _grave(
     kept = [_with_flags(row, chosen.__contains__) for row in rows]
     found = warned(kept, run.info, meanings=chosen, things=things)
     gravity = [*[-1] * (len(found) - len(chosen)), *map(_GRAVE.index, chosen)]
-    return [_Doubt(rank, section, one.count, one.seen) for rank, one in zip(gravity, found, strict=True)]
+    return [
+        _Doubt(rank, section, one.rows, one.seen, bool(one.remedy)) for rank, one in zip(gravity, found, strict=True)
+    ]
