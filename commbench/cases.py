@@ -21,9 +21,11 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-BACKENDS = ("mpi", "gloo", "fake")
+BACKENDS = ("mpi", "gloo", "nccl", "fake")
+#: Those whose buffers are in the memory of GPUs.
+DEVICE_BACKENDS = ("nccl",)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
-LOOPS = ("auto", "native", "python")
+LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.

@@ -7,9 +7,11 @@ shifting by any power of two changes what is seen.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +90,10 @@ class Content:
     """(offset, count, tile): elements ``offset .. offset+count`` repeat ``tile``, shape (TILE,)."""
     dtype: DataType
     tolerance: float = 0.0
+
+    def moved(self, move: Callable[[Raw], Any]) -> Content:
+        """The same with tiles where ``move`` puts them: on a device, to be written and compared there."""
+        return dataclasses.replace(self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs])
 
     def write(self, memory: Raw) -> None:
         """Fill ``memory``, a one-dimensional raw array."""

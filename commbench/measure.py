@@ -80,6 +80,10 @@ class Session:
             raise UnsupportedError(
                 f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
             )
+        if case.sync not in communicator.syncs:
+            raise UnsupportedError(
+                f"{case.backend} cannot start ranks by {case.sync}; use --sync {' or '.join(communicator.syncs)}"
+            )
 
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
         """The timed loop for a case, calibrated once a launch, all ranks together.

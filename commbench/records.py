@@ -414,4 +414,5 @@ FLAGS = {
     "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
     "of its outputs",
     "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
+    "shared_gpu": "several ranks took turns on a GPU; this is no measure of the interconnect",
 }

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from commbench import stats
 from commbench.arrangements import arranged
-from commbench.cases import Case
+from commbench.cases import DEVICE_BACKENDS, Case
 from commbench.collectives import OPERATIONS
 from commbench.collector import without_collector
 from commbench.patterns import pattern_order
@@ -245,7 +245,7 @@ def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": info.get("world_size"),
         "nodes": info.get("nodes"),
         "ranks_per_node": info.get("ranks_per_node"),
-        "ranks_per_gpu": info.get("ranks_per_gpu"),
+        "ranks_per_gpu": info.get("ranks_per_gpu") if case.backend in DEVICE_BACKENDS else None,
         "dtype": case.dtype,
         "redop": case.redop,
         "root": case.root,
@@ -349,6 +349,7 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
         "unsteady": 2 * seen["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
         "emulated": bool((info.get("environment") or {}).get("emulated")),
+        "shared_gpu": (row.ranks_per_gpu or 0) > 1,
     }
     flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
     flags |= launch_flags(launch_medians(timed, ("ok", "wrong")))

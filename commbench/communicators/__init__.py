@@ -16,6 +16,7 @@ _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("numba", "pip install numba"),
     ),
     "gloo": (("torch", "pip install torch"),),
+    "nccl": (("cupy", "pip install cupy-cuda13x nvidia-nccl-cu13, on a machine with NVIDIA GPUs"),),
     "fake": (),
 }
 
@@ -78,6 +79,11 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
         from commbench.communicators.torch_dist import GlooCommunicator
 
         return GlooCommunicator(control)
+    if backend == "nccl":
+        from commbench.communicators.nccl import NcclCommunicator, check_gpu
+
+        check_gpu()
+        return NcclCommunicator(control)
     from commbench.communicators.fake import FakeCommunicator
 
     return FakeCommunicator(control, launch=launch)

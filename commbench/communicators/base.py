@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from commbench.cases import SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
@@ -41,8 +42,12 @@ class Communicator(ABC):
     size: int
     loops: tuple[str, ...] = ("python",)
     """The timed loops it has, its best first."""
+    syncs: tuple[str, ...] = SYNCS
+    """The ways in which its ranks can start together."""
     most_elements: int | None = None
     """The most elements that one call can take; None where there is no limit."""
+    ranks_per_gpu: int | None = None
+    """The most ranks of the launch on one GPU; None where none is used."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 

@@ -86,7 +86,8 @@ def collect_session(
 
     Returns:
         ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
-        them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``mpi_init_s`` (None without MPI),
+        them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
+        ``mpi_init_s`` (None without MPI),
         ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
@@ -100,12 +101,14 @@ def collect_session(
             "versions": collect_versions(),
             "variables": dict(variables),
             **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
+            **({"nccl_library": libraries["nccl"]} if "nccl" in libraries else {}),
             **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
         },
         "ranks": [
             {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)} for place in places
         ],
         "libraries": libraries,
+        "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
         "shared_clock": share_clock(places),
         "oversubscribed": are_crowded(places),
@@ -145,6 +148,7 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
+        "ranks_per_gpu": session.get("ranks_per_gpu") or known.get("ranks_per_gpu"),
         "tick_us": max(ticks_us, default=None),
     }
 

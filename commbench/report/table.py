@@ -34,6 +34,7 @@ MARKS = {
     "slowest_group": "S",
     "imported": "i",
     "emulated": "e",
+    "shared_gpu": "g",
 }
 
 #: What tells columns of one backend apart, tried from the left until every cell holds one row.

@@ -76,7 +76,7 @@ class PythonTimer:
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""
-        run_once = _sequence([call.run for call in calls] * batch)
+        run_once = run_in_order([call.run for call in calls] * batch)
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
@@ -95,7 +95,7 @@ class PythonTimer:
         return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
 
 
-def _sequence(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
+def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """One callable for several; a single one is called directly, without the price of a loop."""
     if len(functions) == 1:
         return functions[0]

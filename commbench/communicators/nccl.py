@@ -1,0 +1,349 @@
+"""NCCL by cupy: every operation as the library's own call, on device buffers, timed by events on one stream."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cupy
+from cupy.cuda import nccl
+
+from commbench.communicators.base import STALE, Communicator
+from commbench.communicators.nccl_log import transports_in
+from commbench.control import Control, gather_everywhere
+from commbench.datatypes import DTYPES, Content, DataType
+from commbench.errors import InputError, UnsupportedError
+from commbench.patterns import Group
+from commbench.primitives import Ends
+from commbench.timing.device import EventTimer
+from commbench.timing.loops import Call, Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import Synchroniser, SyncPlan
+
+_CODES = {
+    "float64": nccl.NCCL_FLOAT64,
+    "float32": nccl.NCCL_FLOAT32,
+    "float16": nccl.NCCL_FLOAT16,
+    "bfloat16": nccl.NCCL_BFLOAT16,
+    "int32": nccl.NCCL_INT32,
+    "int8": nccl.NCCL_INT8,
+}
+_REDOPS = {
+    "sum": nccl.NCCL_SUM,
+    "min": nccl.NCCL_MIN,
+    "max": nccl.NCCL_MAX,
+    "prod": nccl.NCCL_PROD,
+    "avg": nccl.NCCL_AVG,
+}
+#: Settings under which ranks that share a GPU can talk at all: NCCL takes each for a host of its own, and goes by TCP.
+_SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
+
+
+@dataclass(frozen=True)
+class DeviceBuffer:
+    """Elements in device memory: ``memory`` has shape (count,) in the data type's storage."""
+
+    memory: Any
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.memory.size)
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return self.address_of(0)
+
+    def address_of(self, element: int) -> int:
+        """Where an element is."""
+        return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
+
+    def shares_memory(self, other: DeviceBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
+
+
+class NcclCommunicator(Communicator):
+    """An NCCL communicator of its own on the GPU of this rank: the k-th rank of a host takes its k-th GPU, in turn."""
+
+    backend = "nccl"
+    loops = ("event",)
+    syncs = ("auto", "barrier", "none")
+    own_threads = True  # as far as ranks that wait are concerned: the device works by itself
+
+    def __init__(self, control: Control, members: Group = (), identity: object = None) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self.rank, self.size = self._members.index(control.rank), len(self._members)
+        if not members:
+            self._choose_device()
+            identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
+        self._alone: Any = None
+        self._token = self.allocate(DTYPES["int8"], 1)
+        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+
+    def _choose_device(self) -> None:
+        """Take a GPU; before NCCL reads its settings, allow ranks to share one and have it say how messages travel."""
+        host = socket.gethostname()
+        hosts = gather_everywhere(self._control, host)
+        place, ranks = hosts[: self._control.rank].count(host), hosts.count(host)
+        devices = cupy.cuda.runtime.getDeviceCount()
+        self.ranks_per_gpu = max(gather_everywhere(self._control, -(-ranks // devices)))
+        if self.ranks_per_gpu > 1:
+            _set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{place}"})
+            if len(set(hosts)) == 1:
+                _set_missing({"NCCL_SOCKET_IFNAME": "lo"})
+        if "NCCL_DEBUG" not in os.environ:
+            log = Path(tempfile.gettempdir()) / f"commbench-nccl-{os.getpid()}.log"
+            _set_missing({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)})
+        cupy.cuda.Device(place % devices).use()
+
+    def library(self) -> str:
+        """The version that is loaded, e.g. ``NCCL 2.28.9``."""
+        return f"NCCL {version_text(nccl.get_version())}"
+
+    def transport(self) -> str:
+        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
+        if self.size == 1:
+            return "self"
+        log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
+        return "+".join(transports_in(log.read_text(errors="replace"))) if log.is_file() else ""
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+        """Events on the stream."""
+        return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)
+
+    def null_calls(self) -> list[Call]:
+        """NcclAllReduce of 8 bytes in a communicator of one rank."""
+        if self._alone is None:
+            self._alone = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+        buffer = self.allocate(DTYPES["float64"], 1)
+        ends = (buffer.address, buffer.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
+        return [Call(run=partial(self._alone.allReduce, *ends), keep=(buffer,))]
+
+    def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
+        """By a new communicator each: the first rank of a group tells the others its identity."""
+        own = next((group for group in groups if self._control.rank in group), None)
+        leads = own is not None and own[0] == self._control.rank
+        identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
+        return None if own is None else NcclCommunicator(self._control, own, identities[own[0]])
+
+    def close(self) -> None:
+        """Destroy the communicators, and remove the log."""
+        super().close()
+        self.complete()
+        for communicator in (self._comm, self._alone):
+            if communicator is not None:
+                communicator.destroy()
+        if self.size == self._control.size and "commbench-nccl-" in os.environ.get("NCCL_DEBUG_FILE", ""):
+            Path(os.environ["NCCL_DEBUG_FILE"]).unlink(missing_ok=True)
+
+    # Buffers
+
+    @contextmanager
+    def _queued(self) -> Iterator[None]:
+        """What cupy does inside happens on the stream of the operations, in order with them."""
+        with self._stream:
+            yield
+
+    def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
+        """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
+        with self._queued():
+            return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
+
+    def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
+        """See `Communicator.part`."""
+        return DeviceBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
+
+    def write(self, buffer: DeviceBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        with self._queued():
+            content.moved(cupy.asarray).write(buffer.memory)
+        self.complete()
+
+    def spoil(self, buffer: DeviceBuffer) -> None:
+        """See `Communicator.spoil`."""
+        with self._queued():
+            buffer.memory.view("uint8")[:] = STALE
+
+    def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`; compared on the device."""
+        with self._queued():
+            return content.moved(cupy.asarray).count_wrong(buffer.memory)
+
+    def empty(self) -> DeviceBuffer:
+        """One byte: what NCCL makes of no elements is not documented."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    # The device, as its timed loop sees it
+
+    def complete(self) -> None:
+        """See `Communicator.complete`."""
+        self._stream.synchronize()
+
+    def meet(self) -> None:
+        """See `DeviceClock.meet`: an all-reduce of one byte."""
+        self._reduce_token()
+
+    def new_event(self) -> Any:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.new_event`."""
+        return cupy.cuda.Event()
+
+    def record(self, event: Any) -> None:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.record`."""
+        event.record(self._stream)
+
+    def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.wait`."""
+        event.synchronize()
+
+    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.elapsed_ns`."""
+        return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
+
+    # Collectives
+
+    def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
+        """NcclAllReduce."""
+        ends = (send.address, receive.address, receive.count, _code(receive), _REDOPS[redop])
+        return self._call(self._comm.allReduce, *ends, keep=(send, receive))
+
+    def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
+        """NcclAllGather."""
+        block = receive.count // self.size
+        return self._call(
+            self._comm.allGather, send.address, receive.address, block, _code(receive), keep=(send, receive)
+        )
+
+    def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
+        """NcclReduceScatter."""
+        ends = (send.address, receive.address, send.count // self.size, _code(send), _REDOPS[redop])
+        return self._call(self._comm.reduceScatter, *ends, keep=(send, receive))
+
+    def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
+        """A block to and from every rank, in one group."""
+        if send.shares_memory(receive):
+            raise UnsupportedError("NCCL has no in-place all_to_all")
+        everybody = range(self.size)
+        return self._exchange(self._blocks(send, everybody), self._blocks(receive, everybody))
+
+    def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
+        """NcclBroadcast in place."""
+        ends = (buffer.address, buffer.address, buffer.count, _code(buffer), root)
+        return self._call(self._comm.broadcast, *ends, keep=(buffer,))
+
+    def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
+        """ncclReduce; what is no root has nothing to receive, and NCCL does not look at it."""
+        target = receive if receive is not None else send
+        ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
+        return self._call(self._comm.reduce, *ends, keep=(send, target))
+
+    def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
+        """Each rank's block to the root, in one group; in place the root's own stays where it is."""
+        here = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
+        sources = [rank for rank in range(self.size) if here or rank != root]
+        return self._exchange(here, self._blocks(receive, sources) if receive is not None else [])
+
+    def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
+        """A block from the root to each rank, in one group; in place the root's own stays where it is."""
+        here = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
+        targets = [rank for rank in range(self.size) if here or rank != root]
+        return self._exchange(self._blocks(send, targets) if send is not None else [], here)
+
+    def barrier(self) -> Call:
+        """An all-reduce of one byte: it ends on no rank before it has begun on all."""
+        return Call(run=self._reduce_token)
+
+    # Point to point
+
+    def send(self, buffer: DeviceBuffer, peer: int) -> Call:
+        """NcclSend."""
+        return self._call(self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+
+    def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
+        """NcclRecv."""
+        return self._call(self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+
+    def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
+        """NcclSend and ncclRecv in one group."""
+        return self._exchange([(send, target)], [(receive, source)])
+
+    def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
+        """``window`` times to and from each of the peers, in one group."""
+        return self._exchange([*sends] * window, [*receives] * window)
+
+    # How calls are made
+
+    def _reduce_token(self) -> None:
+        ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
+        self._comm.allReduce(*ends, self._stream.ptr)
+
+    def _call(self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]) -> Call:
+        """One function of NCCL; the stream is always its last argument."""
+        return Call(run=partial(function, *arguments, self._stream.ptr), keep=tuple(keep))
+
+    def _exchange(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer]) -> Call:
+        """All messages at once, in one group."""
+        calls = [self.send(buffer, peer) for buffer, peer in sends]
+        calls += [self.receive(buffer, peer) for buffer, peer in receives]
+        steps = [call.run for call in calls]
+
+        def run() -> None:
+            nccl.groupStart()
+            for step in steps:
+                step()
+            nccl.groupEnd()
+
+        return Call(run=run, keep=tuple(calls))
+
+    def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
+        """The part of a buffer that belongs to each rank, with the rank."""
+        block = buffer.count // self.size
+        return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
+
+
+def check_gpu() -> None:
+    """Notice that there is no GPU before NCCL is asked for anything.
+
+    Raises:
+        InputError: this host has none that CUDA can use.
+    """
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        raise InputError(
+            f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()} ({reason})."
+        ) from error
+    if not devices:
+        raise InputError(f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()}.")
+
+
+def version_text(number: int) -> str:
+    """NCCL's version number as people write it: 22809 is 2.28.9, and before 2.9 it was 2708 for 2.7.8."""
+    major, rest = divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)  # noqa: PLR2004 - NCCL's rule
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _code(buffer: DeviceBuffer) -> int:
+    return int(_CODES[buffer.dtype.name])
+
+
+def _set_missing(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

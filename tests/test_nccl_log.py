@@ -1,0 +1,25 @@
+"""Tests of what is read from NCCL's log."""
+
+from commbench.communicators.nccl_log import transports_in, version_in
+
+LOG = """\
+node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
+node1:4242:4260 [0] NCCL INFO Channel 00/02 : 0 1
+node1:4242:4260 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+node1:4242:4260 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+node1:4242:4260 [0] NCCL INFO Channel 01 : 0[0] -> 2[1] via SHM/direct/direct
+node1:4242:4260 [0] NCCL INFO Channel 02/0 : 0[0] -> 3[2] via P2P/CUMEM
+node1:4242:4260 [0] NCCL INFO Connected all rings
+"""
+
+
+def test_transports_are_read() -> None:
+    """Name each kind once, without the adapter's number."""
+    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
+    assert [] == transports_in("")
+
+
+def test_the_version_is_read() -> None:
+    """Read the version that runs."""
+    assert "2.28.9" == version_in(LOG)
+    assert "" == version_in("nothing")
