@@ -118,12 +118,16 @@ class Matrix:
 
     @cached_property
     def ratio_to_typical(self) -> Floats:
-        """Each pair's time over the median of the pairs of its kind, NaN for wrong data, (pairs,)."""
+        """Each pair's time over that of the median pair of its kind, NaN for wrong data, (pairs,).
+
+        The median pair is one that there is, of an even number the faster of the two in the middle: where half of the
+        pairs are slow, what lies between both halves is the time of none.
+        """
         ratios = np.full(len(self.source), np.nan)
         for kind in (self.is_inter, ~self.is_inter):
             chosen = kind & self.is_sound
             if chosen.any():
-                ratios[chosen] = self.time_us[chosen] / np.median(self.time_us[chosen])
+                ratios[chosen] = self.time_us[chosen] / np.quantile(self.time_us[chosen], 0.5, method="lower")
         return ratios
 
 

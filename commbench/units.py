@@ -8,6 +8,7 @@ The conventions of every file and table:
 - A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``, ``step_ms``).
 """
 
+import math
 import re
 from fractions import Fraction
 
@@ -23,7 +24,6 @@ _SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
 
 _SIZE_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_THREE_DIGITS = 100
 _MINUTES_PER_HOUR = 60
 
 
@@ -109,8 +109,14 @@ def format_time(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return '1.20', '34.0', '120' or '1200': three digits at least, never an exponent; for 1 and above."""
-    return f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:#.3g}"
+    """Return '0.0117', '1.20', '34.0', '120' or '1200': three digits at least, never an exponent; '0' for 0."""
+    return f"{value:.{decimals(value)}f}" if value and math.isfinite(value) else f"{value:g}"
+
+
+def decimals(value: float, digits: int = 3) -> int:
+    """How many decimals show so many digits of a finite number but 0: 0 where it has as many before the point."""
+    rounded = abs(float(f"{value:.{digits}g}"))  # first round: 9.999 is 10.0
+    return max(0, digits - 1 - math.floor(math.log10(rounded)))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -54,8 +54,8 @@ def test_paragraph_of_a_compressed_best() -> None:
         "mlp on 2 ranks: change to topk:0.01 with 5 MiB buckets.",
         "2.000 times as fast as the default",
         "Without compression nothing faster than the default was found.",
-        "After 40 steps its training loss is 2.135 against 2.038 (+0.096",
-        "accuracy is 0.7 against 0.75 (-0.05",
+        "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
+        "accuracy is 0.7 against 0.75 (paired: -0.05",
         "so few steps do not show what a whole training loses.",
     ):
         assert part in text

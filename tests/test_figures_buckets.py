@@ -92,6 +92,27 @@ def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str,
     assert said in bucket_figures([run])[0].caption
 
 
+@pytest.mark.parametrize("info", [{"launches": 0}, {"launches": 2, "status": "partial", "first_look": 4}])
+def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, Any]) -> None:
+    """Speak of no fresh launches where none were made, nor of a verdict before a tuning's first look is complete."""
+    launches = info.pop("launches")
+    found = recommendation_of(BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None)
+    run = training_run_of(sweep(), recommendation=found, **info)
+    axes = painted(paint_lines, list(lines(run).values())).axes[0]
+    (drawing,) = bucket_figures([run])
+
+    assert [] == marked(axes, "chosen")
+    assert "Recommended" not in drawing.caption
+    assert ("Nothing is recommended yet" in drawing.caption) == (not launches)
+
+
+def test_one_fresh_launch_has_no_interval() -> None:
+    """Do not call an interval too wide that is not there."""
+    found = recommendation_of(BEST, verdict="inconclusive", launches=1, speedup_ci=None)
+    (drawing,) = bucket_figures([training_run_of(sweep(), recommendation=found)])
+    assert "the default for now, as one fresh launch decides nothing." in drawing.caption
+
+
 def test_another_workloads_recommendation_rings_nothing() -> None:
     """Match what it is about."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST, workload="other"))

@@ -35,7 +35,7 @@ def test_energy_runs_over_the_size() -> None:
     (drawing,) = energy_figures([metered()])
 
     assert [(KIB, 1.024e-6), (4 * KIB, 4.096e-6)] == points_of(axes, "mpi float32")
-    assert "Least: 1e-06 J at 1 KiB" in drawing.caption
+    assert "Least: 0.00000102 J at 1 KiB" in drawing.caption
     assert "energy" == drawing.section
 
 

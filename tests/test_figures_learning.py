@@ -67,24 +67,59 @@ def test_one_bucket_size_stands_for_each_hook() -> None:
     assert "none, 25 MiB buckets" in [one.name for one in learned_of(other, loss_of)]
 
 
-def test_who_is_ahead_is_said_only_beyond_the_range_of_launches() -> None:
-    """Do not call noise a lead."""
-    apart = {"none": [[4.0] * 60, [4.1] * 60], "fp16": [[2.0] * 60, [2.1] * 60]}
-    noisy = {"none": [[4.0] * 60, [1.0] * 60], "fp16": [[2.0] * 60, [2.1] * 60]}
-    captions = [learning_figures([run_with_losses(losses)])[0].caption for losses in (apart, noisy)]
+def test_who_is_ahead_is_said_only_beyond_noise() -> None:
+    """Call neither noise a lead nor two launches proof; pair launches, which have data of their own."""
+    data = [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    paired = {"none": [[4.0 + own] * 60 for own in data], "fp16": [[2.0 + own] * 60 for own in data]}
+    few = {hook: launches[:2] for hook, launches in paired.items()}
+    noisy = {"none": [[value] * 60 for value in (4.0, 1.0, 4.0, 1.0, 4.0, 4.0)], "fp16": [[2.0] * 60] * 6}
+    captions = [learning_figures([run_with_losses(losses)])[0].caption for losses in (paired, few, noisy)]
 
-    assert "fp16, default buckets is ahead with 2.05, before none, default buckets with 4.05." in captions[0]
-    assert "none is ahead of all others beyond the range" in captions[1]
-    assert "After 60 steps: 4.05 with none, default buckets and 2.05 with fp16, default buckets." in captions[0]
+    assert "fp16, default buckets is ahead, by 2.00 [2.00, 2.00] of none, default buckets, paired" in captions[0]
+    assert "so few launches show no setting to be ahead." in captions[1]
+    assert "no setting is shown to be ahead." in captions[2]
+    assert "After 60 steps, mean over launches: 11.5 with none, default buckets and 9.50 with fp16" in captions[0]
+
+
+def test_fresh_launches_stand_where_there_are_any() -> None:
+    """Draw the launches that decided in place of the sweep's, all of their settings, and say so."""
+    settings = {("none", "default"): 3.0, ("none", "25"): 2.9, ("fp16", "25"): 2.0}
+    sweep = [
+        record
+        for (hook, cap), loss in settings.items()
+        for record in launches_of(20.0, make_training_case(hook, cap), losses=[9 * loss])
+    ]
+    fresh = [
+        record
+        for (hook, cap), loss in settings.items()
+        for record in launches_of(20.0, make_training_case(hook, cap, phase="confirm"), losses=[loss])
+    ]
+    (drawing,) = learning_figures([training_run_of([*sweep, *fresh])])
+    (before,) = learning_figures([training_run_of([*sweep, *fresh[:6]])])
+
+    assert drawing.caption.startswith("Lines are the mean of 6 fresh launches, bands their range. After 1 steps")
+    assert "3.00 with none, default buckets, 2.90 with none, 25 MiB buckets and 2.00 with fp16" in drawing.caption
+    assert "each hook stands with one bucket size, as buckets alone do not alter learning." in before.caption
+    assert "27.0 with none, default buckets" in before.caption
+
+
+@pytest.mark.parametrize(
+    ("hook", "selects"), [("topk:0.01", True), ("randomk:0.01", True), ("topk:0.01:scope=parameter", False)]
+)
+def test_hooks_that_select_over_a_bucket_learn_by_its_size(hook: str, selects: bool) -> None:
+    """Do not say that buckets do not matter to what sends a part of each."""
+    (drawing,) = learning_figures([run_with_losses({"none": [[2.0] * 3], hook: [[2.0] * 3]})])
+    assert selects == (f"{hook} selects over a bucket" in drawing.caption)
+    assert selects != ("buckets alone do not alter learning" in drawing.caption)
 
 
 def test_equal_time_is_when_the_first_is_through() -> None:
     """Compare the slow setting where it is by then."""
     falling = [float(value) for value in range(100, 0, -1)]
-    run = run_with_losses({"none": [falling] * 2, "fp16": [falling] * 2}, {"none": 20.0, "fp16": 10.0})
-    assert "After 1 s fp16, default buckets is ahead with 5.5, before none, default buckets with 53." in " ".join(
-        learning_figures([run])[0].caption.replace("5.50", "5.5").replace("53.0", "53").split()
-    )
+    run = run_with_losses({"none": [falling] * 6, "fp16": [falling] * 6}, {"none": 20.0, "fp16": 10.0})
+    caption = learning_figures([run])[0].caption
+    assert "After 1 s: 53.0 with none, default buckets and 5.50 with fp16, default buckets" in caption
+    assert "fp16, default buckets is ahead, by 47.5 [47.5, 47.5] of none, default buckets" in caption
 
 
 def test_few_steps_are_said_to_show_little() -> None:

@@ -22,7 +22,7 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
 def heat(run: Run) -> Heat:
     """Return the cells of its only matrix."""
     (matrix,) = run.matrices
-    return heat_of(matrix, run.findings.suspects)
+    return heat_of(matrix, run.findings.families)
 
 
 def test_cells_are_from_row_to_column() -> None:
@@ -72,7 +72,39 @@ def test_all_ranks_of_a_slow_host_are_marked() -> None:
 def test_nothing_slow_is_said() -> None:
     """Do not leave a reader looking for marks."""
     (drawing,) = matrix_figures([run_of(make_matrix(4), 4)])
-    assert "No host, rank or link is shown to be slower than its peers." in drawing.caption
+    assert "Here no host or link is shown to be slower than its peers." in drawing.caption
+
+
+def test_what_was_not_judged_is_not_called_sound() -> None:
+    """Say that launches are too few, and that of two hosts none can be the odd one."""
+    (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
+    (two,) = matrix_figures([run_of(make_matrix(2), 2)])
+    assert "Hosts and links are not judged: 1 launch cannot tell slowness from chance" in few.caption
+    assert "With so few it cannot be told which is slow." in two.caption
+    assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
+
+
+def test_a_matrix_speaks_for_itself() -> None:
+    """Find nothing slow in a sound matrix though a host is slow in the other."""
+    slow = make_matrix(6, host_slowness=touching(2, 3.0), launches=10)
+    sound = make_matrix(6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8))
+    captions = [drawing.caption for drawing in matrix_figures([run_of([*slow, *sound], 6)])]
+    assert ["Marked as slow" in caption for caption in captions] == [
+        "Here no host" not in caption for caption in captions
+    ]
+    assert {True, False} == {"Marked as slow" in caption for caption in captions}
+
+
+def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
+    """State what half of the other pairs move, in the unit of the colours, and what the marked ones do."""
+    small = make_case("bandwidth", pattern="matrix", message_bytes=1024)
+    run = run_of(make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4)
+    (drawing,) = matrix_figures([run])
+    assert "MB/s" == heat(run).unit
+    assert "Half of the pairs that are not marked move 10.2 MB/s." in drawing.caption
+    assert "The marked pairs move 2.56 MB/s." in drawing.caption
+    (within,) = matrix_figures([run_of(make_matrix(3, 2, noise=0.0), 3, 2)])
+    assert "Half of the pairs within hosts move 35.0 GB/s." in within.caption
 
 
 def test_hosts_name_the_axes_and_few_cells_are_written() -> None:
@@ -130,5 +162,5 @@ def test_every_run_has_its_own() -> None:
     drawings = matrix_figures(runs)
 
     assert ["old: ", "new: "] == [drawing.title[:5] for drawing in drawings]
-    assert 2 == len({drawing.name for drawing in drawings})
+    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == [drawing.name for drawing in drawings]
     assert [] == matrix_figures([run_of([], 3)])

@@ -68,6 +68,14 @@ def test_series_are_told_apart_by_what_differs() -> None:
     assert "flat float32 sum" == by_backend.shared
 
 
+def test_of_several_runs_each_series_names_its_own() -> None:
+    """Say whose a series is also where one run alone has the operation."""
+    gather = launches_over(redop=None, in_place=None, operation="all_gather")
+    found = {family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])}
+    assert ["old: mpi"] == [curve.name for curve in found["all_reduce"].curves]
+    assert ["new: mpi"] == [curve.name for curve in found["all_gather"].curves]
+
+
 def test_one_run_is_not_named() -> None:
     """Speak of runs only where there are several."""
     (drawing,) = size_figures([run_of(launches_over(), "mine")])
@@ -147,7 +155,10 @@ def test_the_link_is_a_line_where_it_bounds_the_row(
     limits = [y for line in axes.get_lines() if len(set(line.get_ydata())) == 1 for y in set(line.get_ydata())]
 
     assert (expected in limits) == (expected is not None)
-    assert ("% of" in caption_of(family, family.curves)) == (expected is not None)
+    caption = caption_of(family, family.curves)
+    assert ("% of" in caption) == (expected is not None)
+    assert ("% of both ways of 1gbit (emulated)" in caption) == (operation == "bibandwidth")
+    assert "2gbit" not in caption
 
 
 def test_the_share_of_the_link_is_computed() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 from drawings import painted, recommendation_of, texts_of, training_run_of
-from training_builders import launches_of, make_bucket, make_training_case
+from training_builders import launches_of, make_bucket, make_training_case, make_training_record
 
+from commbench.report.figures.drawing import PAPER
 from commbench.report.figures.settings import Trial, groups
 from commbench.report.figures.timeline import COMMUNICATE, COMPRESS, WAIT, paint_steps, steps_of, timeline_figures
 from commbench.training.records import TrainingRecord
@@ -74,15 +75,52 @@ def test_the_exposed_part_is_at_the_end_of_the_backward_pass() -> None:
     assert pytest.approx((4.8, 12.0)) == default.exposed
 
 
+def test_every_colour_of_the_bars_is_explained() -> None:
+    """Shade behind the bars, not over them, and let waiting be seen on the paper."""
+    figure = painted(paint_steps, steps_of(trial()))
+    shades = [patch for patch in figure.axes[0].patches if patch.get_gid() == "exposed"]
+    bars_ = [patch for patch in figure.axes[0].patches if patch.get_gid() != "exposed"]
+    assert 1 == len(shades)
+    assert shades[0].get_zorder() < min(bar.get_zorder() for bar in bars_)
+    assert contrast(WAIT, PAPER) > 3
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the ratio of two colours' luminances as WCAG 2 defines it."""
+    from matplotlib.colors import to_rgb
+
+    def luminance(colour: str) -> float:
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
     """Compute both settings' share, and the difference."""
     (drawing,) = timeline_figures([training_run_of(records())])
 
     assert "none, default buckets: 2 buckets, step 20.0 ms, of it 7.20 ms (36 %) exposed." in drawing.caption
     assert "The second exposes 6.00 ms less." in drawing.caption
+    assert "so that they may end after the pass on top, which is of other steps." in drawing.caption
+    assert "hook's own work" in texts_of(drawing.svg)
     assert {"1.00 MB", "2.00 MB", "exposed", "none, default buckets"} <= {
         text.strip() for text in texts_of(drawing.svg)
     }
+
+
+def test_a_lone_setting_is_called_the_recommended_default_only_where_it_is() -> None:
+    """Say nothing of another setting's panel that stands alone because the default failed."""
+    failed = make_training_record(status="failed", reason="No memory.")
+    other = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
+    keep = recommendation_of({}, verdict="keep")
+    (alone,) = timeline_figures([training_run_of([failed, *other], recommendation=keep)])
+    (default,) = timeline_figures([training_run_of(records(), recommendation=keep)])
+
+    assert "fp16, 25 MiB buckets: 1 bucket" in alone.caption
+    assert "is what is recommended" not in alone.caption
+    assert "The default is what is recommended." in default.caption
 
 
 def test_without_times_there_is_no_timeline() -> None:

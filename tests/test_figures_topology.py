@@ -81,6 +81,21 @@ def test_hosts_that_are_alike_are_drawn_once() -> None:
     assert "host0: ranks 0 and 1 (1 more host alike)" in texts_of(drawing.svg)
 
 
+def test_hosts_that_differ_by_a_page_are_alike() -> None:
+    """Compare memory by the GiB, as it is shown."""
+    other = make_topology(4)
+    other["numa"][0]["memory_bytes"] += 4096
+    assert [["host0", "host1"]] == [box.hosts for box in boxes_of(run_with(make_topology(4), other).info)]
+
+
+def test_the_caption_of_very_many_kinds_is_short() -> None:
+    """Say how many kinds there are, and what is in those that are drawn."""
+    (drawing,) = topology_figures([run_with(*(make_topology(gpus) for gpus in range(1, 9)))])
+    assert "8 hosts are of 8 kinds, of which the first 3 are drawn: host0" in drawing.caption
+    assert "host3: 1 NUMA" not in drawing.caption
+    assert "; host3" not in drawing.caption
+
+
 def test_devices_lie_on_their_memory_nodes() -> None:
     """Put what is on no known node last."""
     (box,) = boxes_of(run_with(make_topology(4)).info)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from commbench.report.figures.axes import Estimate
-from commbench.report.figures.words import digits, left_out, listed, number_text, run_names, shown_apart, time_text
+from commbench.report.figures.words import left_out, listed, number_text, run_names, shown_apart, time_text
 from commbench.store import Run
 
 
@@ -32,15 +32,6 @@ def test_long_lists_are_counted() -> None:
     assert ["", "a", "a and b", "a, b, c, d and 2 more"] == [listed(text) for text in ("", "a", "ab", "abcdef")]
     assert "" == left_out(["a", "b"], 2)
     assert "told apart: c." in left_out(["a", "b", "c"], 2)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(0.0, "0"), (0.117, "0.117"), (12.3456, "12.3"), (1234.5, "1234"), (0.00012, "0.00012"), (9.999, "10.0")],
-)
-def test_numbers_have_three_digits(value: float, expected: str) -> None:
-    """Write no exponents where people read."""
-    assert expected == digits(value)
 
 
 def test_estimates_have_their_interval() -> None:

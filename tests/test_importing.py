@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def variants(folder: Path, times: list[str]) -> list[Path]:
     for file, time in zip(files, times, strict=True):
         file.write_text(text.replace("90.12", time))
     return files
+
+
+def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Commbench) -> None:
+    """Name the tool on the first screen, what it calls a time wherever times are, and no measuring of ours."""
+    commbench("import", DATA / "nccl_tests_all_reduce.txt", "--out", "theirs")
+    assert 0 == commbench("report", "theirs")[0]
+    page = re.sub(r"<[^>]*>", " ", Path("theirs/report.html").read_text())
+    assert "measured by" in page
+    assert "Imported by this command" in page
+    assert "Measured by this command" not in page
+    assert "slowest rank&#39;s median" not in page
+    meaning = "mean over repetitions and ranks"
+    assert f"A time is the median over launches of the {meaning}" in page
+    assert f"{meaning[0].upper()}{meaning[1:]} (lower is better)" in page
+    assert f'title="median over launches of the {meaning}"' in Path("theirs/report.html").read_text()
 
 
 def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:

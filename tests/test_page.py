@@ -1,7 +1,9 @@
 """Tests of the page: what it says of each kind of run, that it is sound HTML, that it needs nothing but itself."""
 
+import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,17 +12,29 @@ from typing import Any
 import pytest
 from builders import MIB, STEADY, make_case, make_info, make_launches, make_record
 from matrices import make_hosts, make_matrix, touching
-from training_builders import launches_of, make_training_case, make_training_info
+from training_builders import (
+    launches_of,
+    make_training_case,
+    make_training_info,
+    make_training_launches,
+    make_training_record,
+)
 
 from commbench.errors import InputError
-from commbench.records import FLAGS, Record
+from commbench.records import FLAGS, Overlap, Record
+from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import draw
 from commbench.report.page import FIGURES, PAGE, check_writable, write_page
+from commbench.report.page.columns import between
+from commbench.report.page.conclusion import find_conclusion
+from commbench.report.page.facts import find_facts
 from commbench.report.page.parts import MOST_LINES
+from commbench.report.page.repeat import words_of
 from commbench.report.page.writing import render_page
 from commbench.store import Run, load_run
 from commbench.training.recommendation import recommend
 from commbench.training.records import TrainingRecord
+from commbench.training.snippet import keep_snippet
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
@@ -142,8 +156,10 @@ def test_collectives_are_tables_of_numbers_and_doubts() -> None:
     assert [("1 KiB", "mpi", "9.97"), ("1 MiB", "mpi", "9.97")] == [tuple(line[:3]) for line in lines]
     assert "few_launches" in lines[0][-1]
     assert FLAGS["few_launches"] in page.text
-    assert "Bandwidth mpi 105 GB/s" in page.text
-    assert "all_reduce of 1 MiB" in page.text
+    assert re.search(r"Bandwidth mpi 105 GB/s \[10\d, 10\d\] at 1 MiB", page.text)
+    assert "Bus bandwidth of all_reduce, the best of its 2 sizes." in page.text
+    assert page.text.index("Bus bandwidth is size over time") > page.text.index("Collectives")
+    assert "own cost" not in heading
 
 
 def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_it() -> None:
@@ -153,8 +169,43 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
     environment = {"hosts": [{"hostname": "a"}, {"hostname": "b"}], "emulated": {"rate": "1gbit"}}
     bound = read(make_run(records, environment=environment, nodes=2, ranks_per_node=1))
     shared = read(make_run(records, environment=environment, nodes=1, ranks_per_node=2))
-    assert "gloo 0.105 GB/s, 84 % of the link's 1gbit (emulated)" in bound.text
+    assert "gloo 0.105 GB/s [0.105, 0.105] at 1 MiB, 84 % of the link's 1gbit (emulated)" in bound.text
     assert "of the link's" not in shared.text
+    both = make_launches([10_000.0] * 6, make_case("bibandwidth", message_bytes=MIB), transport="tcp/eth0")
+    page = read(make_run(both, environment=environment, nodes=2, ranks_per_node=1))
+    assert "84 % of both ways of 1gbit (emulated)" in page.text
+
+
+def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
+    """Say what is doubtful about the very row that is shown, though most rows are sound: humps, and our own cost."""
+    sizes = [make_case(message_bytes=2**power) for power in range(10, 15)]
+    sound = [record for case in sizes for record in make_launches(STEADY, case)]
+    best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
+    quick = make_launches(STEADY, make_case("latency", message_bytes=8), harness_us=4.4)
+    page = read(make_run([*sound, *best, *quick]))
+    first = page.text.partition("Collectives")[0]
+    assert "mpi: times within a launch fall in two humps." in first
+    assert "mpi: 44 % is commbench's own cost." in first
+    assert ["4.40"] == [line[-2] for line in page.table_with("size", "own cost")[1:]]
+
+
+def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() -> None:
+    """Tell which operation each figure is of where backends were not timed in the same."""
+    records = [*make_launches(STEADY), *make_launches(STEADY, make_case("all_gather", backend="gloo"))]
+    page = read(make_run(records))
+    assert "mpi all_reduce 0.102 GB/s" in page.text
+    assert "gloo all_gather 0.0512 GB/s" in page.text
+    assert "gloo: all_gather of 1 KiB" in page.text
+    assert "mpi: all_reduce of 1 KiB" in page.text
+    fewer = read(make_run([*make_launches(STEADY), *launches_at_two_sizes("gloo")]))
+    assert "mpi 0.102 GB/s" in fewer.text
+    assert "mpi: all_reduce of 1 KiB" in fewer.text
+    assert "gloo: all_reduce, the best of its 2 sizes" in fewer.text
+
+
+def launches_at_two_sizes(backend: str) -> list[Record]:
+    """Return six launches each of an all-reduce of 1 KiB and of 1 MiB."""
+    return [r for size in (1024, MIB) for r in make_launches(STEADY, make_case(backend=backend, message_bytes=size))]
 
 
 def test_recommendation_comes_first_with_what_to_paste() -> None:
@@ -177,15 +228,128 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
     assert "faster" in lines[1]
 
 
+def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> None:
+    """Say on the first screen what compression costs, that this is not known, and what is doubtful; of buckets none."""
+    down, worse = [3.0, 2.0, 1.0], [3.0, 3.0, 3.0]
+    fp16, five = make_training_case("fp16", phase="confirm"), make_training_case(cap="5", phase="confirm")
+    base = make_training_case(phase="confirm")
+    info = {"environment": {"emulated": {"hosts": 2, "rate": "1gbit"}}}
+    known, unknown, buckets = (
+        read(make_run(training=[*launches_of(20, base, losses=own), *launches_of(10, case, losses=other)], **info))
+        for case, own, other in ((fp16, down, worse), (fp16, (), ()), (five, down, down))
+    )
+    first = [page.text.partition("What to paste")[0] for page in (known, unknown, buckets)]
+    assert all("change to" in text for text in first)
+    assert "after equal time 3 against" in first[0]
+    assert "learnt no more than the default" in first[0]
+    assert "What this does to learning was not measured" in first[1]
+    assert "learning" not in first[2]
+    assert "loss" not in first[2]
+    assert all("Doubts: the network was emulated." in text for text in first)
+
+
+def test_a_default_that_did_not_train_is_not_recommended() -> None:
+    """Lead with that nothing can be recommended and why, and offer nothing to paste, also of an older file."""
+    broken = make_training_record(make_training_case(phase="confirm"), status="failed", reason="No memory.")
+    training = [*launches_of(20), *launches_of(10, make_training_case("fp16"))]
+    run = make_run(training=[*training, broken, *launches_of(10, make_training_case("fp16", phase="confirm"))])
+    older = dataclasses.replace(run, recommendation={**(run.recommendation or {}), "snippet": keep_snippet()})
+    for page in (read(run), read(older)):
+        assert "nothing can be recommended. The default did not train" in page.text
+        assert "keep the default" not in page.text
+        assert "To paste" not in page.text
+
+
 def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
     """Say who is slow on the first screen, as the terminal does, and put that host's pairs on top."""
     run = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), **make_hosts(4))
     page = read(run)
-    assert page.text.index("Host3: its links take") < page.text.index("Pairs of ranks")
+    assert page.text.index("host3: its links take") < page.text.index("Pairs of ranks")
     lines = page.table_with("from", "to")[1:]
     assert 12 == len(lines)
     assert all("host3" in line for line in lines[:6])
     assert page.table_with("times as long")[1][1] == "host3"
+    ratios = [float(line[page.table_with("from", "to")[0].index("over the typical")]) for line in lines]
+    assert all(ratio > 3 for ratio in ratios[:6])
+    assert all(ratio < 1.1 for ratio in ratios[6:])
+
+
+def test_a_matrix_is_its_pairs_and_never_the_median_of_unlike_ones() -> None:
+    """Say what pairs move from end to end; call the time between two kinds of pairs nobody's bandwidth."""
+    page = read(make_run(make_matrix(4, noise=0.0, host_slowness=touching(2, 4.0)), **make_hosts(4)))
+    first = page.text.partition("Pairs of ranks Slow")[0]
+    assert "mpi bandwidth 1 MiB: 2.62 to 10.5 GB/s" in first
+    assert "Bandwidth mpi" not in first
+    assert not any("busbw GB/s" in table[0] for table in page.tables)
+    within = read(make_run(make_matrix(3, 2, noise=0.0), **make_hosts(3, 2)))
+    assert "mpi bandwidth 1 MiB: 10.5 GB/s between hosts, 35.0 GB/s within hosts" in within.text
+    latency = make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix", message_bytes=8))
+    assert "mpi latency 8 B: 100 us" in read(make_run(latency, **make_hosts(3))).text
+
+
+def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
+    """Call the scatter of unlike pairs no doubt, and count matrices, not rows, where their pairs stand."""
+    records = make_matrix(4, launches=3, host_slowness=touching(2, 4.0), flags=["bimodal", "late"])
+    page = read(make_run(records, **make_hosts(4)))
+    warnings = page.text.partition("Pairs of ranks")[2]
+    assert "1 of 1 matrix are flagged late" in warnings
+    assert "What to try" in page.text.partition("Pairs of ranks Slow")[0]
+    steady = read(make_run(make_matrix(4, flags=["late"]), **make_hosts(4)))
+    assert "What to try" not in steady.text
+    assert "bimodal" not in warnings
+
+
+def test_collectives_and_training_are_doubted_apart() -> None:
+    """Show the doubts about most rows of training however many of collectives are sound, and where the rest stands."""
+    records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
+    training = make_training_launches([20.0, 20.1])
+    run = make_run(records, training)
+    page = read(run)
+    assert "1 of 1 row of training come from fewer than 6 launches" in page.text
+    both = make_run(make_launches(STEADY[:2]), training)
+    doubts = next(finding for finding in find_conclusion([both]) if finding.label == "Doubts")
+    assert doubts.texts[0].startswith("1 of 1 row of training and 1 of 1 row of collectives come from fewer")
+    wrong = make_record(make_case("all_gather"), status="wrong", wrong=3, reason="3 elements differ")
+    doubts = next(finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Doubts")
+    assert doubts.texts[0].startswith("1 of 1 row of collectives hold wrong data")
+    flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
+    many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
+    reader = read(many)
+    assert reader.text.index("1 more doubt and what to try") < reader.text.index("Collectives")
+    assert "#collectives" in reader.links
+    assert "#collectives" in [link for link in reader.links if link == "#collectives"][1:]
+
+
+def test_doubts_and_details_of_several_runs_name_their_run() -> None:
+    """Count the hidden doubts of all runs, take the worst tone, and say whose details these are."""
+    flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
+    doubted = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
+    runs = [
+        make_run(make_launches(STEADY, make_case(message_bytes=MIB)), path="results/monday"),
+        make_run(doubted, path="results/friday"),
+    ]
+    findings = {finding.label: finding for finding in find_conclusion(runs)}
+    assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Doubts"].texts]
+    assert ("collectives", "3 more doubts and what to try") == findings["Doubts"].more
+    details = [detail.partition(".")[0].replace("Bus bandwidth of ", "") for detail in findings["Bandwidth"].details]
+    assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
+    slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))
+    even = make_run(make_matrix(4), path="results/even", **make_hosts(4))
+    assert "bad" == {finding.label: finding for finding in find_conclusion([even, slow])}["Slow ones"].tone
+
+
+def test_the_network_is_the_same_whatever_case_came_first() -> None:
+    """State the rate that is known and all transports, in an order of their own; without a rate only those."""
+    hosts = [
+        {"hostname": name, "interfaces": [{"name": "eth0", "speed_Mbps": 25000, "mtu": 1500}]} for name in ("a", "b")
+    ]
+    gloo = make_launches(STEADY, make_case(backend="gloo"), transport="tcp/eth0")
+    mpi = make_launches(STEADY, transport="ucx/rc")
+    runs = [make_run(records, environment={"hosts": hosts}, nodes=2) for records in ([*gloo, *mpi], [*mpi, *gloo])]
+    facts = [{fact.name: fact.text for fact in find_facts(run)}["network"] for run in runs]
+    assert ["25gbit (slowest tcp/eth0), by tcp/eth0, ucx/rc"] * 2 == facts
+    assert "by ucx/rc" == {f.name: f.text for f in find_facts(make_run(mpi, nodes=2))}["network"]
+    assert "network" not in {fact.name for fact in find_facts(make_run(training=launches_of(20), nodes=2))}
 
 
 def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
@@ -206,6 +370,35 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
     assert page.text.index("hold wrong data") < page.text.index("Collectives")
 
 
+def test_model_states_for_each_segment_its_own_error() -> None:
+    """Take residuals from a segment's sizes, the held-out error once a curve, and no interval of what is held at 0."""
+    run = load_run(next(path for path in KEPT if path.name.startswith("bench")))
+    heading, *lines = read(run).table_with("start-up", "rate")
+    place = {text: heading.index(text) for text in ("worst residual %", "held-out error %", "start-up us")}
+    curves = list(run.model.curves.values())
+    assert any(len(curve.segments) > 1 for curve in curves)
+    assert len(curves) == sum(bool(line[place["held-out error %"]]) for line in lines)
+    worst = {line[place["worst residual %"]] for line in lines}
+    assert len(worst) > len(curves)
+    held = [line for line in lines if line[place["start-up us"]] == "0"]
+    assert held
+    assert all(not line[place["start-up us"] + 1] for line in held)
+
+
+def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
+    """Show the interval of a percentage however far its ends lie from it, of a time only a useful one."""
+    overlaps = [
+        Overlap(pure_us=10.0, compute_us=10.0, overall_us=overall) for overall in (20.0, 20.0, 21.0, 22.0, 18.8)
+    ]
+    case = make_case("iall_reduce", redop="sum", in_place=True)
+    records = [make_record(case, launch=launch, overlap=each) for launch, each in enumerate([*overlaps, overlaps[0]])]
+    page = read(make_run(records))
+    line = page.table_with("overall", "overlap")[1]
+    assert ["0", "0\u201312.0"] == line[-2:]
+    assert "wide" not in line
+    assert ["", "1.00\u20132.00", "wide"] == [between(None, 1.0), between(1.0, 2.0, 1.5), between(1.0, 200.0, 1.5)]
+
+
 def test_unfinished_run_says_so_first() -> None:
     """Begin with why it is not finished and how it goes on."""
     run = make_run(make_launches(STEADY), status="partial", reason="rank 1 died.")
@@ -220,6 +413,44 @@ def test_empty_run_has_a_page_too() -> None:
     page = read(make_run())
     assert "Nothing has been measured yet." in page.text
     assert "How to repeat it" in page.text
+
+
+EMULATED = {"hosts": 4, "rate": "200mbit", "slow": {"host3": "50mbit"}, "racks": 2, "uplink": "100mbit"}
+
+
+LAB = "commbench lab run --hosts 4 --rate 200mbit --racks 2 --uplink 100mbit --ranks-per-host 2 --slow host3=50mbit"
+
+
+@pytest.mark.parametrize(
+    ("argv", "info", "expected"),
+    [
+        ("bench", {}, "commbench bench --seed 7"),
+        ("run --seed 7", {}, "commbench run --seed 7"),
+        ("run -c latency --out results/mine", {}, "commbench run --seed 7 -c latency --out results/mine_again"),
+        ("train --out=mine/", {"seed": 0}, "commbench train --seed 0 --out=mine_again"),
+        ("import a.txt --out theirs", {"seed": None}, "commbench import a.txt --out theirs_again"),
+        (
+            "run matrix",
+            {"environment": {"emulated": EMULATED}, "ranks_per_node": 2},
+            f"{LAB} -- commbench run --seed 7 matrix",
+        ),
+    ],
+)
+def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any], expected: str) -> None:
+    """Bring the lab and the seed, and a new directory: in the old one the finished run would be resumed."""
+    run = make_run(make_launches(STEADY), argv=["commbench", *argv.split()], **info)
+    assert expected == " ".join(words_of(run.info))
+    assert f"again {expected} " in read(run).text
+
+
+@pytest.mark.parametrize("name", [path.name for path in KEPT])
+def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None:
+    """Say on the page the command of results/README.md, with the seed, into another directory."""
+    line = next(line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]"))
+    info = load_run(RESULTS / name).info
+    words = [word for word in words_of(info) if word not in {"--seed", str(info["seed"])}]
+    command = line.split("`")[1].replace("make bench", "commbench bench")  # which is what it runs
+    assert [*shlex.split(command), "--out", f"results/{name}_again"] == words
 
 
 def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
@@ -275,6 +506,21 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
         assert section in reader.ids
 
 
+@pytest.mark.parametrize("folder", [path for path in KEPT if (path / PAGE).exists()], ids=lambda path: path.name)
+def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
+    """Find in a kept page the words that its run gives today, each id once, and the PNGs that it links beside it."""
+    run = load_run(folder)
+    kept, drawn = (
+        Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
+        for html in ((folder / PAGE).read_text(encoding="utf-8"), render_page([run], all_figures([run]), beside=True))
+    )
+    assert drawn.text == kept.text, f"run commbench report results/{folder.name}"
+    ids = Reader((folder / PAGE).read_text(encoding="utf-8")).ids
+    assert sorted(set(ids)) == sorted(ids)
+    pictures = {link for link in kept.links if link.endswith(".png")}
+    assert pictures == {f"{FIGURES}/{path.name}" for path in (folder / FIGURES).iterdir()}
+
+
 def test_texts_of_runs_are_never_markup() -> None:
     """Escape hosts, reasons, flags, variables, commands: all of them are shown and none is executed."""
     run = make_hostile()
@@ -315,7 +561,32 @@ def test_figures_stand_in_their_section_with_caption_and_png() -> None:
     page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
     assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
     assert "figures/sizes.png" in page.links
-    assert "sizes" in page.ids
+    assert "figure-sizes" in page.ids
+
+
+@pytest.mark.parametrize("names", [("mine",), ("\u043f\u043d", "\u0432\u0442")])
+def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
+    """Give figures, their parts and PNGs names of their own beside sections', whatever letters the runs' names have."""
+    topology = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
+    environment = {"hosts": [{"hostname": "host1", "topology": topology}]}
+    info = make_hosts(3, environment=environment)
+    runs = [make_run(make_matrix(3), path=f"results/{name}", **info) for name in names]
+    drawings = all_figures(runs)
+    reader = Reader(render_page(runs, drawings, beside=False))
+    assert len(drawings) == len({drawing.name for drawing in drawings}) == 2 * len(runs)
+    assert sorted(set(reader.ids)) == sorted(reader.ids)
+
+
+def test_what_headings_and_doubts_mean_needs_no_pointer() -> None:
+    """Explain headings and doubts in the text too, and stop the tab key at no doubt."""
+    page = read(make_run(make_launches(STEADY[:3])))
+    below = page.text.partition("What the columns mean")[2]
+    assert "busbw algbw times nccl-tests' factor" in below
+    assert "95 % CI 95 % confidence interval of time_us" in below
+    assert ("abbr", "title", FLAGS["few_launches"]) in page.attributes
+    assert "abbr" not in {tag for tag, name, _ in page.attributes if name == "tabindex"}
+    pairs = read(make_run(make_matrix(3, launches=3), **make_hosts(3)))
+    assert "low end" not in pairs.text
 
 
 def test_headings_of_numbers_are_marked_for_sorting() -> None:
@@ -377,6 +648,22 @@ def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
     check_writable(folder)
     with pytest.raises(InputError, match="name another directory with --out"):
         write_page([run], folder)
+
+
+def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
+    """Overwrite no report.html of another tool, in whatever bytes, and take away no figure that it links."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    (folder / FIGURES).mkdir()
+    (folder / FIGURES / "theirs.png").write_bytes(b"png")
+    theirs = '<a href="figures/theirs.png">\u00e4</a>'.encode("latin-1")
+    (folder / PAGE).write_bytes(theirs)
+    for attempt in (lambda: check_writable(folder), lambda: write_page([load_run(folder)], folder)):
+        with pytest.raises(InputError, match="no page of commbench"):
+            attempt()
+    assert theirs == (folder / PAGE).read_bytes()
+    assert ["theirs.png"] == [path.name for path in (folder / FIGURES).iterdir()]
+    (folder / PAGE).write_bytes(b"")  # as a full disk leaves it
+    write_page([load_run(folder)], folder)
 
 
 def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from deciding import BASE, FIVE, FP16, TOPK, confirmed, decide, fresh, sweep
 from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
 
 from commbench.training.cases import TrainingCase, schedule
-from commbench.training.conclusion import Recommendation
+from commbench.training.conclusion import Recommendation, headline
 from commbench.training.recommendation import candidates, recommend
 from commbench.training.records import TrainingRecord
 from commbench.training.snippet import keep_snippet, snippet_of
@@ -209,6 +209,7 @@ def test_failed_default_decides_nothing() -> None:
     found = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
     assert ("inconclusive", None, None) == (found.verdict, found.baseline.step_ms, found.speedup)
     assert "The default did not train, so nothing can be compared with it: No memory." == found.reason
+    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (found.snippet, headline(found))
 
 
 def test_faster_of_two_sure_gains_is_best() -> None:

@@ -3,10 +3,10 @@
 import io
 from collections.abc import Sequence
 
-from builders import MIB, STEADY, make_case, make_launches
+from builders import MIB, STEADY, make_case, make_launches, make_record
 from rich.console import Console
 from test_page import make_run
-from training_builders import launches_of, make_training_case
+from training_builders import launches_of, make_training_case, make_training_record
 
 from commbench.report.sketch import HEIGHT, LABEL, MOST_WIDE, sketch
 from commbench.store import Run
@@ -63,7 +63,66 @@ def test_several_runs_are_named() -> None:
     """Begin the names of curves with the run's, where there are several."""
     records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
     lines = lines_of([make_run(records, path="results/a"), make_run(records, path="results/b")])
-    assert "a a mpi  b b mpi" == lines[-1]
+    assert "a a: mpi  b b: mpi" == lines[-1]
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    """Draw a curve for each run of one name in another folder, and the steps of both in one chart."""
+    records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
+    training = [record for cap in ("default", "5") for record in launches_of(20.0, make_training_case(cap=cap))]
+    runs = [make_run(records, training, path=f"results/{day}/mine") for day in ("monday", "friday")]
+    lines = lines_of(runs)
+    assert "a monday: mpi  b friday: mpi" in lines
+    assert "a monday: none  b friday: none" == lines[-1]
+    assert 1 == sum("step in ms over bucket size" in line for line in lines)
+
+
+def test_cases_that_differ_are_curves_of_their_own() -> None:
+    """Join no points of two data types, in place and not, or of two patterns: one point a size on each curve."""
+    records = [
+        record
+        for size, time_us in ((1024, 10.0), (MIB, 40.0))
+        for changes, factor in (({}, 1.0), ({"dtype": "float64"}, 9.0), ({"in_place": False}, 81.0))
+        for record in make_launches([factor * time_us] * 6, make_case(message_bytes=size, **changes))
+    ]
+    lines = lines_of([make_run(records)])
+    assert "a float32 out of place  b float32 in place  c float64 in place" in lines
+    drawn = "".join(canvas(lines))
+    assert [2, 2, 2] == [drawn.count(letter) for letter in "abc"]
+
+
+def test_what_is_not_drawn_is_said() -> None:
+    """Name a ninth curve, what failed, and lists of buckets, which are no sizes."""
+    dtypes = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
+    records = [
+        record
+        for size in (1024, MIB)
+        for dtype in dtypes
+        for record in make_launches(STEADY, make_case(message_bytes=size, dtype=dtype))
+    ]
+    failed = make_record(make_case(message_bytes=4 * MIB), status="failed", reason="Rank 1 died.")
+    training = [record for cap in ("default", "5", "1+5") for record in launches_of(20.0, make_training_case(cap=cap))]
+    hung = make_training_record(make_training_case("fp16", "5"), status="hung", reason="Rank 1 is hung.")
+    text = " ".join(" ".join(lines_of([make_run([*records, failed], [*training, hung])])).split())
+    assert "No result: float32: 1 size failed, Rank 1 died." in text
+    assert "Not drawn, as more than 8 lines cannot be told apart: uint8." in text
+    assert "No result: fp16 5 hung. Not drawn: 1+5." in text
+
+
+def test_noise_is_no_trend() -> None:
+    """Let an axis span so much that one percent stays within a line."""
+    records = [
+        record
+        for size, factor in ((1024, 1.0), (2048, 2.02), (4096, 3.96))
+        for record in make_launches([10.0 * factor] * 6, make_case(message_bytes=size))
+    ]
+    training = [
+        record
+        for cap, step in (("default", 20.0), ("5", 20.2), ("25", 19.8))
+        for record in launches_of(step, make_training_case(cap=cap))
+    ]
+    for run in (make_run(records), make_run(training=training)):
+        assert 2 >= sum("a" in line for line in canvas(lines_of([run])))  # the middle lies between two
 
 
 def test_chart_fits_the_terminal() -> None:

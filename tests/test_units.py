@@ -1,13 +1,23 @@
 """Tests of sizes, times and rates as people write them."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.errors import InputError
-from commbench.units import algbw_GBps, counted, format_duration, format_size, format_time, parse_size, parse_sizes
+from commbench.units import (
+    algbw_GBps,
+    counted,
+    format_duration,
+    format_size,
+    format_time,
+    parse_size,
+    parse_sizes,
+    three_digits,
+)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +170,25 @@ def test_whole_units_survive_printing(count: int, unit: int) -> None:
 def test_format_time_keeps_three_digits(seconds: float, expected: str) -> None:
     """Print three significant digits, two below a microsecond, and carry roundings into the next unit."""
     assert expected == format_time(seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, "0"),
+        (0.0000311, "0.0000311"),
+        (0.1166, "0.117"),
+        (0.9996, "1.00"),
+        (9.999, "10.0"),
+        (99.96, "100"),
+        (1234.4, "1234"),
+        (-1.5, "-1.50"),
+        (math.inf, "inf"),
+    ],
+)
+def test_three_digits_have_no_exponent(value: float, expected: str) -> None:
+    """Keep three digits of numbers of any size, and carry roundings."""
+    assert expected == three_digits(value)
 
 
 @pytest.mark.parametrize(

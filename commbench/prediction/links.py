@@ -32,11 +32,18 @@ class Link:
     """Cores that all hosts share, because they are emulated; None: every host has its own."""
     told_by: str = ""
     """Where the rate is from, for people."""
+    directions: int = 1
+    """How many of its directions messages fill at once: 2 where both ends send."""
 
     @property
     def us_per_byte(self) -> float:
         """What the link itself takes for a byte of a message, in microseconds; NaN where the rate is not known."""
         return math.nan if self.rate_bps is None else 8e6 / (self.rate_bps * self.payload)
+
+    @property
+    def bound_bps(self) -> float | None:
+        """What goes over it at most, in bits per second: the rate of all directions that are filled."""
+        return None if self.rate_bps is None else self.directions * self.rate_bps
 
     @property
     def is_within_host(self) -> bool:
@@ -64,7 +71,8 @@ class Link:
             return "a link of unknown rate"
         if math.isinf(self.rate_bps):
             return self.told_by
-        return f"{format_link_rate(self.rate_bps)} ({self.told_by})"
+        both = "both ways of " if self.directions > 1 else ""
+        return f"{both}{format_link_rate(self.rate_bps)} ({self.told_by})"
 
 
 #: What ranks of the same host have between them.
@@ -107,7 +115,7 @@ def limit_of(row: Row, info: Mapping[str, Any]) -> Link | None:
         return None
     if (emulated.get("slow") or emulated.get("uplink")) and (row.group_size or 0) < (row.world_size or 0):
         return None
-    return dataclasses.replace(link, rate_bps=link.rate_bps * operation.messages_at_once)
+    return dataclasses.replace(link, directions=operation.messages_at_once)
 
 
 def _emulation(info: Mapping[str, Any]) -> Mapping[str, Any] | None:

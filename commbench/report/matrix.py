@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,13 +15,13 @@ from rich.text import Text
 from commbench.pairs import Matrix
 from commbench.suspects.findings import Family, Findings, Suspect
 from commbench.suspects.matrix import Links, places
-from commbench.units import counted, format_size, three_digits, time_unit
+from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
 #: So many hosts or ranks stand in a table of each with each; of more only the worst are shown.
 SHOWN = 10
 WORST = 5
 #: Operations that are about time; of others the bandwidth is shown.
-_TIMED = frozenset({"latency", "barrier"})
+TIMED = frozenset({"latency", "barrier"})
 _MARK = "*"
 #: In GB/s: of short messages that would be many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
@@ -72,12 +73,39 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
 def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
     """What the cells hold, in a unit that suits the fastest link, and the text of one that takes so many us."""
     fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
-    if matrix.case.operation in _TIMED:
+    if matrix.case.operation in TIMED:
         scale, unit = time_unit(1e-6 * fastest_us)
         return f"time in {unit}", lambda time_us: three_digits(1e-6 * time_us / scale)
-    most = matrix.rate_GBps(fastest_us)
-    scale, unit = next((scale, unit) for scale, unit in _RATE_UNITS if most >= scale or unit == "kB/s")
+    scale, unit = rate_unit(matrix.rate_GBps(fastest_us))
     return unit, lambda time_us: f"{matrix.rate_GBps(time_us) / scale:.3g}"
+
+
+def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
+    """The unit that suits rates up to this, in GB/s and by name."""
+    return next((scale, unit) for scale, unit in _RATE_UNITS if most_GBps >= scale or unit == _RATE_UNITS[-1][1])
+
+
+def name_range(
+    matrix: Matrix, chosen: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
+) -> str:
+    """What pairs take or move: ``5.86 to 21.9 MB/s``, or one value where both are the same; empty where none is sound.
+
+    Args:
+        matrix: measured.
+        chosen: which pairs, (pairs,).
+        shares: which of them in the order of their times: quantiles, of which each is the time of a pair.
+        unit: of rates; by default what suits the fastest.
+    """
+    times_us = matrix.time_us[chosen & matrix.is_sound]
+    if not len(times_us):
+        return ""
+    least_us = float(np.quantile(times_us, shares[0], method="lower"))
+    most_us = float(np.quantile(times_us, shares[1], method="higher"))
+    if matrix.case.operation in TIMED:
+        return " to ".join(dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us)))
+    low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
+    scale, unit = next((known for known in _RATE_UNITS if known[1] == unit), None) or rate_unit(high)
+    return f"{' to '.join(dict.fromkeys(three_digits(rate / scale) for rate in (low, high)))} {unit}"
 
 
 def _each_with_each(
@@ -178,15 +206,17 @@ def _none(families: Sequence[Family]) -> str:
 def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
     what = _listed([counted(count, kind) for kind, count in counts.items()])
-    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
     most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
     # the coarsest of about equals: all links of a slow host are as slow as it is
     worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
     slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
-    return (
-        f"not judged: {what}, because {counted(launches, 'launch')} cannot tell slowness from chance and "
-        f"{needed} would{slowest}"
-    )
+    return f"not judged: {what}, because {why_unjudged(families)}{slowest}"
+
+
+def why_unjudged(families: Sequence[Family]) -> str:
+    """Why nothing can be said of families that had too few launches."""
+    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
+    return f"{counted(launches, 'launch')} cannot tell slowness from chance and {needed} would"
 
 
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from commbench.records import Row
-from commbench.report.training import hook_label, trained_together, training_title
+from commbench.report.figures.axes import LEAST_RATIO, MOST_SERIES
+from commbench.report.figures.buckets import Line, lines_of
+from commbench.report.figures.curves import Curve, Family, families
+from commbench.report.figures.settings import Group, groups
+from commbench.report.figures.sizes import RATE, broken, panels_of
+from commbench.report.figures.words import left_out, listed, sentences
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
-from commbench.units import format_size
+from commbench.units import format_size, three_digits
 
 Point = tuple[float, float]
 HEIGHT, MOST_WIDE, LABEL = 12, 72, 9
@@ -23,6 +27,8 @@ _LETTERS = "abcdefgh"
 #: The bit of a braille character that is the dot in column x, row y of its 2 x 4.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
+#: An axis of steps spans at least such a share of the longest.
+_LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,69 +37,100 @@ class Chart:
 
     title: str
     curves: dict[str, list[Point]]
-    """By name, at most eight."""
+    """By name, at most eight; points from left to right."""
+    limits: tuple[float, float]
+    """The least and the largest y that are shown."""
     x_labels: dict[float, str]
     """What stands below some places of x."""
     is_log: bool
     """Whether y is a logarithm of what its labels say."""
+    note: str
+    """What is not drawn."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield title, canvas with axes, and what each letter stands for."""
+        """Yield title, canvas with axes, what each letter stands for, and what is missing."""
         width = max(20, min(MOST_WIDE, options.max_width) - LABEL - 2)
         yield Text(f"\n{self.title}", style="bold")
         yield from _lines(self, width)
         names = zip(_LETTERS, self.curves, _STYLES, strict=False)
         yield Text("  ").join(Text(f"{letter} {name}", style=style) for letter, name, style in names)
+        if self.note:
+            yield Text(self.note, style="dim")
 
 
 def sketch(runs: Sequence[Run]) -> list[RenderableType]:
-    """A chart of each operation's busbw and of each model's step; a sentence where there is nothing to draw."""
-    charts = [*_bandwidths(runs), *_steps(runs)]
+    """A chart of each operation's busbw and of each workload's step, as the page has them; a sentence without any."""
+    sizes = (_bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation))
+    caps = (_steps(group) for group in groups(runs))
+    charts = [chart for chart in (*sizes, *caps) if chart is not None]
     return list(charts) or [Text("Nothing to draw: no operation at two sizes, no training with two bucket sizes.")]
 
 
-def _bandwidths(runs: Sequence[Run]) -> Iterable[Chart]:
-    by_operation: dict[str, dict[str, list[Point]]] = {}
-    for run in runs:
-        for row in run.whole_rows:
-            if _is_drawn(row) and row.busbw_GBps and row.message_bytes:
-                words = (run.name if len(runs) > 1 else "", row.backend, "" if row.pattern == "flat" else row.pattern)
-                name = " ".join(word for word in words if word)
-                point = (math.log2(row.message_bytes), math.log10(row.busbw_GBps))
-                by_operation.setdefault(row.operation, {}).setdefault(name, []).append(point)
-    for operation, curves in by_operation.items():
-        places = sorted({x for points in curves.values() for x, _ in points})
-        if len(places) > 1:
-            labels = {x: format_size(round(2**x)) for x in places}
-            title = f"{operation}: busbw in GB/s over message size"
-            yield Chart(title=title, curves=_first(curves), x_labels=labels, is_log=True)
+def _bandwidths(family: Family) -> Chart | None:
+    """Bus bandwidth over message size; None where there are no two sizes."""
+    able = [curve for curve in family.curves if not curve.is_unsupported]
+    shown = able[:MOST_SERIES]
+    curves = {curve.name: points for curve in shown if (points := _rates(curve))}
+    places = {size for curve in shown for size in curve.points(RATE)}
+    if len(places) < 2:  # noqa: PLR2004 - a curve
+        return None
+    values = [y for points in curves.values() for _, y in points]
+    return Chart(
+        title=f"{family.operation}: busbw in GB/s over message size",
+        curves=curves,
+        limits=_apart(values, math.log10(LEAST_RATIO)),
+        x_labels={math.log2(size): format_size(int(size)) for size in sorted(places)},
+        is_log=True,
+        note=sentences(
+            f"No result: {broken(family)}." if any(curve.failed for curve in family.curves) else "",
+            left_out([curve.name for curve in able], MOST_SERIES),
+        ),
+    )
 
 
-def _is_drawn(row: Row) -> bool:
-    """Whether it has a bandwidth worth looking at."""
-    return row.status == "ok" and row.operation != "latency" and row.pattern != "matrix"
+def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
+    """The least and the largest, at least so far apart: on a narrower axis noise looks like a trend."""
+    low, high = min(values), max(values)
+    room = max(0.0, least - (high - low)) / 2
+    return low - room, high + room
 
 
-def _steps(runs: Sequence[Run]) -> Iterable[Chart]:
-    for run in runs:
-        for rows in trained_together(run.training_rows):
-            caps = sorted({row.bucket_cap_mb for row in rows if "+" not in row.bucket_cap_mb}, key=_cap)
-            curves: dict[str, list[Point]] = {}
-            for row in rows:
-                if row.status == "ok" and row.step_ms and row.bucket_cap_mb in caps:
-                    curves.setdefault(hook_label(row), []).append((float(caps.index(row.bucket_cap_mb)), row.step_ms))
-            if len(caps) > 1 and curves:
-                title = f"{training_title(rows)}: step in ms over bucket size in MiB"
-                labels = {float(place): cap for place, cap in enumerate(caps)}
-                yield Chart(title=title, curves=_first(curves), x_labels=labels, is_log=False)
+def _rates(curve: Curve) -> list[Point]:
+    known = sorted(curve.points(RATE).items())
+    return [(math.log2(size), math.log10(rate.value)) for size, rate in known if size and rate.value > 0]
+
+
+def _steps(group: Group) -> Chart | None:
+    """The step over bucket size, the default first; None where there are no two sizes. Lists are no sizes."""
+    able = [line for trial in group.trials for line in lines_of(trial)]
+    shown = able[:MOST_SERIES]
+    caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
+    curves = {line.name: points for line in shown if (points := _points(line, caps))}
+    if len(caps) < 2:  # noqa: PLR2004 - a curve
+        return None
+    values = [y for points in curves.values() for _, y in points]
+    failed = [f"{line.name} {cap} {status}" for line in able for cap, status in line.failed.items()]
+    lists = dict.fromkeys(cap for line in able for cap in line.measured if "+" in cap)
+    return Chart(
+        title=f"{group.name}: step in ms over bucket size in MiB",
+        curves=curves,
+        limits=_apart(values, _LEAST_SHARE * max(values)),
+        x_labels={float(place): cap for place, cap in enumerate(caps)},
+        is_log=False,
+        note=sentences(
+            f"No result: {listed(failed)}." if failed else "",
+            f"Not drawn: {listed(lists)}." if lists else "",
+            left_out([line.name for line in able], MOST_SERIES),
+        ),
+    )
+
+
+def _points(line: Line, caps: Sequence[str]) -> list[Point]:
+    return [(float(place), line.measured[cap].value) for place, cap in enumerate(caps) if cap in line.measured]
 
 
 def _cap(text: str) -> float:
     return 0.0 if text == DEFAULT_CAP else float(text)
-
-
-def _first(curves: dict[str, list[Point]]) -> dict[str, list[Point]]:
-    return dict(itertools.islice(((name, sorted(points)) for name, points in curves.items()), len(_LETTERS)))
 
 
 # ------------------------------------------------------------------------------------------------------ the canvas
@@ -101,8 +138,8 @@ def _first(curves: dict[str, list[Point]]) -> dict[str, list[Point]]:
 
 def _lines(chart: Chart, width: int) -> Iterable[Text]:
     """The canvas from top to bottom with the labels of y before it, the axis and the labels of x."""
-    points = list(itertools.chain(*chart.curves.values()))
-    (left, right), (low, high) = (_ends(axis) for axis in zip(*points, strict=True))
+    left, right = min(chart.x_labels), max(chart.x_labels)
+    low, high = chart.limits
     canvas = _Canvas(width)
     for letter, style, curve in zip(_LETTERS, _STYLES, chart.curves.values(), strict=False):
         scaled = [((x - left) / (right - left), (y - low) / (high - low)) for x, y in curve]
@@ -149,14 +186,10 @@ class _Canvas:
             yield line
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest, a little apart where they are one."""
-    low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+    """Three digits, and an exponent where these have no room."""
+    text = three_digits(value)
+    return text if len(text) <= LABEL else f"{value:.2e}"
 
 
 def _below(labels: dict[float, str], left: float, right: float, width: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.units import counted, format_duration
+
+_TIME = "median over launches of the slowest rank's median"
 
 
 def unfinished(run: Run) -> str:
@@ -48,13 +51,27 @@ def time_spent(run: Run) -> str:
     return f"Where {format_duration(total)} went: {shares}."
 
 
-def origins(run: Run) -> list[str]:
-    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+def tools_of(run: Run) -> dict[str, list[str]]:
+    """The other tools that measured an imported run, with the files of their output; empty where commbench did."""
     files: dict[str, list[str]] = {}
     for output in run.info.get("imported") or ():
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
         files.setdefault(tool, []).append(output["file"])
-    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in files.items()]
+    return files
+
+
+def origins(run: Run) -> list[str]:
+    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+    return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
+
+
+def explain_time(runs: Iterable[Run]) -> str:
+    """What the times of collectives are: of imported runs what their tools call a time."""
+    stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
+    told = " or the ".join(sorted(stated - {""}))
+    if not told:
+        return _TIME
+    return f"{_TIME}; of imported runs the {told}" if "" in stated else f"median over launches of the {told}"
 
 
 def result_files(run: Run) -> list[Path]:

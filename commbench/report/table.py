@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -307,7 +307,19 @@ def legend(rows: Sequence[Flagged], marks: Mapping[str, str] = MARKS) -> list[Re
 # ----------------------------------------------------------------------------------------------------- warnings
 
 
-def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS) -> list[str]:
+class Things(NamedTuple):
+    """What to call what is counted."""
+
+    one: str
+    several: str
+
+
+ROWS = Things("row", "rows")
+
+
+def warnings_for(
+    rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS, things: Things = ROWS
+) -> list[str]:
     """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
 
     Args:
@@ -315,12 +327,37 @@ def warnings_for(rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: 
         info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
             ``name``), so that no option is proposed that is in use already.
         meanings: what each flag means, in the order of the warnings.
+        things: what to call the rows.
     """
+    return [one.text for one in warned(rows, info, meanings=meanings, things=things)]
+
+
+class Warned(NamedTuple):
+    """Something doubtful about rows."""
+
+    rows: str
+    """How many of them."""
+    seen: str
+    """What was seen, as a sentence goes on after that."""
+    remedy: str = ""
+    """What to try."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
+
+
+def warned(
+    rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str], things: Things
+) -> list[Warned]:
+    """As `warnings_for`, in its parts: first what failed, then a part for each flag."""
     counts = Counter(flag for row in rows for flag in set(flags_of(row)))
     known = [flag for flag in meanings if counts[flag]]
     unknown = sorted(counts.keys() - meanings.keys())
-    seen = {flag: _SEEN[flag](flag, info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
-    return [*failures(rows, len(rows)), *(f"{_count(counts[flag], len(rows))} {text}" for flag, text in seen.items())]
+    seen = {flag: _SEEN[flag](info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
+    flagged = (Warned(_count(counts[flag], len(rows), things), *parts) for flag, parts in seen.items())
+    return [*_failed(rows, len(rows), things), *flagged]
 
 
 def budget_of(info: Mapping[str, Any]) -> str | None:
@@ -331,17 +368,21 @@ def budget_of(info: Mapping[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _count(count: int, rows: int) -> str:
-    return f"{count} of {rows} {_plural(rows, 'row')}"
+def _count(count: int, rows: int, things: Things = ROWS) -> str:
+    return f"{count} of {rows} {things.one if rows == 1 else things.several}"
 
 
 def failures(rows: Sequence[Flagged], total: int) -> list[str]:
     """What has no result, each kind once, out of ``total`` rows."""
+    return [one.text for one in _failed(rows, total, ROWS)]
+
+
+def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:
     by_status: dict[str, list[Flagged]] = {}
     for row in rows:
         by_status.setdefault(row.status, []).append(row)
     return [
-        f"{_count(len(by_status[status]), total)} {text}{_example(by_status[status])}"
+        Warned(_count(len(by_status[status]), total, things), f"{text}{_example(by_status[status])}")
         for status, text in _STATUS.items()
         if status in by_status
     ]
@@ -362,22 +403,24 @@ def _example(rows: Sequence[Flagged]) -> str:
     return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"
 
 
-def _seen(flag: str, meanings: Mapping[str, str]) -> str:
-    return f"are flagged {flag}: {meanings.get(flag, 'this version does not know the flag')}"
+def _seen(flag: str, meanings: Mapping[str, str]) -> tuple[str, str]:
+    """What was seen, and what to try; likewise below."""
+    return f"are flagged {flag}: {meanings.get(flag, 'this version does not know the flag')}", ""
 
 
-def _seen_wide(_: str, info: Mapping[str, Any]) -> str:
+def _seen_wide(info: Mapping[str, Any]) -> tuple[str, str]:
     target = info.get("relative_half_width")
     share = f"{100 * float(target):g} %" if target else "the budget's target"
-    return f"have an interval wider than {share} either way: {_more_launches(info)}, or use a quieter machine"
+    return f"have an interval wider than {share} either way", f"{_more_launches(info)}, or use a quieter machine"
 
 
-def _seen_one(_: str, __: Mapping[str, Any]) -> str:
-    return "come from one launch, but launches differ more than repetitions: run it again with the same --out"
+def _seen_one(_: Mapping[str, Any]) -> tuple[str, str]:
+    return "come from one launch, but launches differ more than repetitions", "run it again with the same --out"
 
 
-def _seen_few(_: str, __: Mapping[str, Any]) -> str:
-    return "come from fewer than 6 launches, so their interval assumes log-normal launches: add launches, 6 at least"
+def _seen_few(_: Mapping[str, Any]) -> tuple[str, str]:
+    seen = "come from fewer than 6 launches, so their interval assumes log-normal launches"
+    return seen, "add launches, 6 at least"
 
 
 def _more_launches(info: Mapping[str, Any]) -> str:
@@ -390,11 +433,11 @@ def _more_launches(info: Mapping[str, Any]) -> str:
     return f"try --budget {following} with a new --out"
 
 
-def _seen_slowest(_: str, __: Mapping[str, Any]) -> str:
-    return "are of a group that was slower than the median one of its pattern, beyond noise: see below its table"
+def _seen_slowest(_: Mapping[str, Any]) -> tuple[str, str]:
+    return "are of a group that was slower than the median one of its pattern, beyond noise", "see below its table"
 
 
-_SEEN: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
+_SEEN: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "ci_wide": _seen_wide,
     "one_launch": _seen_one,
     "few_launches": _seen_few,

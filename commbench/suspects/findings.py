@@ -70,6 +70,8 @@ class Family:
     suspects: Sequence[Suspect] = ()
     slowest: str = ""
     """Which came out slowest and by how much, where that would matter; no more than a hint."""
+    measured: str = ""
+    """In what, as in `Suspect`."""
 
     @property
     def needed(self) -> int:
@@ -146,6 +148,7 @@ def make_family(
         level=level,
         suspects=[_suspect(kind, measured, unit, judgement, say(unit, judgement)) for unit in judgement.slow],
         slowest=_slowest(judgement, say),
+        measured=measured,
     )
 
 

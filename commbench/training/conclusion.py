@@ -169,6 +169,16 @@ class Recommendation:
     surer: str = ""
     """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
+    @property
+    def has_baseline(self) -> bool:
+        """Whether the default trained: else there was nothing to compare with, and nothing can be recommended."""
+        return self.baseline.step_ms is not None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any setting was compared with the default in fresh launches: else nothing is recommended yet."""
+        return self.launches > 0 or self.verdict != "inconclusive"
+
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
         return {"schema": SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
@@ -191,6 +201,8 @@ class Recommendation:
 
 def headline(found: Recommendation) -> str:
     """What to do, in one sentence."""
+    if not found.has_baseline:
+        return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
     said = {
         "change": f"change to {found.best.name}",
         "keep": "keep the default",
@@ -206,10 +218,8 @@ def paragraph(recommendation: Recommendation) -> str:
     plain, best = found.best_uncompressed, found.best
     if _is_compressed(best):
         sentences.append(_without_compression(plain, found.baseline))
-    if found.cost is not None and alters_learning(best, found.baseline):
-        sentences.append(_cost_sentence(found.cost, best))
-    elif alters_learning(best, found.baseline):
-        sentences.append("What this does to learning was not measured: the workload has no loss.")
+    if cost := learning_cost(found):
+        sentences.append(cost)
     if best.accumulation != found.baseline.accumulation:
         sentences.append(
             "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
@@ -220,9 +230,23 @@ def paragraph(recommendation: Recommendation) -> str:
         sentences.append(found.search.sentence)
     if found.surer:
         sentences.append(found.surer)
-    if found.doubts:
-        sentences.append(f"Doubts: {'; '.join(found.doubts)}.")
+    if doubts := doubts_sentence(found):
+        sentences.append(doubts)
     return " ".join(sentences)
+
+
+def learning_cost(found: Recommendation) -> str:
+    """What the best setting does to learning, or that this was not measured; empty where it alters none."""
+    if not alters_learning(found.best, found.baseline):
+        return ""
+    if found.cost is None:
+        return "What this does to learning was not measured: the workload has no loss."
+    return _cost_sentence(found.cost, found.best)
+
+
+def doubts_sentence(found: Recommendation) -> str:
+    """What makes it doubtful, in one sentence; empty where nothing does."""
+    return f"Doubts: {'; '.join(found.doubts)}." if found.doubts else ""
 
 
 def _without_compression(plain: Choice, baseline: Choice) -> str:
@@ -235,11 +259,12 @@ def _cost_sentence(cost: Cost, best: Choice) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
         f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
-        f"({_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} ({_signed(time)})"
+        f"(paired by launch: {_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} "
+        f"(paired: {_signed(time)})"
     )
     if cost.metric is not None:
         metric = cost.metric
-        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} ({_signed(metric)})"
+        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
         text += f"; in equal time {best.name} learnt no more than the default"
     return f"{text}; so few steps do not show what a whole training loses."
@@ -256,6 +281,7 @@ def _accuracy_sentence(found: Recommendation) -> str:
 
 
 def _signed(difference: Difference) -> str:
+    """The median of launches' differences, which is not the difference of the medians, and may have the other sign."""
     ends = difference.difference_ci
     interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
     return f"{difference.difference:+.2g}{interval}"

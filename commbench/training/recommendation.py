@@ -248,7 +248,7 @@ class _Decision:
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
         level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
-        snippet = keep_snippet()
+        snippet = keep_snippet() if group.baseline is not None else ""
         if verdict == "change" and best:
             snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
         return Recommendation(

@@ -20,7 +20,7 @@ MOST_SERIES = 8
 #: So many sizes are named on an axis.
 _MOST_TICKS = 6
 #: A logarithmic axis shows at least such a ratio: a narrower one makes noise look like a trend.
-_LEAST_RATIO = 4.0
+LEAST_RATIO = 4.0
 #: Below such a ratio the decades alone would be too few ticks.
 _FEW_DECADES = 300.0
 #: Columns of a legend by how long its longest name may be.
@@ -138,9 +138,9 @@ def log_axis(axis: Axis, unit: str = "") -> None:
     )
     set_scale("log")
     low, high = get_limits()
-    if high < _LEAST_RATIO * low:
+    if high < LEAST_RATIO * low:
         middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(_LEAST_RATIO), middle * math.sqrt(_LEAST_RATIO)
+        low, high = middle / math.sqrt(LEAST_RATIO), middle * math.sqrt(LEAST_RATIO)
         set_limits(low, high)
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,), numticks=12))
     axis.set_minor_locator(NullLocator())

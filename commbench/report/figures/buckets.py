@@ -20,12 +20,12 @@ from commbench.report.figures.axes import (
 )
 from commbench.report.figures.drawing import INK, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, groups, setting_name
-from commbench.report.figures.words import digits, left_out, listed, number_text, sentences
+from commbench.report.figures.words import left_out, listed, number_text, sentences
 from commbench.report.training import hook_label
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
 from commbench.training.conclusion import setting_of
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,12 +232,21 @@ def _ringed(trial: Trial) -> str:
     found = trial.recommendation
     if found is None:
         return ""
+    if not found.is_compared:
+        return f"{trial.prefix}Nothing is recommended yet: no setting was compared with the default in fresh launches."
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
     fresh = f"{counted(found.launches, 'fresh launch')}" if found.launches else "fresh launches"
     if found.verdict == "change":
-        ends = f" [{digits(found.speedup_ci[0])}, {digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
-        gain = f", {digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
+        ends = (
+            f" [{three_digits(found.speedup_ci[0])}, {three_digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
+        )
+        gain = f", {three_digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
         return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
-    why = "nothing gained more than 2 %" if found.verdict == "keep" else "the interval is too wide to decide"
+    if found.verdict == "inconclusive":
+        why = "one fresh launch decides nothing"
+        if found.launches > 1:
+            why = f"in {fresh} the interval is too wide to decide"
+        return f"{trial.prefix}Recommended{ring}: the default for now, as {why}."
     same = setting_of(found.best) == setting_of(found.baseline)
-    return f"{trial.prefix}Recommended{ring}: the default, as in {fresh} {'no other was faster' if same else why}."
+    why = "no other was faster" if same else "nothing gained more than 2 %"
+    return f"{trial.prefix}Recommended{ring}: the default, as in {fresh} {why}."

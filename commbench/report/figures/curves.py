@@ -41,6 +41,8 @@ class Reading:
     launches: int
     limit: Link | None
     """The link that bounds the bus bandwidth; None where none is known to."""
+    stated: str = ""
+    """What another tool's time is; empty where commbench timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +88,26 @@ class Family:
     def links(self) -> list[Link]:
         """The links that bound any reading, the slowest first."""
         found = {r.limit for curve in self.curves for r in curve.readings if r.limit is not None}
-        return sorted(found, key=lambda link: link.rate_bps or 0.0)
+        return sorted(found, key=lambda link: link.bound_bps or 0.0)
 
 
 def families(runs: Sequence[Run]) -> list[Family]:
     """The curves of each operation of several runs, in the order of operations."""
     found: dict[str, dict[tuple[str, ...], tuple[dict[str, Any], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
+        stated = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
             identity = {"run": name} | {field: getattr(case, field) for field in _IDENTITY}
             key = tuple(map(str, identity.values()))
             of_operation = found.setdefault(case.operation, {})
-            of_operation.setdefault(key, (identity, []))[1].append(_reading(case, rows, run.info))
-    return [_family(operation, list(found[operation].values())) for operation in OPERATIONS if operation in found]
+            reading = _reading(case, rows, run.info, stated.get(case.key, ""))
+            of_operation.setdefault(key, (identity, []))[1].append(reading)
+    several = len(runs) > 1
+    return [
+        _family(operation, list(found[operation].values()), several=several)
+        for operation in OPERATIONS
+        if operation in found
+    ]
 
 
 def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
@@ -112,11 +121,11 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
     return [(cases[key], of_case) for key, of_case in rows.items() if cases[key].pattern not in _OTHERWISE]
 
 
-def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Reading]]]) -> Family:
+def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Reading]]], *, several: bool) -> Family:
+    """The series of an operation, with what tells them apart: of several runs always whose each is."""
     identities = [identity for identity, _ in series]
-    names = varying(identities)
-    if names == ["run"] or not names:
-        names.append("backend")
+    differing = [name for name in varying(identities) if name != "run"]
+    names = [*(["run"] if several else []), *(differing or ["backend"])]
     shared = [name for name in ("backend", "pattern", "dtype", "redop") if name not in names]
     return Family(
         operation=operation,
@@ -134,7 +143,7 @@ def _spoken(identity: Mapping[str, Any], names: Iterable[str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any]) -> Reading:
+def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any], stated: str) -> Reading:
     broken = next((row for row in rows if row.status != "ok"), None)
     timed = [row for row in rows if row.time_us is not None]
     slowest = max(timed, key=lambda row: row.time_us or 0.0, default=None)
@@ -147,6 +156,7 @@ def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any]) -> Readin
         reason=broken.reason if broken else "",
         launches=of.launches or 0,
         limit=limit_of(of, info),
+        stated=stated,
     )
 
 

@@ -19,10 +19,10 @@ from commbench.report.figures.axes import (
 )
 from commbench.report.figures.drawing import Drawing, draw, slug
 from commbench.report.figures.settings import Group, groups, setting_name
-from commbench.report.figures.words import digits, left_out, listed, prefixes, sentences
+from commbench.report.figures.words import left_out, listed, prefixes, sentences
 from commbench.store import Run
 from commbench.training.records import TrainingRow
-from commbench.units import format_size
+from commbench.units import format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ def _of_operation(operation: str, curves: Curves) -> Drawing:
         title=f"Energy of {operation} over message size",
         caption=sentences(
             "Energy of one operation, of all that was metered (lower is better).",
-            f"Least: {digits(value)} J at {format_size(size)} ({name}).",
+            f"Least: {three_digits(value)} J at {format_size(size)} ({name}).",
             left_out(list(curves), MOST_SERIES),
         ),
         alt=f"Energy of one {operation} over message size for {listed(shown, MOST_SERIES)}.",
@@ -109,10 +109,11 @@ def _of_training(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
         title=f"Energy of a step: {group.name}",
         caption=sentences(
             "Energy of one training step, of all that was metered (lower is better).",
-            f"Least: {least} with {digits(joules)} J{share}.",
+            f"Least: {least} with {three_digits(joules)} J{share}.",
             f"Shown are the {len(ranked)} most frugal of {len(bars)}." if len(bars) > len(ranked) else "",
         ),
-        alt="Joules of a step: " + ", ".join(f"{name} {digits(row.energy_J or 0.0)}" for name, row in ranked.items()),
+        alt="Joules of a step: "
+        + ", ".join(f"{name} {three_digits(row.energy_J or 0.0)}" for name, row in ranked.items()),
         height_in=0.75 + 0.27 * len(ranked),
     )
 

@@ -12,13 +12,13 @@ from commbench.records import Row
 from commbench.report.figures.axes import log_axis, look
 from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
 from commbench.report.figures.settings import cap_name
-from commbench.report.figures.words import digits, listed, prefixes, sentences
+from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.groups import brief
 from commbench.store import Run
 from commbench.summary import keyed_records, launch_flags, launch_medians
 from commbench.training.cases import CONFIRM, HOOKS
 from commbench.training.trained import Trained, trained
-from commbench.units import counted, format_size
+from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,7 +204,8 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
     return sentences(
         f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of the median launch; "
         "dots far from 100 % are why one launch proves little.",
-        f"They differ most in {widest.name}: the slowest takes {digits(widest.range)} times as long as the fastest.",
+        f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times as long as the "
+        "fastest.",
         f"In two humps (*): {listed(humps)}." if humps else "",
         f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
         f"Shown are {len(spreads)} of {total}, those with doubts first." if total > len(spreads) else "",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench import stats
 from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
 from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import digits, left_out, listed, sentences
+from commbench.report.figures.words import left_out, listed, sentences
 from commbench.report.training import hook_label
 from commbench.store import Run
+from commbench.training.cases import CONFIRM, SWEEP
 from commbench.training.records import TrainingRecord, TrainingRow
-from commbench.training.trained import LOSS_WINDOW, Trained, falls, median, trained
-from commbench.units import counted
+from commbench.training.trained import LOSS_WINDOW, falls, median, trained
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +32,8 @@ Floats = NDArray[np.float64]
 _WIDE = 20.0
 #: A curve is drawn through at most about so many points, each the mean of a window.
 _POINTS = 60
+#: Hooks that send a part of each bucket, unless their option ``scope`` is another.
+_SELECTING = frozenset({"topk", "randomk"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +46,12 @@ class Learned:
     """Steps made, (points,)."""
     values: Floats
     """(launches, points), NaN where a launch has no value."""
+    launches: Sequence[int]
+    """Their numbers: those of the same number had the same data."""
     step_s: float
     """Of one step, the median over launches."""
+    is_fresh: bool = False
+    """Whether these are the launches that decided, not the sweep's."""
 
     @property
     def mean(self) -> Floats:
@@ -56,7 +65,7 @@ class Learned:
 
 
 def learning_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Loss and metric of each workload that has them, of the fastest setting of each hook and of the default."""
+    """Loss and metric of each workload that has them."""
     made = []
     for group in groups(runs):
         for what, read in (("loss", loss_of), ("metric", metric_of)):
@@ -80,16 +89,34 @@ def metric_of(record: TrainingRecord) -> list[tuple[int, float]]:
 
 
 def learned_of(trial: Trial, read: Read) -> list[Learned]:
-    """The default, and of each hook the recommended setting or else the fastest: buckets do not alter learning."""
-    known = {str(one.case.key): one for one in trained(trial.run.training_records).values()}
+    """The settings that were measured in fresh launches, as these decided; where none were, one of each hook.
+
+    Of the sweep it is the default, and of each hook the recommended setting or else the fastest.
+    """
+    fresh = _learned(trial, trial.ok, CONFIRM, read)
+    return fresh if len(fresh) > 1 else _learned(trial, _settings(trial), SWEEP, read)
+
+
+def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) -> list[Learned]:
+    """What there is of the rows' settings in one phase."""
+    known = trained(trial.run.training_records, phase)
     found = []
-    for row in _settings(trial):
-        one = known.get(case_of(row).key)
-        curve = _curve(one, read) if one is not None else None
+    for row in rows:
+        one = known.get(dataclasses.replace(case_of(row), phase=phase).key)
+        values = {launch: values for launch, record in one.timed.items() if (values := read(record))} if one else {}
+        curve = _curve(list(values.values()))
         if one is not None and curve is not None:
-            step_s = median(list(one.steps_ms.values())) / 1e3
-            name = trial.prefix + setting_name(row)
-            found.append(Learned(name=name, row=row, steps=curve[0], values=curve[1], step_s=step_s))
+            found.append(
+                Learned(
+                    name=trial.prefix + setting_name(row),
+                    row=row,
+                    steps=curve[0],
+                    values=curve[1],
+                    launches=list(values),
+                    step_s=median(list(one.steps_ms.values())) / 1e3,
+                    is_fresh=phase == CONFIRM,
+                )
+            )
     return found
 
 
@@ -104,9 +131,8 @@ def _settings(trial: Trial) -> list[TrainingRow]:
     return [*by_hook.values(), *chosen]
 
 
-def _curve(one: Trained, read: Read) -> tuple[Floats, Floats] | None:
+def _curve(launches: Sequence[Sequence[tuple[int, float]]]) -> tuple[Floats, Floats] | None:
     """Steps and values by launch; many steps are averaged in windows of equal length."""
-    launches = [values for record in one.timed.values() if (values := read(record))]
     if not launches:
         return None
     steps = sorted({step for values in launches for step, _ in values})
@@ -195,14 +221,29 @@ def _paint_one(axes: Axes, x: Floats, one: Learned, place: int) -> None:
 def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
     """How to read it, and where each setting has come to after equal steps and after equal time."""
     launches = max(len(one.values) for one in learned)
-    of = "the launch" if launches == 1 else f"{counted(launches, 'launch')}, bands their range"
+    fresh = "fresh " if learned[0].is_fresh else ""
+    of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
     return sentences(
-        f"Lines are the mean of {of}; buckets alone do not alter learning, so each hook stands with one bucket size.",
+        f"Lines are the mean of {of}{_buckets(learned)}.",
         _after_equal_steps(what, learned),
         _after_equal_time(what, learned),
         f"So few steps show little of what a whole training does to the {name}." if _is_short(learned) else "",
         left_out([one.name for one in learned], MOST_SERIES),
     )
+
+
+def _buckets(learned: Sequence[Learned]) -> str:
+    """Whether what is shown of a hook holds for its other bucket sizes."""
+    selecting = dict.fromkeys(hook_label(one.row) for one in learned if _selects_over_buckets(one.row))
+    one_each = "" if learned[0].is_fresh else "; each hook stands with one bucket size"
+    if selecting:
+        verb = "selects" if len(selecting) == 1 else "select"
+        return f"{one_each}; {listed(selecting)} {verb} over a bucket, so that another bucket size learns differently"
+    return f"{one_each}, as buckets alone do not alter learning" if one_each else ""
+
+
+def _selects_over_buckets(row: TrainingRow) -> bool:
+    return row.hook in _SELECTING and case_of(row).options.get("scope", "bucket") == "bucket"
 
 
 def _is_short(learned: Sequence[Learned]) -> bool:
@@ -212,24 +253,45 @@ def _is_short(learned: Sequence[Learned]) -> bool:
 
 def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
     until = min(float(one.steps[-1]) for one in learned)
-    said = [f"{digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
-    return f"After {until:.0f} steps: {listed(said, MOST_SERIES)}."
+    said = [f"{three_digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
+    return f"After {until:.0f} steps, mean over launches: {listed(said, MOST_SERIES)}."
 
 
 def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
-    """Which is ahead when the first is through, if the range of its launches lies beyond those of all others."""
+    """Where each is when the first is through, and which is ahead, if that is shown."""
     until = min(float(one.seconds[-1]) for one in learned)
-    reached = {one.name: _at(one, one.seconds, until, what) for one in learned if one.seconds[0] <= until * (1 + 1e-9)}
-    if len(reached) < 2:  # noqa: PLR2004 - nothing to compare
+    there = [one for one in learned if one.seconds[0] <= until * (1 + 1e-9)]
+    if len(there) < 2:  # noqa: PLR2004 - nothing to compare
         return ""
     sign = 1.0 if what == "loss" or falls(learned[0].row.metric_name) else -1.0
-    first, second = sorted(reached, key=lambda name: float(np.nanmean(sign * reached[name])))[:2]
-    mean = digits(float(np.nanmean(reached[first])))
-    ahead = np.nanmax(sign * reached[first]) < min(np.nanmin(sign * reached[o]) for o in reached if o != first)
-    if not ahead or any(len(values) < 2 for values in reached.values()):  # noqa: PLR2004 - one launch has no range
-        return f"After {until:.3g} s none is ahead of all others beyond the range of its launches."
-    next_mean = digits(float(np.nanmean(reached[second])))
-    return f"After {until:.3g} s {first} is ahead with {mean}, before {second} with {next_mean}."
+    reached = {one.name: dict(zip(one.launches, _at(one, one.seconds, until, what), strict=True)) for one in there}
+    means = {name: float(np.nanmean(list(values.values()))) for name, values in reached.items()}
+    said = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
+    return f"After {until:.3g} s: {said}; {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
+
+
+def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
+    """Whether the first is ahead of each other beyond noise: by the median of launches' differences.
+
+    Launches of the same number train with the same data, and it takes 6 of them for an interval of that median.
+    """
+    others = [name for name in reached if name != first]
+    gains = [_gains(reached[first], reached[name], sign) for name in others]
+    intervals = [stats.median_interval(gain) for gain in gains]
+    if any(interval is None for interval in intervals):
+        return "so few launches show no setting to be ahead"
+    if any(interval.low <= 0 for interval in intervals if interval):
+        return "no setting is shown to be ahead"
+    nearest = min(range(len(others)), key=lambda place: median(gains[place]))
+    interval = intervals[nearest]
+    ends = f" [{three_digits(interval.low)}, {three_digits(interval.high)}]" if interval else ""
+    return f"{first} is ahead, by {three_digits(median(gains[nearest]))}{ends} of {others[nearest]}, paired by launch"
+
+
+def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -> list[float]:
+    """By how much one is better in each launch that has both."""
+    gains = [sign * (theirs[launch] - own[launch]) for launch in own if launch in theirs]
+    return [gain for gain in gains if np.isfinite(gain)]
 
 
 def _at(one: Learned, x: Floats, until: float, what: str) -> Floats:

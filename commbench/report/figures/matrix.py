@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.pairs import Matrix
-from commbench.report.figures.axes import Estimate, plain, plain_time
+from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
-from commbench.report.figures.words import digits, number_text, prefixes, sentences, time_text
+from commbench.report.figures.words import listed, prefixes, sentences
+from commbench.report.matrix import TIMED, name_range, rate_unit, why_unjudged
 from commbench.store import Run
-from commbench.suspects.findings import ANY, Suspect
+from commbench.suspects.findings import ANY, Family, Suspect
 from commbench.suspects.matrix import places
-from commbench.units import counted, format_size
+from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,12 +32,11 @@ MOST_CELLS = 360
 _WRITTEN, _NAMED = 8, 16
 #: Values that span a larger ratio get a logarithmic scale of colours.
 _WIDE = 3.0
-_RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
-#: Operations that are about time; of others the bandwidth is shown.
-_TIMED = frozenset({"latency", "barrier"})
 #: Dark text on bright cells and the other way round: the luminance of cividis runs with the value.
 _BRIGHT = 0.55
 _MOST_NAMED = 4
+#: From which to which quantile half of all lie.
+_HALF = (0.25, 0.75)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,20 @@ class Heat:
     """Of each rank."""
     suspects: Sequence[Suspect]
     """What is slow in this matrix."""
+    families: Sequence[Family] = ()
+    """What was compared in it."""
 
     @property
     def is_time(self) -> bool:
         """Whether low is good."""
         return self.unit == "us"
+
+    def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which pairs of ranks are slow because of a suspect; all of the shape (pairs,)."""
+        marked = np.zeros(len(source), dtype=bool)
+        for one, other in (link for suspect in self.suspects for link in suspect.links):
+            marked |= np.isin(source, self.ranks_of(one)) & np.isin(target, self.ranks_of(other))
+        return marked
 
     def ranks_of(self, name: str) -> list[int]:
         """The ranks that a suspect's link names: of a host all of its ranks."""
@@ -73,15 +82,16 @@ def _is_rank(name: str, rank: int) -> bool:
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
     """One heat map for each matrix of each run: colours of two cannot be laid over each other."""
     made = []
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
+        of_run = number if len(runs) > 1 else ""
         for place, matrix in enumerate(run.matrices, start=1):
-            made.append(_drawing(matrix, run, prefix, slug("matrix", prefix, matrix.case.operation, place)))
+            made.append(_drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place)))
     return made
 
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    heat = heat_of(matrix, [suspect for suspect in run.findings.suspects if suspect.measured == measured])
+    heat = heat_of(matrix, [family for family in run.findings.families if family.measured == measured])
     title = f"{prefix}{measured} between every two ranks"
     return draw(
         lambda figure: paint_heat(figure, heat),
@@ -94,8 +104,13 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
     )
 
 
-def heat_of(matrix: Matrix, suspects: Sequence[Suspect] = ()) -> Heat:
-    """The cells of a matrix; of very many ranks several share a cell, which holds the slowest of their pairs."""
+def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
+    """The cells of a matrix; of very many ranks several share a cell, which holds the slowest of their pairs.
+
+    Args:
+        matrix: measured.
+        families: what was compared in it.
+    """
     ranks = len(matrix.hosts)
     per_cell = -(-ranks // MOST_CELLS)
     slowest = np.full((-(-ranks // per_cell),) * 2, -np.inf)
@@ -105,17 +120,17 @@ def heat_of(matrix: Matrix, suspects: Sequence[Suspect] = ()) -> Heat:
     np.maximum.at(slowest, (matrix.source[known] // per_cell, matrix.target[known] // per_cell), times[known])
     times_us = np.where(np.isfinite(slowest), slowest, np.nan)
     cells, unit = times_us, "us"
-    if matrix.case.operation not in _TIMED:
+    if matrix.case.operation not in TIMED:
         rates = np.asarray(matrix.rate_GBps(times_us))
-        most = float(np.nanmax(rates, initial=0.0))
-        scale, unit = next((scale, unit) for scale, unit in _RATE_UNITS if most >= scale or unit == "kB/s")
+        scale, unit = rate_unit(float(np.nanmax(rates, initial=0.0)))
         cells = rates / scale
     return Heat(
         cells=cells,
         per_cell=per_cell,
         unit=unit,
         hosts=matrix.hosts,
-        suspects=suspects,
+        suspects=[suspect for family in families for suspect in family.suspects],
+        families=families,
     )
 
 
@@ -183,7 +198,7 @@ def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - m
         if np.isfinite(value):
             share = float(norm(value))
             is_bright = (1 - share if heat.is_time else share) > _BRIGHT
-            text = plain_time(float(f"{value:.3g}")) if heat.is_time else digits(float(value))
+            text = plain_time(float(f"{value:.3g}")) if heat.is_time else three_digits(float(value))
             axes.text(
                 column, row, text, ha="center", va="center", fontsize=8, color="#000000" if is_bright else "#ffffff"
             )
@@ -215,7 +230,7 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
 
 
 def caption_of(matrix: Matrix, heat: Heat) -> str:
-    """How to read it, the typical pair within and between hosts, and what is slow."""
+    """How to read it, what most pairs within and between hosts have, and what is slow."""
     launches = counted(len(matrix.times_us), "launch")
     what = "time" if heat.is_time else "bandwidth"
     shared = ""
@@ -233,25 +248,36 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
 
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
+    """What half of the pairs have that nothing slow explains, beside those that it does."""
     found = []
+    verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     several = matrix.is_inter.any() and not matrix.is_inter.all()
+    marked = heat.is_marked(matrix.source, matrix.target)
     for kind, chosen in (("between hosts", matrix.is_inter), ("within hosts", ~matrix.is_inter)):
-        times = matrix.time_us[chosen & matrix.is_sound]
-        if len(times):
-            middle = float(np.median(times))
-            text = (
-                time_text(Estimate(value=middle))
-                if heat.is_time
-                else number_text(Estimate(value=float(matrix.rate_GBps(middle))), "GB/s")
-            )
-            found.append(f"The typical pair{f' {kind}' if several else ''} has {text}.")
+        which = f"pairs{f' {kind}' if several else ''}"
+        slow = name_range(matrix, chosen & marked, unit=unit)
+        other = f"{which} that are not marked" if slow else which
+        if text := name_range(matrix, chosen & ~marked, _HALF, unit):
+            found.append(f"Half of the {other} {verb} {text}.")
+        found += [f"The marked {which} {verb} {slow}."] if slow else []
     return found
 
 
 def _slow(heat: Heat) -> str:
-    """What is marked."""
+    """What is marked; where nothing is, whether that was looked for."""
     if not heat.suspects:
-        return "No host, rank or link is shown to be slower than its peers."
-    said = [f"{s.name}{s.does.format(f'{digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
+        return " ".join(filter(None, (_none(heat), _unjudged(heat)))) or "With so few it cannot be told which is slow."
+    said = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
     more = f", and {len(heat.suspects) - _MOST_NAMED} more" if len(heat.suspects) > _MOST_NAMED else ""
     return f"Marked as slow: {'; '.join(said)}{more}."
+
+
+def _none(heat: Heat) -> str:
+    kinds = dict.fromkeys(family.kind for family in heat.families if family.launches >= family.needed > 0)
+    return f"Here no {' or '.join(kinds)} is shown to be slower than its peers." if kinds else ""
+
+
+def _unjudged(heat: Heat) -> str:
+    left = [family for family in heat.families if family.launches < family.needed]
+    kinds = listed(f"{family.kind}s" for family in left)
+    return f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(left)}." if left else ""

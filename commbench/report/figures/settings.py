@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commbench.report.figures.words import prefixes
+from commbench.report.state import undecided
 from commbench.report.training import hook_label
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
@@ -30,8 +31,8 @@ class Trial:
 
     @property
     def chosen(self) -> Choice | None:
-        """The setting that was recommended; the default where nothing else was shown to be faster."""
-        if self.recommendation is None:
+        """The setting that was recommended; the default where others were tried and none was shown to be faster."""
+        if self.recommendation is None or not self.recommendation.is_compared:
             return None
         return self.recommendation.best if self.recommendation.verdict == "change" else self.recommendation.baseline
 
@@ -81,8 +82,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
-    """The recommendation of a run if it is about these rows; old files do not name backend and batch."""
-    if run.recommendation is None:
+    """The recommendation of a run if it is about these rows; old files do not name backend and batch.
+
+    None also while a tuning has not made the launches that it decides from.
+    """
+    if run.recommendation is None or undecided(run):
         return None
     found = Recommendation.from_json(run.recommendation)
     workload, backend, ranks, batch = key

@@ -23,17 +23,9 @@ from commbench.report.figures.axes import (
 )
 from commbench.report.figures.curves import Curve, Family, families
 from commbench.report.figures.drawing import Drawing, draw, slug
-from commbench.report.figures.words import (
-    digits,
-    left_out,
-    listed,
-    number_text,
-    sentences,
-    shown_apart,
-    time_text,
-)
+from commbench.report.figures.words import left_out, listed, number_text, sentences, shown_apart, time_text
 from commbench.store import Run
-from commbench.units import counted, format_size
+from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,10 +33,7 @@ if TYPE_CHECKING:
 
 TIME, RATE = "time_us", "busbw_GBps"
 _LABELS = {TIME: "time", RATE: "bus bandwidth, GB/s"}
-_READ = {
-    TIME: "median time of the slowest rank (lower is better)",
-    RATE: "bus bandwidth (higher is better)",
-}
+_RATE_READ = "bus bandwidth (higher is better)"
 #: Operations that one of the two says all about.
 _ONE_PANEL = {"latency": (TIME,), "barrier": (TIME,), "bandwidth": (RATE,), "bibandwidth": (RATE,)}
 #: Bandwidths whose best differ by more are drawn on a logarithmic axis.
@@ -115,7 +104,7 @@ def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> No
         return
     best = [max(point.value for point in points.values()) for curve in curves if (points := curve.points(RATE))]
     for link in family.links:
-        mark_limit(axes, _rate_GBps(link), f"{digits(_rate_GBps(link))} GB/s: {link}")
+        mark_limit(axes, _rate_GBps(link), f"{three_digits(_rate_GBps(link))} GB/s: {link}")
     if max(best) > _WIDE * min(best):
         log_axis(axes.yaxis)
     else:
@@ -153,11 +142,11 @@ def _scale_dots(axes: Axes, what: str, curves: Sequence[Curve], family: Family) 
         limits = [_rate_GBps(link) for link in family.links]
         axes.set_xlim(0.0, 1.12 * max([axes.get_xlim()[1] / 1.05, *limits]))
         for link, limit in zip(family.links, limits, strict=True):
-            mark_limit(axes, limit, f"{digits(limit)} GB/s: {link}", vertical=True)
+            mark_limit(axes, limit, f"{three_digits(limit)} GB/s: {link}", vertical=True)
 
 
 def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
-    return (link.rate_bps or 0.0) / 8e9
+    return (link.bound_bps or 0.0) / 8e9
 
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
@@ -178,7 +167,7 @@ def caption_of(family: Family, curves: Sequence[Curve]) -> str:
         _quickest(curves) if TIME in panels else "",
         _best_rate(family, curves) if RATE in panels else "",
         _beside(curves) if len(curves) > 1 else "",
-        _broken(family) if crosses else "",
+        f"Crosses on the axis have no result ({broken(family)})." if crosses else "",
         _cannot(family),
         left_out([curve.name for curve in family.curves if not curve.is_unsupported], MOST_SERIES),
     )
@@ -193,12 +182,20 @@ def _how(family: Family, panels: Sequence[str]) -> str:
         spread = "there are no intervals"
     size = "" if several or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
     shared = f", {family.shared}" if family.shared else ""
-    what = " and its ".join(_READ[panel] for panel in panels)
+    what = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
     text = f"{what}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
     if OPERATIONS[family.operation].name == "latency":
         text += " A time is half a round trip."
     return text
+
+
+def _time_read(family: Family) -> str:
+    """What the times are: of imported runs what their tools call a time."""
+    stated = {reading.stated for curve in family.curves for reading in curve.readings}
+    told = " or the ".join(sorted(stated - {""}))
+    own = ["median time of the slowest rank"] if "" in stated else []
+    return " or the ".join([*own, *([told] if told else [])]) + " (lower is better)"
 
 
 def _quickest(curves: Sequence[Curve]) -> str:
@@ -219,8 +216,8 @@ def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
     value, size, point, curve = max(known, key=lambda entry: entry[:2])
     reading = next(reading for reading in curve.readings if reading.size_bytes == size)
     share = ""
-    if reading.limit is not None and reading.limit.rate_bps:
-        share = f", {100 * 8e9 * value / reading.limit.rate_bps:.0f} % of {reading.limit}"
+    if reading.limit is not None and reading.limit.bound_bps:
+        share = f", {100 * 8e9 * value / reading.limit.bound_bps:.0f} % of {reading.limit}"
     at = f" at {format_size(int(size))}" if len(family.sizes) > 1 else ""
     return f"Highest: {number_text(point, 'GB/s')}{at}{_by(curve, curves)}{share}."
 
@@ -244,8 +241,8 @@ def _beside(curves: Sequence[Curve]) -> str:
     return f"{names[1]} takes {slow.value / fast.value:.3g} times as long as {names[0]}{at}."
 
 
-def _broken(family: Family) -> str:
-    """What the crosses stand for."""
+def broken(family: Family) -> str:
+    """What has no result, and why."""
     parts = []
     for curve in family.curves:
         if curve.failed:
@@ -254,7 +251,7 @@ def _broken(family: Family) -> str:
             parts.append(
                 f"{curve.name}: {counted(len(curve.failed), 'size')} {states}" + (f", {reason}" if reason else "")
             )
-    return f"Crosses on the axis have no result ({'; '.join(part.rstrip('.') for part in parts)})."
+    return "; ".join(part.rstrip(".") for part in parts)
 
 
 def _cannot(family: Family) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from commbench.report.figures.drawing import BAD, GRID, INK, MUTED, SERIES, Drawing, draw, slug
+from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, draw, slug
 from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import digits, sentences
+from commbench.report.figures.words import sentences
 from commbench.store import Run
 from commbench.training.records import BucketRow, TrainingRow
-from commbench.units import counted
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _WRITTEN = 12
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 _EXPOSED_ALPHA = 0.2
-WAIT, COMPRESS, COMMUNICATE = GRID, SERIES[3], SERIES[2]
+WAIT, COMPRESS, COMMUNICATE = MUTED, SERIES[3], SERIES[2]
 
 _BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
 
@@ -113,7 +113,8 @@ def _paint_step(axes: Axes, step: Step) -> None:
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
-        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed")
+        # behind the bars, whose colours are explained
+        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
     shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
@@ -135,7 +136,7 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if written and bucket.size_bytes:
         aside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
+        axes.annotate(f"{three_digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
 
 
 def _legend(figure: Figure) -> None:
@@ -146,7 +147,7 @@ def _legend(figure: Figure) -> None:
         "backward": BACKWARD,
         "optimiser": OPTIMIZER,
         "waits": WAIT,
-        "compress": COMPRESS,
+        "hook's own work": COMPRESS,
         "communicate": COMMUNICATE,
     }
     handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
@@ -163,9 +164,12 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     plain = any(step.row.hook == "none" for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
-        "compressing to done; shaded at its end is by how much the backward pass is longer than without DDP and "
-        "compressing: exposed communication.",
-        "Buckets of hook none are watched in extra steps through the pass-through hook." if plain else "",
+        "the hook's own work (compressing, dividing) to done; shaded at its end is by how much the backward pass is "
+        "longer than without DDP and compressing: exposed communication.",
+        "Buckets of hook none are watched in extra steps through the pass-through hook, so that they may end after the "
+        "pass on top, which is of other steps."
+        if plain
+        else "",
         *(_waits(step) for step in steps),
         _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
     )
@@ -173,9 +177,11 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
 
 def _waits(step: Step) -> str:
     row = step.row
-    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {digits(row.step_ms or 0.0)} ms"
+    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {three_digits(row.step_ms or 0.0)} ms"
     if row.exposed_comm_ms is not None and row.step_ms:
-        text += f", of it {digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+        text += (
+            f", of it {three_digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+        )
     return text + "."
 
 
@@ -185,9 +191,12 @@ def _gain(first: Step, second: Step) -> str:
         return ""
     difference = one - other
     return (
-        f"The second exposes {digits(abs(difference))} ms {'less' if difference > 0 else 'more'}." if difference else ""
+        f"The second exposes {three_digits(abs(difference))} ms {'less' if difference > 0 else 'more'}."
+        if difference
+        else ""
     )
 
 
 def _alone(trial: Trial) -> str:
-    return "The default is what is recommended." if trial.recommendation else ""
+    chosen = trial.default is not None and trial.is_chosen(trial.default)
+    return "The default is what is recommended." if chosen else ""

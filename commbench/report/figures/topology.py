@@ -70,19 +70,19 @@ class Box:
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
     """One drawing for each run that recorded what its hosts are made of."""
     made = []
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         boxes = boxes_of(run.info)
         if boxes:
-            made.append(_drawing(run, boxes, prefix))
+            made.append(_drawing(run, boxes, prefix, slug("topology", number if len(runs) > 1 else "")))
     return made
 
 
-def _drawing(run: Run, boxes: Sequence[Box], prefix: str) -> Drawing:
+def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
     hosts = sum(len(box.hosts) for box in boxes)
     height = sum(box.height + 4 for box in boxes[:MOST_HOSTS]) + 8
     return draw(
         lambda figure: paint_boxes(figure, boxes[:MOST_HOSTS]),
-        name=slug("topology", prefix),
+        name=name,
         section="topology",
         title=f"{prefix}{counted(hosts, 'host')} and what {'is in it' if hosts == 1 else 'is in them'}",
         caption=caption_of(run.info, boxes),
@@ -105,8 +105,7 @@ def boxes_of(info: Mapping[str, Any]) -> list[Box]:
     for host in hosts:
         topology = host.get("topology")
         if topology:
-            alike = {name: value for name, value in topology.items() if name != "ranks"}
-            kind = json.dumps(alike, sort_keys=True, default=str) + str(len(ranks.get(str(host.get("hostname")), [])))
+            kind = f"{_kind(topology)} {len(ranks.get(str(host.get('hostname')), []))}"
             kinds.setdefault(kind, []).append((str(host.get("hostname", "")), topology))
     return [
         Box(
@@ -117,6 +116,16 @@ def boxes_of(info: Mapping[str, Any]) -> list[Box]:
         )
         for alike in kinds.values()
     ]
+
+
+def _kind(topology: Mapping[str, Any]) -> str:
+    """What hosts have in common that are alike: all but their ranks and less than a GiB of memory."""
+    numa = [
+        {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
+        for node in topology.get("numa") or ()
+    ]
+    alike = {name: value for name, value in topology.items() if name != "ranks"} | {"numa": numa}
+    return json.dumps(alike, sort_keys=True, default=str)
 
 
 def _devices(topology: Mapping[str, Any]) -> list[Device]:
@@ -285,12 +294,13 @@ def caption_of(info: Mapping[str, Any], boxes: Sequence[Box]) -> str:
     hosts = sum(len(box.hosts) for box in boxes)
     alike = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""
     if len(boxes) > 1:
-        alike = f"{hosts} hosts are of {len(boxes)} kinds, each drawn once: {'; '.join(map(_contents, boxes))}."
+        shown = boxes[:MOST_HOSTS]
+        drawn = "each drawn once" if len(shown) == len(boxes) else f"of which the first {len(shown)} are drawn"
+        alike = f"{hosts} hosts are of {len(boxes)} kinds, {drawn}: {'; '.join(map(_contents, shown))}."
     return sentences(
         "Grey boxes are memory nodes with their CPUs, small boxes GPUs (blue) and adapters (green, dashed where down).",
         f"Orange lines join devices with {listed(kinds)} between them." if kinds else "",
         alike,
-        f"Only the first {MOST_HOSTS} kinds are drawn." if len(boxes) > MOST_HOSTS else "",
         *remarks[:3],
         ""
         if not (info.get("environment") or {}).get("emulated") or remarks

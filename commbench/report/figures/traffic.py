@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from commbench.report.figures.axes import log_axis, look, mark_limit
 from commbench.report.figures.drawing import Drawing, draw, slug
 from commbench.report.figures.settings import Group, groups
-from commbench.report.figures.words import digits, sentences
+from commbench.report.figures.words import sentences
 from commbench.report.training import hook_label
 from commbench.store import Run
 from commbench.training.records import TrainingRow
+from commbench.units import three_digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
         title=f"Sent per step: {group.name}",
         caption=caption_of(bars),
         alt="Megabytes that a rank sends in a step: "
-        + ", ".join(f"{name} {digits(row.sent_MB_per_step or 0.0)}" for name, row in shown.items()),
+        + ", ".join(f"{name} {three_digits(row.sent_MB_per_step or 0.0)}" for name, row in shown.items()),
         height_in=0.85 + 0.3 * len(shown),
     )
 
@@ -85,9 +86,9 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
     sent = row.sent_MB_per_step or 0.0
-    saved = f"{least} sends least: {digits(sent)} MB a step"
+    saved = f"{least} sends least: {three_digits(sent)} MB a step"
     if dense:
-        saved += f", {100 * sent / dense:.3g} % of the {digits(dense)} MB of a dense all-reduce in float32"
+        saved += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
     odd = [name for name, row in bars.items() if "traffic" in row.flags.split(";")]
     return sentences(
         "Bytes that a rank really sent in a step (MB = 1e6), the mean over ranks; fewer is better only where the time "

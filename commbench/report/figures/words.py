@@ -9,7 +9,7 @@ from typing import Any
 
 from commbench.report.figures.axes import Estimate
 from commbench.store import Run
-from commbench.units import format_time
+from commbench.units import format_time, three_digits
 
 #: More names than these are counted.
 _MOST_NAMED = 4
@@ -64,13 +64,6 @@ def sentences(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def digits(value: float) -> str:
-    """Three digits without an exponent: ``0.117``, ``12.3``, ``1234``."""
-    if value == 0 or not abs(value) < float("inf"):
-        return f"{value:g}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}" if abs(value) >= 1e-3 else f"{value:.2g}"  # noqa: PLR2004 - three digits
-
-
 def time_text(point: Estimate) -> str:
     """A time in microseconds with its interval."""
     low, high = point.bounds
@@ -80,8 +73,8 @@ def time_text(point: Estimate) -> str:
 
 def number_text(point: Estimate, unit: str) -> str:
     """A value with its unit and its interval."""
-    interval = " [{}, {}]".format(*map(digits, point.bounds)) if _has_interval(point) else ""
-    return f"{digits(point.value)} {unit}{interval}"
+    interval = " [{}, {}]".format(*map(three_digits, point.bounds)) if _has_interval(point) else ""
+    return f"{three_digits(point.value)} {unit}{interval}"
 
 
 def _has_interval(point: Estimate) -> bool:

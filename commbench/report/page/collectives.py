@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from commbench.arrangements import MATRIX
 from commbench.collectives import OPERATIONS
 from commbench.pairs import PairRow, pair_rows
 from commbench.patterns import makes_groups, pattern_order
@@ -24,6 +25,7 @@ from commbench.report.page.columns import (
     words,
 )
 from commbench.report.page.parts import MOST_LINES, Table, Tone
+from commbench.report.state import explain_time
 from commbench.report.table import columns_of, title_of
 from commbench.scaling import Growth, order_of
 from commbench.store import PAIRS, SUMMARY, Run
@@ -53,11 +55,11 @@ def _size_column(kind: type[Any]) -> Column[Any]:
     )
 
 
-def _time_column() -> Column[Row]:
+def _time_column(about: str) -> Column[Row]:
     return Column(
         heading="time",
         unit="us",
-        about="median over launches of the slowest rank's median",
+        about=about,
         text=_time,
         value=lambda row: row.time_us,
         tone=lambda row: tone_of(row.status),
@@ -65,9 +67,14 @@ def _time_column() -> Column[Row]:
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other."""
-    rows = [(run.name, row) for run in runs for row in run.whole_rows]
-    return [_collective_table(list(group)) for _, group in itertools.groupby(sorted(rows, key=_order), key=_table_of)]
+    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other.
+
+    Matrices have tables of their pairs: a median over unlike pairs is the time of none.
+    """
+    rows = [(run.name, row) for run in runs for row in run.whole_rows if row.pattern != MATRIX]
+    about = explain_time(runs)
+    groups = itertools.groupby(sorted(rows, key=_order), key=_table_of)
+    return [_collective_table(list(group), about) for _, group in groups]
 
 
 def _table_of(named: Named[Row]) -> tuple[str, str]:
@@ -81,18 +88,19 @@ def _order(named: Named[Row]) -> tuple[Any, ...]:
     return (*place, *((other is not None, other) for other in others))
 
 
-def _collective_table(rows: Sequence[Named[Row]]) -> Table:
+def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     names = _backend_names(rows)
     columns: list[Column[Row]] = [
         _size_column(Row),
         Column(heading="backend", text=lambda row: names[id(row)]),
         *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("group", "dtype", "redop")),
         *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("in_place", "root")),
-        _time_column(),
+        _time_column(about_time),
         interval("time_us", Row, unit="us"),
         number("p95", "time_us_p95", Row, unit="us"),
         number("algbw", "algbw_GBps", Row, unit="GB/s"),
         number("busbw", "busbw_GBps", Row, unit="GB/s"),
+        number("own cost", "harness_us", Row, unit="us"),
         number("energy", "energy_J", Row, unit="J"),
         flag_column(),
     ]
@@ -185,7 +193,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         number("compute", "compute_us", OverlapRow, unit="us"),
         number("pure comm.", "pure_us", OverlapRow, unit="us"),
         number("overlap", "overlap_percent", OverlapRow, unit="%"),
-        interval("overlap_percent", OverlapRow, unit="%"),
+        interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
     ]
     return [make_table("Overlap with computing (OSU's definition)", lines, columns)] if lines else []
 
@@ -253,7 +261,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         words("pattern", "pattern", Row, if_varied=True),
         words("backend", "backend", Row),
         _size_column(Row),
-        _time_column(),
+        _time_column(explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
         Column(
             heading="energy a byte",

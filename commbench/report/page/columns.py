@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from commbench.report.page.parts import MOST_LINES, Cell, Heading, Table, Tone
 from commbench.report.table import UNBOUNDED, Flagged, flags_of
+from commbench.units import decimals
 
 R = TypeVar("R")
 Named = tuple[str, R]
@@ -110,17 +111,18 @@ def number(heading: str, name: str, kind: type[Any], *, unit: str = "", scale: f
     return Column(heading=heading, unit=unit, about=about(kind, name), text=lambda row: digits(value(row)), value=value)
 
 
-def interval(name: str, kind: type[Any], *, unit: str = "", least_digits: int = 3) -> Column[Any]:
-    """A column with the 95 % interval of a field."""
+def interval(name: str, kind: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
+    """A column with the 95 % interval of a field; one that ``is_bounded``, as a percentage is, is never too wide."""
 
     def ends(row: Any) -> tuple[float | None, float | None]:  # noqa: ANN401 - a row of any table
         return getattr(row, f"{name}_ci_low"), getattr(row, f"{name}_ci_high")
 
     def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
         low, high = ends(row)
-        return between(low, high, getattr(row, name), least_digits)
+        value = getattr(row, name)
+        return "" if value is None else between(low, high, None if is_bounded else value)
 
-    said = about(kind, f"{name}_ci_low").removesuffix(", low end")
+    said = about(kind, f"{name}_ci_low").replace(", low end", "")
     return Column(heading="95 % CI", unit=unit, about=said, text=text, value=lambda row: ends(row)[0])
 
 
@@ -154,14 +156,13 @@ def digits(value: float | None, least: int = 3) -> str:
         return ""
     if value == 0 or isinstance(value, int):
         return grouped(value)
-    places = least - 1 - math.floor(math.log10(abs(float(f"{value:.{least}g}"))))
-    return f"{value:,.{max(places, 0)}f}".replace(",", _NARROW_SPACE)
+    return f"{value:,.{decimals(value, least)}f}".replace(",", _NARROW_SPACE)
 
 
-def between(low: float | None, high: float | None, value: float | None, least: int = 3) -> str:
-    """``1.20-1.31`` with the digits that the value has; ``wide`` where the high end is many times the value."""
-    if low is None or high is None or value is None:
+def between(low: float | None, high: float | None, value: float | None = None) -> str:
+    """``1.20-1.31``; ``wide`` where the high end is many times the value, a time or a ratio, if that is given."""
+    if low is None or high is None:
         return ""
-    if high > UNBOUNDED * value:
+    if value is not None and high > UNBOUNDED * value:
         return "wide"
-    return f"{digits(low, least)}\N{EN DASH}{digits(high, least)}"
+    return f"{digits(low)}\N{EN DASH}{digits(high)}"

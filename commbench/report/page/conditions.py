@@ -11,7 +11,7 @@ from commbench.environment import differing
 from commbench.fields import LARGEST
 from commbench.report.page.collectives import tone_of
 from commbench.report.page.columns import Column, Named, digits, grouped, make_table
-from commbench.report.page.conclusion import when
+from commbench.report.page.facts import when
 from commbench.report.page.parts import Cell, Heading, Table
 from commbench.report.table import Flagged
 from commbench.report.training import named_setting
@@ -170,9 +170,7 @@ def launch_table(runs: Sequence[Run]) -> Table | None:
             text=lambda launch: str(launch.get("launch", "")),
             value=lambda launch: launch.get("launch"),
         ),
-        Column(
-            heading="began", text=lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]
-        ),
+        Column(heading="began", text=_began),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
         Column(
             heading="status",
@@ -185,7 +183,7 @@ def launch_table(runs: Sequence[Run]) -> Table | None:
 
 
 def _began(launch: Mapping[str, Any]) -> str:
-    return str(launch.get("started") or "").replace("T", " ").removesuffix("+00:00")
+    return str(launch.get("started") or "").replace("T", " ").partition("+")[0]
 
 
 _SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s", "other": "other_s"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from commbench.advice import advise_run
@@ -11,9 +10,12 @@ from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.model import conclude_model
 from commbench.report.page import collectives, conditions, training
-from commbench.report.page.conclusion import find_conclusion, find_facts, when
+from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
+from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
-from commbench.report.state import origins, time_spent, undecided
+from commbench.report.page.rates import BUSBW
+from commbench.report.page.repeat import commands
+from commbench.report.state import explain_time, origins, time_spent, undecided
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_warnings
@@ -77,6 +79,7 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
         findings=find_conclusion(runs),
         facts=[] if several else find_facts(runs[0]),
         sections=[section for section in sections if not section.is_empty],
+        time=explain_time(runs),
     )
 
 
@@ -116,6 +119,7 @@ def _compared(runs: Sequence[Run]) -> Section:
 
 
 def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
+    rated = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
     tables = [
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
@@ -124,7 +128,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="collectives",
         title="Collectives",
-        sentences=_each(runs, collectives.slowest_groups),
+        sentences=[*([BUSBW] if rated else []), *_each(runs, collectives.slowest_groups)],
         warnings=_each(runs, _collective_warnings),
         figures=_of(drawings, "collectives"),
         tables=tables,
@@ -132,7 +136,13 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _collective_warnings(run: Run) -> list[str]:
-    return [] if run.prediction_rows else warnings_for(run.rows, run.info)  # there they are an ingredient
+    if run.prediction_rows:  # there they are an ingredient
+        return []
+    return warnings_for([row for row in run.rows if row.pattern != MATRIX], run.info)
+
+
+def _pair_warnings(run: Run) -> list[str]:
+    return warnings_for(matrix_rows(run), run.info, things=MATRICES)
 
 
 def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
@@ -140,6 +150,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         name="pairs",
         title="Pairs of ranks",
         sentences=_each(runs, lambda run: [conclude(run.findings)]),
+        warnings=_each(runs, _pair_warnings),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
     )
@@ -151,7 +162,7 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         title="Training with DDP",
         sentences=_each(runs, _verdict),
         warnings=_each(runs, training_warnings),
-        codes=[_snippet(run, runs) for run in runs if run.recommendation and not undecided(run)],
+        codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
         tables=training.training_tables(runs),
     )
@@ -164,9 +175,16 @@ def _verdict(run: Run) -> list[str]:
     return [undecided(run) or paragraph(Recommendation.from_json(run.recommendation)), *cost]
 
 
-def _snippet(run: Run, runs: Sequence[Run]) -> Code:
-    title = "To paste" if len(runs) == 1 else f"To paste, by {run.name}"
-    return Code(title=title, text=Recommendation.from_json(run.recommendation or {}).snippet.rstrip())
+def _snippets(runs: Sequence[Run]) -> list[Code]:
+    """What to paste by each run that has something to recommend."""
+    concluded = [run for run in runs if run.recommendation and not undecided(run)]
+    found = [(run, Recommendation.from_json(run.recommendation or {})) for run in concluded]
+    of_run = len(runs) > 1
+    return [
+        Code(title=f"To paste, by {run.name}" if of_run else "To paste", text=recommendation.snippet.rstrip())
+        for run, recommendation in found
+        if recommendation.snippet and recommendation.has_baseline
+    ]
 
 
 def _predicted(runs: Sequence[Run]) -> Section:
@@ -207,14 +225,9 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
         name="repeat",
         title="How to repeat it",
         sentences=_each(runs, lambda run: [_origin(run, beside=beside)]),
-        codes=[_command(run, runs) for run in runs if run.info.get("argv")],
+        codes=commands(runs),
         tables=[files] if files.lines else [],
     )
-
-
-def _command(run: Run, runs: Sequence[Run]) -> Code:
-    title = "Command" if len(runs) == 1 else f"Command of {run.name}"
-    return Code(title=title, text=shlex.join(map(str, run.info["argv"])))
 
 
 def _origin(run: Run, *, beside: bool) -> str:
@@ -223,5 +236,6 @@ def _origin(run: Run, *, beside: bool) -> str:
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"commbench at commit {commit}"] if commit else []
     how = f"with {', '.join(parts)}" if parts else "by this command"
+    done = "Imported" if run.info.get("imported") else "Measured"
     where = "lie beside this page" if beside else f"are in {run.path}"
-    return f"Measured {how}; its files {where}."
+    return f"{done} {how}; its files {where}."

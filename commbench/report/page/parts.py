@@ -35,7 +35,7 @@ class Heading:
     text: str
     unit: str = ""
     about: str = ""
-    """What the column holds, shown on hover."""
+    """What the column holds, shown on hover and below the section's tables."""
     is_number: bool = False
 
 
@@ -104,6 +104,12 @@ class Section:
         return {flag: meaning for table in self.tables for flag, meaning in table.legend.items()}
 
     @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The headings of its tables that need a word, each with what it means."""
+        headings = (heading for table in self.tables for heading in table.headings if heading.about)
+        return list(dict.fromkeys((heading.text, heading.about) for heading in headings))
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
         return not (self.sentences or self.warnings or self.codes or self.figures or self.tables)
@@ -119,3 +125,5 @@ class Page:
     findings: Sequence[Finding]
     facts: Sequence[Fact]
     sections: Sequence[Section]
+    time: str
+    """What the times of collectives are."""

@@ -172,14 +172,15 @@ def _ends(piece: Piece, parameter: int) -> Interval | None:
     return piece[1].parameter_intervals[piece[2]][parameter]
 
 
-def _alpha_ends(piece: Piece) -> str:
+def _start_ends(piece: Piece) -> tuple[float | None, float | None]:
+    """The interval of the start-up time; none where it is held at 0, below which there is no time to be sure of."""
     ends = _ends(piece, 0)
-    return f"{digits(ends.low)}\N{EN DASH}{digits(ends.high)}" if ends else ""
+    return (ends.low, ends.high) if ends and (ends.low, ends.high) != (0, 0) else (None, None)
 
 
-def _rate_ends(piece: Piece) -> str:
+def _rate_ends(piece: Piece) -> tuple[float | None, float | None]:
     ends = _ends(piece, 1)
-    return f"{digits(_rate(ends.high))}\N{EN DASH}{digits(_rate(ends.low))}" if ends else ""
+    return (_rate(ends.high), _rate(ends.low)) if ends else (None, None)
 
 
 def _percent(share: float | None) -> float | None:
@@ -187,7 +188,15 @@ def _percent(share: float | None) -> float | None:
 
 
 def _residual(piece: Piece) -> float:
-    return 100 * max(map(abs, piece[1].residuals))
+    """At the sizes of the segment."""
+    _, curve, place = piece
+    segment, known = curve.segments[place], zip(curve.sizes, curve.residuals, strict=True)
+    return 100 * max(abs(residual) for size, residual in known if segment.from_bytes <= size <= segment.to_bytes)
+
+
+def _held_out(piece: Piece) -> float | None:
+    """Of the curve, once."""
+    return _percent(piece[1].held_out_error) if piece[2] == 0 else None
 
 
 _MODEL: list[Column[Piece]] = [
@@ -212,26 +221,39 @@ _MODEL: list[Column[Piece]] = [
         text=lambda piece: digits(piece[1].segments[piece[2]].alpha_us) or "0",
         value=lambda piece: piece[1].segments[piece[2]].alpha_us,
     ),
-    Column(heading="95 % CI", unit="us", text=_alpha_ends, value=lambda piece: None),  # noqa: ARG005 - of any piece
+    Column(
+        heading="95 % CI",
+        unit="us",
+        about="of the start-up; empty where it is held at 0",
+        text=lambda piece: between(*_start_ends(piece)),
+        value=lambda piece: _start_ends(piece)[0],
+    ),
     Column(
         heading="rate",
         unit="GB/s",
+        about="algorithm bandwidth without the start-up; bus bandwidth is that times the operation's factor",
         text=lambda piece: digits(_rate(piece[1].segments[piece[2]].beta_us_per_byte)),
         value=lambda piece: _rate(piece[1].segments[piece[2]].beta_us_per_byte),
     ),
-    Column(heading="95 % CI", unit="GB/s", text=_rate_ends, value=lambda piece: None),  # noqa: ARG005 - of any piece
+    Column(
+        heading="95 % CI",
+        unit="GB/s",
+        about="of the rate",
+        text=lambda piece: between(*_rate_ends(piece)),
+        value=lambda piece: _rate_ends(piece)[0],
+    ),
     Column(
         heading="worst residual",
         unit="%",
-        about="how far the line is from what was measured, at most",
+        about="how far the line is from what was measured at its sizes, at most",
         text=lambda piece: digits(_residual(piece), 2),
         value=_residual,
     ),
     Column(
         heading="held-out error",
         unit="%",
-        about="median error at sizes that were left out of the fit",
-        text=lambda piece: digits(_percent(piece[1].held_out_error), 2),
-        value=lambda piece: _percent(piece[1].held_out_error),
+        about="median error at sizes that were left out of the fit, of all segments together",
+        text=lambda piece: digits(_held_out(piece), 2),
+        value=_held_out,
     ),
 ]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)")
+#: What tells our pages, whose figures may go, from others.
+_OURS = '<meta name="generator" content="commbench">'
 _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
@@ -40,7 +42,7 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
         The page's path.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or somebody else's page is there.
     """
     from commbench.report.figures import all_figures  # matplotlib takes its time
 
@@ -66,6 +68,7 @@ def check_writable(out: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _older(out / PAGE)
 
 
 @contextlib.contextmanager
@@ -130,11 +133,25 @@ def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
+def _older(page: Path) -> str:
+    """The page that is there already; empty where there is none.
+
+    Raises:
+        InputError: what is there is somebody else's, as are the figures that it links.
+    """
+    if not page.exists():
+        return ""
+    older = page.read_text(encoding="utf-8", errors="replace")
+    if older and _OURS not in older:
+        raise InputError(f"{page} is no page of commbench and is left as it is; name another directory with --out.")
+    return older
+
+
 def _write(out: Path, html: str, drawings: Sequence[Drawing]) -> None:
     """Write all files; the page last, so that it never names a figure that is not there."""
     page, folder = out / PAGE, out / FIGURES
     folder.mkdir(parents=True, exist_ok=True)
-    before = set(_LINKED.findall(page.read_text(encoding="utf-8"))) if page.exists() else set()
+    before = set(_LINKED.findall(_older(page)))
     for drawing in drawings:
         (folder / f"{drawing.name}.png").write_bytes(drawing.png)
     page.write_text(html, encoding="utf-8")
