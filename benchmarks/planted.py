@@ -11,10 +11,10 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
@@ -30,6 +30,8 @@ from commbench.terminal import make_console
 COMMBENCH = (sys.executable, "-m", "commbench")
 SIDES = ("a", "b", "control")
 LONGEST_S = 300
+#: In which a lab that is asked to end takes itself down.
+CLEANING_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +61,25 @@ def measure(out: Path, side: str, launch: int, rate: str, sizes: str) -> None:
         *("--launches", str(launch), "--out", str(out / side)),
     ]
     with (out / f"{side}.log").open("a") as log:
-        whole = [*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", rate, "--", *inner]
-        code = subprocess.run(whole, stdout=log, stderr=log, timeout=LONGEST_S, check=False).returncode
+        code = run_within([*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", rate, "--", *inner], log, LONGEST_S)
+    if code is None:
+        raise LaunchError(f"Launch {launch} of run {side} was ended after {LONGEST_S} s; see {out / side}.log.")
     if code:
         raise LaunchError(f"Launch {launch} of run {side} ended with code {code}; see {out / side}.log.")
+
+
+def run_within(command: Sequence[str], log: IO[str], longest_s: float) -> int | None:
+    """Run a command and return its exit code; None where it takes too long and is asked to end, which cleans up."""
+    with subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            return process.wait(longest_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        try:
+            process.wait(CLEANING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return None
 
 
 def judge(tables: Mapping[str, ComparisonTable]) -> bool:

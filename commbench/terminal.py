@@ -22,14 +22,14 @@ PLAIN_WIDTH = 110
 LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 
 
-def make_console(stream: TextIO | None = None, *, plain: bool = False) -> Console:
-    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text.
+def make_console(stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH) -> Console:
+    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text, so many columns wide.
 
     ``plain``: also elsewhere, for ranks, whose launcher shows them a terminal that is not the person's.
     """
     stream = stream or sys.stdout
     if plain or not stream.isatty():
-        return SafeConsole(file=stream, width=PLAIN_WIDTH, force_terminal=False, color_system=None, **LITERAL)
+        return SafeConsole(file=stream, width=width, force_terminal=False, color_system=None, **LITERAL)
     return SafeConsole(file=stream, **LITERAL)
 
 

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ from training_builders import launches_of, make_training_case, make_training_inf
 
 from commbench.cli.comparing import compare
 from commbench.errors import InputError
-from commbench.report.comparison.formats import COMPARISON_COLUMNS
+from commbench.report.comparison import ComparedCase, ComparisonTable
+from commbench.report.comparison.formats import COMPARISON_COLUMNS, comparison_json
+from commbench.report.comparison.words import beyond
+from commbench.stats import Comparison, Interval, Verdict
 from commbench.store import Store
 
 SIZES = (8, KIB, 64 * KIB)
@@ -65,6 +70,37 @@ def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFi
 def test_the_threshold_decides_the_exit_code(good: Path, new: Path, threshold: str, code: int) -> None:
     """End with 5 only where the interval lies wholly beyond it."""
     assert code == compare([good, new], threshold=threshold)
+
+
+def test_the_table_ends_with_what_decides(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Name what is beyond the threshold, or what would have been seen, in the log of a job as in its page."""
+    compare([good, new], threshold="5%", out=new / "x.html")
+    assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." == capsys.readouterr().out.splitlines()[-1]
+    assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." in (new / "x.html").read_text()
+    compare([good, new], threshold="20%", out=new / "x.html")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"None beyond 20 %; half of the cases would have shown \+\d+\.\d %\.", last)
+    assert last.replace("+", "&#43;") in (new / "x.html").read_text() or last in (new / "x.html").read_text()
+
+
+def test_a_run_named_twice_is_one_baseline(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Count a link to a run, and a run beside the folder that it is in, once."""
+    compare([good, new])
+    expected = capsys.readouterr().out
+    compare([good, good / "run1", new])
+    assert expected == capsys.readouterr().out
+    (good / "run9").symlink_to(good / "run1")
+    compare([good, new])
+    assert expected == capsys.readouterr().out
+
+
+def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
+    """Write what runs say of themselves into a text file as text."""
+    runs = [write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07") for seed in (1, 2)]
+    compare(runs, out=tmp_path / "x.txt")
+    text = (tmp_path / "x.txt").read_text()
+    assert "\x1b" not in text
+    assert "\\x1b[31m1" in text
 
 
 @pytest.mark.parametrize(
@@ -122,6 +158,50 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
     assert ["false", "false"] == [rows[0]["regression"], rows[2]["regression"]]
 
 
+def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tell cases of one short name apart, and let lines be joined with collectives.csv."""
+    for name in ("a", "b"):
+        with Store.open(tmp_path / name, make_info()) as store:
+            for loop in ("native", "python"):
+                for record in make_launches([10.0, 10.1, 10.2], make_case(loop=loop), loop=loop):
+                    store.append(record)
+            for record in make_launches([5.0, 5.1, 5.2], make_case("barrier")):
+                store.append(record)
+            store.write_summary()
+    compare([tmp_path / "a", tmp_path / "b"], output_format="csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert 3 == len({row["case"] for row in rows})
+    assert ["native", "python", "auto"] == [row["loop"] for row in rows]
+    with (tmp_path / "b" / "collectives.csv").open() as stream:
+        summary = list(csv.DictReader(stream))
+    same = ("backend", "operation", "pattern", "dtype", "redop", "root", "in_place", "message_bytes", "buffers")
+    for row in (rows[0], rows[2]):
+        loops = {row["loop"], "native"}
+        assert 1 == sum(each["loop"] in loops and all(each[name] == row[name] for name in same) for each in summary)
+
+
+def test_regressions_are_named_with_their_groups() -> None:
+    """Say which of several groups became slower, in JSON and in the last line."""
+    one = ComparedCase(
+        case=make_case(pattern="split:2"),
+        group="2-3",
+        time_a_us=1.0,
+        time_b_us=2.0,
+        comparison=Comparison(
+            ratio=2.0,
+            launches_a=9,
+            launches_b=9,
+            interval=Interval(low=1.9, high=2.1, level=0.95),
+            verdict=Verdict.SLOWER,
+        ),
+    )
+    table = ComparisonTable(names_a=("a",), name_b="b", margin=0.02, cases=(replace(one, group="0-1"), one))
+    expected = [f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}" for group in ("0-1", "2-3")]
+    assert expected == json.loads(comparison_json(table, 0.05))["regressions"]
+    assert f"Beyond 5 %: {', '.join(expected)}." == beyond(table, 0.05)
+    assert beyond(replace(table, cases=6 * table.cases), 0.05).endswith(" and 4 more.")
+
+
 def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Hold the summary, the counts, the regressions beyond the threshold, the conditions and every case."""
     assert 0 == compare([good, new], output_format="json", threshold="20%", sort=True)
@@ -129,6 +209,7 @@ def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]
     assert {"slower": 1, "faster": 0} == {name: facts["counts"][name] for name in ("slower", "faster")}
     assert (5, [], False, 0.2) == (len(facts["a"]), facts["regressions"], facts["forced"], facts["threshold"])
     assert "slower" == facts["cases"][0]["verdict"]
+    assert facts["complete"] is True
     assert facts["summary"].startswith("1 of 3 cases slower")
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int
     done = run_job(folder)
     assert code == done.returncode, done.stderr
     assert (folder / "comparison.html").exists()
+
+
+def test_the_script_measures_anew_each_time(folder: Path) -> None:
+    """Judge what is there now, not the run that an earlier job left behind."""
+    write_run(folder / "measured", 9)
+    assert 0 == run_job(folder).returncode
+    shutil.rmtree(folder / "measured")
+    write_run(folder / "measured", 8, {KIB: 1.2})
+    time.sleep(1)  # runs are named by the second
+    done = run_job(folder)
+    assert 5 == done.returncode, done.stderr
 
 
 def test_the_script_stops_where_nothing_was_measured(folder: Path) -> None:

@@ -13,9 +13,10 @@ from training_builders import launches_of, make_training_case, make_training_inf
 
 from commbench.cases import Case
 from commbench.errors import InputError
-from commbench.records import Record
+from commbench.records import Record, Stated
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
-from commbench.stats import Verdict
+from commbench.report.comparison.words import further_of
+from commbench.stats import Effort, Verdict
 from commbench.store import Run, Store
 from commbench.training.cases import TrainingCase
 
@@ -121,7 +122,7 @@ def test_unlike_conditions_are_refused() -> None:
     b = make_run(
         make_launches(STEADY, transport="tcp"),
         "b",
-        environment={"hosts": {"n1": {"cpu_model": "Y", "kernel": "6.1.9"}}},
+        environment={"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
     )
     with pytest.raises(InputError, match=r"like conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp"):
         compare(a, b)
@@ -191,8 +192,8 @@ def test_cases_of_one_short_name_are_told_apart() -> None:
     """Spell out what the short name of a case leaves out."""
     records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
     text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
-    assert "loop native)" in text
-    assert "loop python)" in text
+    assert "loop native, buffers hot)" in text
+    assert "loop python, buffers hot)" in text
 
 
 def test_text_fits_100_columns() -> None:
@@ -222,6 +223,49 @@ def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     assert [Verdict.FASTER] == list(verdicts(alike).values())
 
 
+def timed_unlike(cases: int, **changes: Any) -> Run:
+    """Return a run of four sizes whose first ``cases`` were timed in another way."""
+    sizes = SIZES[:cases]
+    records = [replace(record, **changes) if record.case.message_bytes in sizes else record for record in sweep(2)]
+    return make_run(records, "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sync": "barrier"}, "sync: round-time vs barrier"),
+        ({"loop": "python"}, "loop: native vs python"),
+        (
+            {"stated": Stated(time="mean over repetitions and ranks")},
+            "time: median over repetitions of the slowest rank vs mean over repetitions and ranks",
+        ),
+    ],
+)
+def test_a_case_that_was_timed_unlike_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
+    """Judge the others; refuse where it is so of all cases, and judge these, too, where that is forced."""
+    a = make_run(sweep(1))
+    table = compare(a, timed_unlike(1, **changes))
+    assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
+    assert not table.is_forced
+    assert f"no verdict where timed unlike: {named} (in 1 of 4 cases)" in render(table, width=200)
+    with pytest.raises(InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"):
+        compare(a, timed_unlike(4, **changes))
+    for cases in (1, 4):
+        forced = compare(a, timed_unlike(cases, **changes), force=True)
+        assert ([Verdict.SAME] * 4, True) == (list(verdicts(forced).values()), forced.is_forced)
+
+
+def test_imported_times_that_mean_different_things_are_not_compared() -> None:
+    """Refuse the mean over ranks against the slowest rank, of which both runs say nothing but in their records."""
+    mean, slowest = (
+        make_run([replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)], time)
+        for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
+    )
+    with pytest.raises(InputError, match="time: mean over repetitions and ranks vs mean over repetitions of the slow"):
+        compare(mean, slowest)
+    assert not compare(mean, mean).differences
+
+
 # ---------------------------------------------------------------------------------------------- several baselines
 
 
@@ -237,6 +281,7 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
     table = compare(baselines, b)
     assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
+    assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
     assert {(5, 50, 10)} == {
         (one.baselines, one.comparison.launches_a, one.comparison.launches_b) for one in table.cases
     }
@@ -244,14 +289,28 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
 
 
-def test_steady_baselines_make_a_comparison_sharper() -> None:
-    """Find with five runs what one run cannot show."""
+def test_more_baselines_make_a_comparison_sharper() -> None:
+    """Find with five steady runs what two leave open, and never ask for launches instead."""
     baselines = [make_run(sweep(seed, launches=5), f"a{seed}") for seed in range(5)]
-    b = make_run(sweep(9, launches=8, slower={KIB: 1.06}), "b")
-    assert (
-        compare(baselines, b).cases[1].comparison.detectable < compare(baselines[0], b).cases[1].comparison.detectable
+    b = make_run(sweep(9, launches=5, slower={KIB: 1.1}), "b")
+    few, many = compare(baselines[:2], b), compare(baselines, b)
+    assert many.cases[1].comparison.detectable < few.cases[1].comparison.detectable
+    assert ((), [KIB]) == (
+        few.regressions,
+        [case.message_bytes for case in many.regressions if isinstance(case, Case)],
     )
-    assert [KIB] == [case.message_bytes for case in compare(baselines, b).regressions if isinstance(case, Case)]
+    assert not few.too_few_launches
+
+
+def test_baselines_of_one_launch_each_are_compared() -> None:
+    """Take runs that an mpirun made each, or an imported file, in the CSV, the page and the table, too."""
+    baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
+    for more in ([], [make_run(sweep(8), "a8")]):
+        table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
+        assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
+        assert len(SIZES) == sum(one.comparison.interval is not None for one in table.cases)
+        assert "1 of 4 cases slower" in render(table)
+    assert not compare(baselines[:2], make_run(sweep(9), "b")).too_few_launches
 
 
 def test_few_baselines_are_said_to_be_few() -> None:
@@ -263,7 +322,7 @@ def test_few_baselines_are_said_to_be_few() -> None:
 
 def test_unlike_baselines_are_refused() -> None:
     """Say which condition, and list it once where it is forced."""
-    a1, a2 = (shifted(name, 1, 1.0, nodes=nodes) for name, nodes in (("a1", 1), ("a2", 2)))
+    a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
     with pytest.raises(InputError, match=r"^The baselines were not measured under like conditions \(nodes: 1, 2"):
         compare([a1, a2], shifted("b", 3, 1.0))
     table = compare([a1, a2], shifted("b", 3, 1.0), force=True)
@@ -276,11 +335,47 @@ def test_a_baseline_may_lack_a_case() -> None:
     """Compare with those that have it; a case that no baseline could measure was never there to lose."""
     case = make_case()
     failed = make_run([make_record(case, status="failed")], "a2")
-    table = compare([make_run(make_launches(STEADY, case)), failed], make_run(make_launches(STEADY, case), "b"))
+    b = make_run(make_launches([1.001 * time for time in STEADY], case), "b")
+    table = compare([make_run(make_launches(STEADY, case)), failed], b)
     assert [1] == [one.baselines for one in table.cases]
     lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
     assert (case,) == lost.regressions
     assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
+
+
+def test_a_run_counts_once() -> None:
+    """Refuse a copy of a run among its baselines, and of the judged run; imported ones are known by their files."""
+    a1, a2, b = make_run(sweep(1), "a1"), make_run(sweep(2), "a2"), make_run(sweep(3), "b")
+    copy = replace(a1, path=Path("copy"))
+    for runs, judged in (([a1, copy], b), ([a1, a2], copy)):
+        with pytest.raises(InputError, match="a1 and copy hold the same measurements, which are one run; name one"):
+            compare(runs, judged)
+    imported = [
+        replace(a1, info={**a1.info, "imported": [{"file": "x", "sha256": digest, "tool": "t", "version": ""}]})
+        for digest in ("1", "2", "2")
+    ]
+    assert 2 == compare(imported[:2], b).cases[0].baselines
+    with pytest.raises(InputError, match="hold the same measurements"):
+        compare(imported[1:], b)
+
+
+# ------------------------------------------------------------------------------------------------- incomplete runs
+
+
+def test_what_a_run_that_ended_early_did_not_reach_is_lost() -> None:
+    """Count as lost what the same plan asked for; say of another plan what is missing, and no more."""
+    a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
+    for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
+        b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
+        table = compare(a, b)
+        assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
+        assert "B is not complete: 2 cases of A were not measured." in " ".join(render(table).split())
+    assert "Not compared: mpi all_reduce 64 KiB float32 sum is ok in A and missing in B." in render(
+        compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="interrupted"))
+    )
+    whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
+    assert ((), 2) == (whole.regressions, len(whole.only_in_a))
+    assert "not complete" not in render(whole)
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -313,6 +408,11 @@ def test_training_with_other_threads_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------------- thresholds and order
+
+
+def test_the_table_has_the_words_of_the_csv() -> None:
+    """Call it near in both where a ratio lies near the margin."""
+    assert ["near", "noisy"] == [further_of(Effort(outlook=outlook)) for outlook in ("near", "noisy")]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:

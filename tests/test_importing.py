@@ -98,6 +98,26 @@ def test_importing_again_adds_nothing(commbench: Commbench) -> None:
     assert (2, True) == (code, "holds a run with another plan" in err)
 
 
+@pytest.mark.parametrize("words", [["-n", "8"], ["-n", "4", "--dtype", "int8"]])
+def test_what_is_said_of_an_output_is_not_mixed(commbench: Commbench, words: list[str]) -> None:
+    """Refuse the same output under another number of ranks or element type, instead of keeping the old or both."""
+    assert 0 == commbench("import", DATA / "osu_old.txt", "-n", 4, "--out", "theirs")[0]
+    before = Path("theirs/samples.jsonl").read_bytes()
+    code, _, err = commbench("import", DATA / "osu_old.txt", *words, "--out", "theirs")
+    assert (2, True) == (code, "holds a run with another plan (measurements)" in err)
+    assert before == Path("theirs/samples.jsonl").read_bytes()
+
+
+def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
+    """Add what is missing, and no measurement twice."""
+    files = [DATA / "osu_old.txt", DATA / "osu_validated.txt"]
+    assert 0 == commbench("import", *files, "-n", 3, "--out", "theirs")[0]
+    whole = Path("theirs/samples.jsonl").read_bytes()
+    Path("theirs/samples.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    assert 0 == commbench("import", *files, "-n", 3, "--out", "theirs")[0]
+    assert whole == Path("theirs/samples.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -109,6 +129,7 @@ def test_importing_again_adds_nothing(commbench: Commbench) -> None:
         ([str(DATA / "imb.txt"), "--tool", "x"], "Unknown tool 'x'"),
         ([str(DATA / "imb.txt"), "--dtype", "x"], "Unknown dtype 'x'"),
         ([str(DATA / "imb.txt"), "--operation", "x"], "Unknown operation 'x'"),
+        ([str(DATA / "param.txt"), "--backend", "x"], "Unknown backend 'x'; choose from nccl, gloo, mpi"),
     ],
 )
 def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], said: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,56 @@ def test_groups_graphs_and_cpu_times_are_left_out() -> None:
             load_text(text.replace(old, new))
 
 
+def test_processes_that_each_ran_alone_are_no_launches() -> None:
+    """Refuse what mpirun prints of nccl-tests built without MPI, in one list or one after the other."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
+    alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
+    for each in (twice, alone + alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13")):
+        with pytest.raises(InputError, match="several processes each ran alone, as where nccl-tests was built without"):
+            load_text(each)
+    assert {1} == {record.group_size for record in load_text(alone).records}
+
+
+def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
+    """Take -z 1 and 3 for isolated, and -z 2 for neither that nor back to back; say what is assumed."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    blocking = "# Blocking Enabled: {how} \n# Using devices"
+    barrier = blocking.format(how="wait and barrier after each outer iteration (-n); time excludes barrier")
+    assert {"barrier"} == {record.case.sync for record in load_text(text.replace("# Using devices", barrier)).records}
+    with pytest.raises(InputError, match=r"waited for without a barrier \(-z 2\)"):
+        load_text(text.replace("# Using devices", blocking.format(how="wait after each inner iteration, no barrier")))
+    assert "back to back, as is nccl-tests' default (-z 0)" in assumed(load_text(text))
+    assert "mean over ranks, nccl-tests' default (-a 1)" in assumed(load_text(text))
+
+
+@pytest.mark.parametrize(
+    ("option", "slowest"),
+    [('"-a","1"', False), ('"--average=3"', True), ('"-a3"', True), ('"-a","1","--average","3"', True)],
+)
+def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
+    """Take the slowest rank's time as such."""
+    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    row = rows_of(load_text(text))[0]
+    assert (40.0, None if slowest else 40.0) == (row.time_us, row.time_us_rank_mean)
+    record = load_text(text).records[0]
+    assert record.stated is not None
+    assert slowest is ("slowest rank" in record.stated.time)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [('"-a","0"', "of rank 0 only"), ('"-a","2"', "of the fastest rank"), ('"-z","2"', "without a barrier")],
+)
+def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, words: str) -> None:
+    """Refuse times of one rank, of the fastest and of no known cadence."""
+    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    with pytest.raises(InputError, match=words):
+        load_text(
+            text.replace('"blocking_collectives":"false"', f'"blocking_collectives":"{str("z" in option).lower()}"')
+        )
+
+
 def test_ranks_that_are_not_listed_must_be_given() -> None:
     """Ask for the number of ranks where the list of them has gaps, and say when it does not fit the busbw."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
@@ -195,7 +246,7 @@ def test_osu_of_old_versions_with_several_tests() -> None:
     assert "all_reduce were MPI_FLOAT (float32)" in assumed(imported)
     assert "64 messages were in flight" in assumed(imported)
     assert "messages of 0 bytes" in left_out(imported)
-    assert "'Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
+    assert "'MPI Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
 
 
 def test_osu_validation() -> None:
@@ -236,6 +287,58 @@ def test_osu_sizes_turn_back(operation: object, ranks: int, blocks: int) -> None
     assert size == operation.message_bytes(operation.osu_bytes(size, ranks), ranks)  # type: ignore[attr-defined]  # an Operation
 
 
+OSU_TYPES = """
+# OSU MPI{device} Allreduce Latency Test v7.5
+# Datatype: MPI_INT.
+# Size       Avg Latency(us)
+4                       1.50
+8                       1.60
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)
+4                       2.50
+8                       2.60
+"""
+
+
+def test_osu_of_several_types() -> None:
+    """Give each type (-T) its own rows, and none of them launches of another's."""
+    imported = load_text(OSU_TYPES.format(device=""), ranks=4)
+    assert [("int32", 4, 1.5, 0), ("int32", 8, 1.6, 0), ("float32", 4, 2.5, 0), ("float32", 8, 2.6, 0)] == [
+        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch) for record in imported.records
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("MPI_Put Latency Test v5.8", "OSU's 'MPI_Put Latency Test' has no counterpart"),
+        ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
+        ("OpenSHMEM Broadcast Latency Test v7.4", "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart"),
+        ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
+        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is not known"),
+    ],
+)
+def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
+    """Leave out what is named like a two-sided operation and is none."""
+    with pytest.raises(InputError, match=re.escape(words)):
+        load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
+
+
+def test_osu_says_where_buffers_are() -> None:
+    """Keep apart buffers of the host and of a GPU, which are the same case otherwise."""
+    device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
+    assert [{"CUDA"}, {"cpu"}] == [{record.device for record in each.records} for each in (device, host)]
+    pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
+    for buffers, expected in (
+        ("# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)\n", "cpu"),
+        ("# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on HOST (H)\n", "CUDA"),
+        ("", "CUDA"),
+    ):
+        assert expected == load_text(pair.format(buffers=buffers)).records[0].device
+    with pytest.raises(InputError, match="buffers are on CUDA in one output and on cpu in another; import them apart"):
+        load_text(OSU_TYPES.format(device="-CUDA") + OSU_TYPES.format(device=""), ranks=4)
+
+
 # --------------------------------------------------------------------------------------------------------- IMB, PARAM
 
 
@@ -261,6 +364,24 @@ def test_imb() -> None:
     assert "Exchange is left out: both neighbours" in left_out(imported)
     assert "did not measure this size (time-out" in left_out(imported)
     assert "MPI_BYTE is counted as int8" in assumed(imported)
+
+
+def test_imb_states_its_types() -> None:
+    """Take --dtype for what is not stated only, as of the other tools."""
+    text = (DATA / "imb.txt").read_text()
+    stated = {record.case.operation: record.case.dtype for record in load("imb.txt", dtype="float64").records}
+    assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
+    silent = "\n".join(line for line in text.split("\n") if "MPI_Datatype" not in line)
+    asked = {record.case.operation: record.case.dtype for record in load_text(silent, dtype="float64").records}
+    assert ("float64", "float64") == (asked["all_reduce"], asked["all_gather"])
+
+
+def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
+    """Let -n be meant for these, where IMB has tables of as many processes; else say that it has none."""
+    imported = load("imb.txt", "osu_validated.txt", ranks=4)
+    assert {2, 4} == {record.group_size for record in imported.records}
+    with pytest.raises(InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"):
+        load("imb.txt", "osu_validated.txt", ranks=16)
 
 
 def test_fewer_ranks_are_a_scaling_study() -> None:

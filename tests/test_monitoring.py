@@ -155,12 +155,13 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         'commbench_slow_factor_ratio{benchmark="nightly",kind="host",name="host3"}': "4x12",
         'commbench_run_start_timestamp_seconds{benchmark="nightly"}': "0x12",
         'commbench_run_complete{benchmark="nightly"}': "1x12",
+        'node_textfile_scrape_error{instance="host3"}': "0x6 1x5",
     }
 
-    def fires(rule: str, *labels: dict[str, str]) -> dict[str, Any]:
+    def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
         annotations = next(each for each in rules() if each["alert"] == rule)
-        extra = annotations.get("labels", {})
-        expected = [{"exp_labels": {"benchmark": "nightly", **each, **extra}} for each in labels]
+        common = {**({"benchmark": benchmark} if benchmark else {}), **annotations.get("labels", {})}
+        expected = [{"exp_labels": {**common, **each}} for each in labels]
         return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
 
     tests = [
@@ -168,6 +169,8 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         fires("CommbenchWrongData", {"kind": "collective", "status": "wrong"}),
         fires("CommbenchSlowOne", {"kind": "host", "name": "host3"}),
         fires("CommbenchOutdated", {}),
+        fires("CommbenchMissing"),
+        fires("CommbenchUnreadable", {"instance": "host3"}, benchmark=""),
         fires("CommbenchFailed"),
         fires("CommbenchTrainingSlowerThanLastWeek"),
     ]
@@ -184,7 +187,12 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
                         "interval": "1d",
                         "input_series": [{"series": name, "values": text} for name, text in series.items()],
                         "alert_rule_test": tests,
-                    }
+                    },
+                    {
+                        "interval": "1d",
+                        "input_series": [{"series": "commbench_run_complete", "values": "1x12"}],
+                        "alert_rule_test": [fires("CommbenchMissing", {}), fires("CommbenchOutdated")],
+                    },
                 ],
             }
         )

@@ -12,6 +12,8 @@ import pytest
 from conftest import HERE
 from labs import mark  # noqa: F401 - a fixture
 
+from commbench.errors import LaunchError
+
 BENCHMARKS = HERE.parent / "benchmarks"
 
 
@@ -27,6 +29,27 @@ def test_runs_take_turns(planted: ModuleType) -> None:
     order = planted.turns(6)
     assert {(launch, side) for launch in range(1, 7) for side in planted.SIDES} == set(order)
     assert {2} == set(Counter(side for _, side in order[:: len(planted.SIDES)]).values())
+
+
+def test_a_launch_that_takes_too_long_is_asked_to_end(planted: ModuleType, tmp_path: Path) -> None:
+    """Let it clean up, and say that it was ended instead of a traceback."""
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('cleaned up', flush=True), sys.exit(0)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with (tmp_path / "log").open("w") as log:
+        assert planted.run_within([sys.executable, "-c", program], log, 5.0) is None
+        assert 3 == planted.run_within([sys.executable, "-c", "raise SystemExit(3)"], log, 30.0)
+    assert ["begun", "cleaned up"] == (tmp_path / "log").read_text().split("\n")[:2]
+
+
+def test_too_long_is_one_sentence(planted: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the launch and where to look."""
+    monkeypatch.setattr(planted, "run_within", lambda *_: None)
+    with pytest.raises(LaunchError, match=r"Launch 2 of run b was ended after 300 s; see .*b\.log"):
+        planted.measure(tmp_path, "b", 2, "1gbit", "1M")
 
 
 @pytest.mark.lab

@@ -19,6 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commbench.errors import InputError
+from commbench.exports.labels import dated_s
+from commbench.exports.metrics import metrics_of
+from commbench.exports.openmetrics import render_openmetrics
+from commbench.exports.trials import trials_of
 from commbench.prediction.network import NetworkModel
 from commbench.presentation import print_run, print_unfinished
 from commbench.report.comparison import compare, render_comparison
@@ -55,6 +59,9 @@ def use(run: Run, other: Run) -> None:
         print_run(run, style, console)
     print_unfinished(run, console)
     make_page([run], [], beside=False)
+    render_openmetrics(metrics_of(run), benchmark="x")
+    trials_of(run)
+    dated_s(run.info)
     console.print(render_comparison(compare(run, other)))
     console.print(render_comparison(compare(other, run)))
 
@@ -105,6 +112,7 @@ def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
         ("ranks", [{"rank": 0}], r"ranks\[0\] lacks host"),
         ("ranks", [{"rank": 0, "host": "a"}] * 2, "names a rank twice"),
         ("schema", 2, "knows up to 1"),
+        ("started", 1.5, "started must be a text"),
     ],
 )
 def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: object, words: str) -> None:
@@ -114,6 +122,15 @@ def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: obj
     (path / "run.json").write_text(json.dumps({**info, entry: value}))
     with pytest.raises(InputError, match=words):
         load_run(path)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00", "0001-01-01T00:00:00"])
+def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
+    """Export the rest, without the moment."""
+    path = make_run(tmp_path / "mine")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "started": text}))
+    assert not {"commbench_run_start_timestamp_seconds"} & {sample.name for sample in metrics_of(load_run(path))}
 
 
 # --------------------------------------------------------------------------------------------------- samples.jsonl

@@ -171,6 +171,20 @@ def test_mlflow_takes_a_run_once(mlflow: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
+def test_mlflow_takes_an_imported_run_once(mlflow: Any, tmp_path: Path) -> None:
+    """Know again by its import a run of which nobody says when it was measured, and date it so."""
+    run = make_both()
+    info = {name: value for name, value in run.info.items() if name != "started"}
+    imported = Run(path=run.path, info={**info, "imported_at": "2026-11-22T00:00:00+00:00"}, records=run.records)
+    address = write_mlflow(imported, tmp_path / "runs.db")
+    with pytest.raises(InputError, match="already"):
+        write_mlflow(imported, tmp_path / "runs.db")
+    client = mlflow.MlflowClient(tracking_uri=address)
+    (first, *_) = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
+    assert 1795305600000 == first.info.start_time
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
 def test_a_store_that_mlflow_cannot_use_is_refused(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Say in a sentence what MLflow says about an address."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from commbench.errors import InputError
 from commbench.parameters import listed
@@ -81,7 +80,7 @@ def compare(
     if out is None and style != "table":
         sys.stdout.write(_text_of(table, style, limit))
     else:
-        console.print(render_comparison(table))
+        console.print(render_comparison(table, limit))
     lost = table.regressions_beyond(limit)
     return 5 if lost else 0
 
@@ -120,16 +119,18 @@ def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path]
         )
     if not baselines and not first:
         raise InputError(f"There is no run to compare {judged} with: name it first, as in commbench compare A B.")
-    before = [run for path in (*baselines, *first) for run in runs_in(path)]
-    if len(before) > 1 and judged.resolve() in {path.resolve() for path in before}:
+    before: dict[Path, Path] = {}
+    for run in (run for path in (*baselines, *first) for run in runs_in(path)):
+        before.setdefault(run.resolve(), run)  # a link to a run, or one named beside its folder, is that run
+    if len(before) > 1 and judged.resolve() in before:
         raise InputError(f"{judged} is among its own baselines; keep them in a folder of their own.")
-    return before, judged
+    return list(before.values()), judged
 
 
 def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:
     if style == "table":
         stream = io.StringIO()
-        Console(file=stream, width=_FILE_WIDTH, force_terminal=False).print(render_comparison(table))
+        make_console(stream, plain=True, width=_FILE_WIDTH).print(render_comparison(table, threshold))
         return stream.getvalue()
     return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](table, threshold)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -16,9 +17,12 @@ from commbench.datatypes import DTYPES, find_dtype
 from commbench.errors import InputError
 from commbench.fields import MOST_RANKS
 from commbench.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.imports.param import PARAM_BACKENDS
 from commbench.options import default_out
 from commbench.parameters import listed
+from commbench.records import Record
 from commbench.store import Store
+from commbench.store.files import encode
 from commbench.terminal import make_console
 from commbench.units import counted
 
@@ -49,16 +53,17 @@ def import_(
         typer.Option("--dtype", metavar="NAME", help=f"Element type, where an output does not say: {listed(DTYPES)}."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="NAME", help="Backend, where an output does not say (PARAM).")
+        str | None,
+        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {listed(PARAM_BACKENDS)}."),
     ] = None,
 ) -> int:
     """Make a run of what nccl-tests, OSU, IMB or PARAM printed, for report, compare and predict.
 
     The same case in several files counts as several launches, so that there is an interval.
     """
-    _check_asked(ranks, operation, dtype)
-    sources = [_read_source(file) for file in files]
     asked = Asked(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
+    _check_asked(asked)
+    sources = [_read_source(file) for file in files]
     imported = import_outputs(sources, tool=tool, asked=asked)
     path = out or default_out("import")
     rows = _write(path, imported, sources)
@@ -66,13 +71,15 @@ def import_(
     return 0
 
 
-def _check_asked(ranks: int | None, operation: str | None, dtype: str | None) -> None:
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"-n {ranks} is no number of ranks; give 1 or more.")
-    if operation is not None:
-        find_operation(operation)
-    if dtype is not None:
-        find_dtype(dtype)
+def _check_asked(asked: Asked) -> None:
+    if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
+        raise InputError(f"-n {asked.ranks} is no number of ranks; give 1 or more.")
+    if asked.operation is not None:
+        find_operation(asked.operation)
+    if asked.dtype is not None:
+        find_dtype(asked.dtype)
+    if asked.backend not in {None, *PARAM_BACKENDS}:
+        raise InputError(f"Unknown backend {asked.backend!r}; choose from {listed(PARAM_BACKENDS)}.")
 
 
 def _read_source(file: str) -> Source:
@@ -93,7 +100,11 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
         "imported_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "plan": {"imported": sorted(source.sha256 for source in sources), "records": len(imported.records)},
+        "plan": {
+            "imported": sorted(source.sha256 for source in sources),
+            "records": len(imported.records),
+            "measurements": _digest(imported.records),
+        },
         "status": "running",
         **imported.info,
     }
@@ -104,6 +115,11 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
                 store.append(record)
         store.update(status="complete")
         return len(store.write_summary())
+
+
+def _digest(records: Iterable[Record]) -> str:
+    """The SHA-256 of what was read, on which all that is said of an output has its effect: -n, --dtype and so on."""
+    return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
 
 
 def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:

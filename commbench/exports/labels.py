@@ -69,5 +69,17 @@ def training_labels(row: TrainingRow) -> Labels:
 
 def began_s(info: Mapping[str, Any]) -> float | None:
     """When a run began, in seconds of Unix time; None where ``run.json`` does not say."""
-    started = info.get("started")
-    return datetime.fromisoformat(started).timestamp() if started else None
+    return _seconds(info.get("started"))
+
+
+def dated_s(info: Mapping[str, Any]) -> float | None:
+    """When a run began, else when another tool's output was imported, by which a reader finds it; likewise."""
+    return _seconds(info.get("started") or info.get("imported_at"))
+
+
+def _seconds(text: str | None) -> float | None:
+    """A moment in ISO 8601; None where it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError, OSError):  # also a year that the system's clock cannot have
+        return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.errors import InputError
-from commbench.exports.labels import began_s
+from commbench.exports.labels import dated_s
 from commbench.exports.optional import needed
 from commbench.exports.trials import Trial, trials_of
 from commbench.store import Run
@@ -47,7 +47,7 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
 def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
     experiment = client.get_experiment_by_name(EXPERIMENT)
     number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
-    name, began = str(run.info.get("run_id") or run.path.name), began_s(run.info) or time.time()
+    name, began = str(run.info.get("run_id") or run.path.name), dated_s(run.info) or time.time()
     known_by = re.sub(r"[^\w.-]", "_", f"{name}_{began:.0f}")  # free of what MLflow's search would have quoted
     if client.search_runs([number], f"tags.`{TAG}` = '{known_by}'", max_results=1):
         raise InputError(f"MLflow has {name} in the experiment {EXPERIMENT} already; delete it there to log it anew.")

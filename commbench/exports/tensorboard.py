@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.errors import InputError
-from commbench.exports.labels import began_s
+from commbench.exports.labels import dated_s
 from commbench.exports.optional import needed
 from commbench.exports.trials import Trial, trials_of
 from commbench.store import Run
@@ -33,7 +33,7 @@ def write_tensorboard(run: Run, out: Path | None = None) -> Path:
     """
     needed("tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard")
     folder = out or run.path / FOLDER
-    wall_time = began_s(run.info) or 0.0
+    wall_time = dated_s(run.info) or 0.0
     with refusing(folder, InputError):
         for old in folder.glob(f"*/events.out.tfevents.*{SUFFIX}"):
             old.unlink()

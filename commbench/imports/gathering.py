@@ -91,18 +91,29 @@ def _check_distinct(sources: Sequence[Source]) -> None:
 
 def _numbered(records: Iterable[Record]) -> list[Record]:
     """The records with a launch each: a case's first, second and so on."""
-    seen: dict[tuple[str, int], list[str]] = {}
+    seen: dict[tuple[str, int], list[Record]] = {}
     numbered = []
     for record in records:
-        times = seen.setdefault((record.case.key, record.group_size), [])
-        time = record.stated.time if record.stated else ""
-        if times and times[0] != time:
-            raise InputError(
-                f"Of {record.case} one output states the {times[0]} and another the {time}; import them apart."
-            )
-        numbered.append(dataclasses.replace(record, launch=len(times)))
-        times.append(time)
+        launches = seen.setdefault((record.case.key, record.group_size), [])
+        _check_alike(record, launches[:1])
+        launches.append(record)
+        numbered.append(dataclasses.replace(record, launch=len(launches) - 1))
     return numbered
+
+
+def _check_alike(record: Record, before: Sequence[Record]) -> None:
+    """Refuse a further launch that another time or device makes another measurement."""
+    for one in before:
+        times = [each.stated.time if each.stated else "" for each in (one, record)]
+        if times[0] != times[1]:
+            raise InputError(
+                f"Of {record.case} one output states the {times[0]} and another the {times[1]}; import them apart."
+            )
+        if one.device and record.device and one.device != record.device:
+            raise InputError(
+                f"Of {record.case} buffers are on {one.device} in one output and on {record.device} in another; "
+                "import them apart."
+            )
 
 
 def _among(record: Record, most: int) -> Record:

@@ -71,10 +71,14 @@ def read(text: str, name: str, asked: Asked) -> Reading:
     """Read what IMB-MPI1 printed; it states the number of processes of every table.
 
     Raises:
-        InputError: it does not, and it was not asked.
+        InputError: it does not, and it was not asked; or none of its tables is of as many as was asked.
     """
     reading = Reading(name=name)
-    for benchmark in _benchmarks(text, reading):
+    benchmarks = _benchmarks(text, reading)
+    stated = [benchmark.processes for benchmark in benchmarks if benchmark.processes]
+    if stated and asked.ranks not in {None, *stated}:
+        reading.ranks(asked, max(stated), "its largest table")
+    for benchmark in benchmarks:
         with reading.noting():
             _read_benchmark(benchmark, reading, asked)
     if "All processes entering MPI_Finalize" not in text:
@@ -118,7 +122,7 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
     shared = {
         "operation": operation.name,
         "backend": "mpi",
-        "ranks": reading.ranks(asked, benchmark.processes, name),
+        "ranks": benchmark.processes or reading.ranks(asked, None, name),
         "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
         "in_place": False,
         "root": 0,
@@ -135,15 +139,14 @@ def _elements(benchmark: Benchmark, operation: Operation, reading: Reading, aske
     """The element type and the reduction."""
     if not operation.moves_data:
         return {"dtype": None}
-    name = benchmark.settings.get("reduced" if operation.reduces else "dtype")
+    name = benchmark.settings.get("reduced" if operation.reduces else "dtype", asked.dtype)
     if name is None:
         name = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
-        if asked.dtype is None:
-            reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")
+        reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")
     if name == "MPI_BYTE":
         reading.assume("MPI_BYTE is counted as int8")
     return {
-        "dtype": asked.dtype or _DTYPES.get(name, name),
+        "dtype": _DTYPES.get(name, name),
         "redop": benchmark.settings.get("redop", "SUM").lower() if operation.reduces else None,
     }
 

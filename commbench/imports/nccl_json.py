@@ -18,7 +18,7 @@ from commbench.imports.nccl_tests import (
     stated_ranks,
     timed_half,
 )
-from commbench.imports.reading import RANK_MEAN, Asked, LeftOutError, Place, Reading, number
+from commbench.imports.reading import RANK_MEAN, SLOWEST_RANK, Asked, LeftOutError, Place, Reading, number
 
 
 class Device(TypedDict, total=False):
@@ -112,13 +112,15 @@ def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> N
     reading.places |= {ranks: places} if places else {}
     if reading.version == "" and "version" in report:
         reading.version = f"JSON {report['version']}"
-    blocking = 1 if config.get("blocking_collectives") == "true" else 0
+    blocking = 0
+    if config.get("blocking_collectives") == "true":  # which kind, only the command line says
+        blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
     devices = list(dict.fromkeys(place.device for place in places if place.device))
     shared = {
         "operation": operation,
         "ranks": ranks,
         "backend": "nccl",
-        "time": RANK_MEAN,
+        "time": _time(_option(report, "-a", "--average")),
         "sync": cadence_of(blocking, reading),
         "buffers": "",
         "repetitions": 1,
@@ -134,6 +136,37 @@ def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> N
                 continue
             with reading.noting():
                 reading.records += _record(result, key, in_place=in_place, shared=shared)
+
+
+def _option(report: Mapping[str, Any], short: str, long: str) -> str | None:
+    """What an option was given, the last time; None where it was not."""
+    words = report.get("args", ())
+    given = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in {short, long}:
+            given = following
+        elif word.startswith(f"{long}="):
+            given = word.partition("=")[2]
+        elif re.fullmatch(rf"{short}\d+", word):
+            given = word.removeprefix(short)
+    return given
+
+
+def _time(average: str | None) -> str:
+    """What times mean under ``--average``.
+
+    Raises:
+        LeftOutError: nothing here is of that kind.
+    """
+    if average in {None, "1"}:
+        return RANK_MEAN
+    if average == "3":
+        return SLOWEST_RANK
+    raise LeftOutError(
+        {"0": "times are of rank 0 only (-a 0)", "2": "times are of the fastest rank (-a 2)"}.get(
+            str(average), f"what -a {average} means is not known here"
+        )
+    )
 
 
 def _record(result: Mapping[str, Any], key: str, *, in_place: bool, shared: dict[str, Any]) -> list[Any]:

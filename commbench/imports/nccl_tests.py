@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ from commbench.imports.reading import (
 
 OPERATIONS_BY_PROGRAM = {nccl_program(name): name for name in OPERATIONS}
 DTYPES_BY_NAME = {theirs: ours for ours, theirs in NCCL_TYPES.items()}
-BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-m 0)"
+BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-z 0)"
+RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 
 _TABLE = re.compile(r"#\s*size\s+count\s+type\b")
 _BEGIN = re.compile(rf"# (nccl-tests version|nThread \d|{PRINTED_BY_COMMBENCH})")
@@ -65,6 +67,16 @@ class Block:
     ended: bool = False
     """Whether there is a footer."""
 
+    @property
+    def lists_twice(self) -> bool:
+        """Whether a rank of one group is listed more than once."""
+        return len(self.groups) == 1 and len(self.places) > len({place.rank for place in self.places})
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank is listed and no other."""
+        return [place.rank for place in self.places] == [0]
+
 
 def recognises(text: str) -> bool:
     """Whether a text is output of nccl-tests, or looks like it."""
@@ -82,8 +94,15 @@ def read(text: str, name: str, asked: Asked) -> Reading:
         InputError: it is not stated, nor asked, which operation ran or on how many ranks.
     """
     reading = Reading(name=name)
-    for block in split_blocks(text, reading):
+    blocks = split_blocks(text, reading)
+    alone = Counter(block.program for block in blocks if block.is_alone)
+    for block in blocks:
         with reading.noting():
+            if block.lists_twice or (block.is_alone and alone[block.program] > 1):
+                raise LeftOutError(
+                    "several processes each ran alone, as where nccl-tests was built without MPI=1; what one GPU "
+                    "measured is imported from an output of its own"
+                )
             _read_block(block, reading, asked)
     return reading
 
@@ -155,11 +174,16 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
 
 
 def cadence_of(blocking: int, reading: Reading) -> str:
-    """How ranks were synchronised between operations, as `Case.sync` has it."""
-    if blocking == 1:
+    """How ranks were synchronised between operations, as `Case.sync` has it.
+
+    Raises:
+        LeftOutError: there is no such way here.
+    """
+    if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
+        raise LeftOutError("each operation was waited for without a barrier (-z 2), neither isolated nor back to back")
+    if blocking:
         return "barrier"
-    if not blocking:
-        reading.assume(BACK_TO_BACK)
+    reading.assume(BACK_TO_BACK)
     return "none"
 
 
@@ -189,6 +213,7 @@ def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
     """The fields of `Timed` that a test's rows share."""
     if block.setting:
         return {"time": SLOWEST_RANK, "sync": block.setting.sync}
+    reading.assume(RANKS_AVERAGED)
     together = block.settings.get("iters", 1) * block.settings.get("aggregated", 1)
     devices = list(dict.fromkeys(place.device for place in block.places if place.device))
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commbench.collectives import OPERATIONS, WINDOW_MESSAGES, Operation
@@ -27,6 +27,9 @@ from commbench.imports.reading import (
 )
 from commbench.records import Overlap
 
+#: Whose two-sided and collective operations are like those here, and on what buffers may lie (``-d``).
+_LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
+_DATATYPE = "# Datatype:"
 _TITLE = re.compile(r"# ?(OSU|OMB-Py) (\S+) (.*?)(?: (v[\d.]\S*))?\s*$")
 #: The names of columns; units tell two of them apart only.
 _COLUMN = re.compile(
@@ -65,6 +68,8 @@ class Test:
     """Whether commbench printed it."""
     setting: OwnSetting | None = None
     dtype: str | None = None
+    on_host: bool = False
+    """Whether it says so of both sides' buffers, although the title names a device."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """The words of each line of the table, by the line's number."""
@@ -96,6 +101,8 @@ def _tests(text: str, reading: Reading) -> list[Test]:
         elif not tests:
             continue
         elif line.startswith("#"):
+            if tests[-1].rows and line.startswith(_DATATYPE):  # -T names several, and this is the next
+                tests.append(replace(tests[-1], rows=[]))
             _read_comment(line, tests[-1])
         elif re.match(r"\s*\d", line):
             tests[-1].rows.append((place, line.split()))
@@ -104,8 +111,10 @@ def _tests(text: str, reading: Reading) -> list[Test]:
 
 def _read_comment(line: str, test: Test) -> None:
     """Take in a line above a table."""
-    if found := re.match(r"# Datatype: (\S+?)\.?\s*$", line):
+    if found := re.match(rf"{_DATATYPE} (\S+?)\.?\s*$", line):
         test.dtype = found[1]
+    elif found := re.match(r"# .* on (\w+) \(\w\) and .* on (\w+) \(\w\)", line):
+        test.on_host = {found[1], found[2]} == {"HOST"}
     elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
         test.own = True
     elif test.own and (setting := own_setting(line)):
@@ -117,8 +126,11 @@ def _read_comment(line: str, test: Test) -> None:
 
 def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
     operation = OPERATIONS.get(OPERATIONS_BY_TITLE.get(_short(test.title), ""))
-    if operation is None:
-        raise LeftOutError(f"OSU's {test.title!r} has no counterpart here")
+    library, _, device = test.library.partition("-")
+    if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
+        raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart here")
+    if device not in _DEVICES:
+        raise LeftOutError(f"OSU's library {test.library!r} is not known here")
     if not test.columns:
         raise LeftOutError(f"OSU's {test.title!r} has no heading over its columns")
     unknown = [column for column in test.columns if not _COLUMN.fullmatch(column)]
@@ -138,13 +150,14 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
 
 def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, asked: Asked) -> dict[str, Any]:
     """The fields of `Timed` that the lines of a test share, and what had to be assumed for them."""
-    own, conditions = test.setting, {}
+    own = test.setting
+    conditions: dict[str, Any] = {}
     library, _, device = test.library.partition("-")
     if operation.windowed and not test.own:
         reading.assume(f"{WINDOW_MESSAGES} messages were in flight, OSU's default (-W)")
         conditions["window"] = WINDOW_MESSAGES
-    if device and device not in {"CUDA", "ROCM", "OPENACC"}:
-        raise LeftOutError(f"OSU's library {test.library!r} is not known here")
+    if test.suite == "OSU" and library == "MPI" and not own:
+        conditions["device"] = device if device and not test.on_host else "cpu"
     if operation.has_in_place and not own:
         reading.assume("collectives were out of place, OSU's default (-l)")
     if operation.rooted and not own:

@@ -19,6 +19,8 @@ from commbench.imports.reading import (
     whole_number,
 )
 
+#: What PARAM calls them (``--backend``), and what commbench calls NCCL through torch, to be compared with its rows.
+PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
 _RESULT = re.compile(r"\s*COMMS-RES-(?P<name>[a-z_0-9]+)(?:-(?P<dtype>[a-z]+\d+)\S*)?\s+(?P<words>\d.*)$")
 _HEADING = re.compile(r"\s*COMMS-RES\S*\s+(?P<columns>.*\(B\).*)$")
 _COLUMN = re.compile(

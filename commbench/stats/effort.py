@@ -9,7 +9,7 @@ from typing import Literal
 from commbench.stats.intervals import NORMAL
 
 #: How much wider a median's interval is than a mean's (normal launches), and how probable a decision shall be.
-_MEDIAN, _POWER = math.sqrt(math.pi / 2), 0.8
+_MEDIAN, POWER = math.sqrt(math.pi / 2), 0.8
 #: Twice as many as the largest budget makes: who needs more needs a quieter machine.
 MOST_LAUNCHES = 40
 #: A ratio that is nearer to the margin than this share is on neither side of it for any practical number of launches.
@@ -39,7 +39,8 @@ def further_launches(
     freedom: int,
     margin: float,
     level: float = 0.95,
-    sides: int = 1,
+    reach: float | None = None,
+    sides: float = 1,
     fewest: int = 2,
     fixed: float = 0.0,
 ) -> Effort:
@@ -56,11 +57,12 @@ def further_launches(
         freedom: degrees of freedom with which the spread is known.
         margin: a relative difference up to this is none.
         level: of the interval that shall decide.
-        sides: 1 for the ratios of pairs, 2 for the ratio of two runs.
+        reach: how many standard errors of the ratio the distance must be; None: z_level + z_80.
+        sides: the ratio's variance in that of a run: 1 for the ratios of pairs, 2 for the ratio of two runs.
         fewest: launches that such an interval takes at all.
         fixed: what no launches reduce, as a standard deviation of the ratio's logarithm: how runs differ.
     """
-    reach = NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(_POWER)
+    reach = reach or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
     per_launch = reach * _MEDIAN * math.sqrt(sides)
     if distance < _TOO_NEAR and spread * per_launch < margin * math.sqrt(launches):
         return Effort(outlook="near")

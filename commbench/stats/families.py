@@ -4,18 +4,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
 from commbench.errors import InputError
-from commbench.stats.effort import MOST_LAUNCHES, Effort, further_launches
-from commbench.stats.hierarchy import median_of_runs, new_run_spread, run_ratio_intervals, split_runs
+from commbench.stats.effort import MOST_LAUNCHES, POWER, Effort, further_launches
+from commbench.stats.hierarchy import RunRatio, split_runs
 from commbench.stats.intervals import NORMAL, Floats, Interval, Values
 from commbench.stats.ratios import both_sides, median_ratio, ratio_intervals, widening
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
+from commbench.stats.student import student_reach
 
 #: A relative difference up to this is none, wherever times are compared.
 MARGIN = 0.02
+#: A slowdown that would have to be larger than this to be found is as good as not detectable.
+_LARGEST_SLOWDOWN = 100.0
 
 
 class Verdict(str, Enum):
@@ -42,11 +46,11 @@ class Comparison:
     interval: Interval | None = None
     """The ratio's interval at the level that decided; None where there was nothing to test."""
     p_value: float = 1.0
-    """Two-sided rank test that A and B are alike."""
+    """Two-sided, that A and B are alike: a rank test of launches, with several runs in A Student's t of runs."""
     verdict: Verdict = Verdict.INCONCLUSIVE
     detectable: float = math.inf
     """The relative slowdown that such launches would show as ``slower`` in 80 % of comparisons; infinite where they
-    are too few to find any in a family of this size."""
+    are too few to find any in a family of this size, or none up to a hundredfold."""
     further: Effort | None = None
     """Where it is inconclusive, how many more launches of each run would settle it; None where nothing can be told."""
 
@@ -68,20 +72,29 @@ class _Sides:
             len(side) > 1 and bool(np.isfinite(side).all()) and float(side.min()) > 0 for side in (self.a, self.b)
         )
 
+    @cached_property
+    def of_runs(self) -> RunRatio | None:
+        """What several runs in A say; None where it is one."""
+        return RunRatio(runs=self.runs, b=self.b) if len(self.runs) > 1 and self.is_testable else None
+
     @property
     def ratio(self) -> float:
-        if len(self.runs) > 1 and self.is_testable:
-            return float(np.median(self.b)) / median_of_runs(self.runs)
-        return median_ratio(self.a, self.b)
+        return self.of_runs.ratio if self.of_runs else median_ratio(self.a, self.b)
 
     @property
     def fewest(self) -> int:
         """Launches of the run that has fewest."""
         return min(len(self.b), *map(len, self.runs))
 
+    def p_value(self, smallest: float) -> float:
+        """That both are alike, by pairs where the smallest p-value that these reach is at most ``smallest``."""
+        if self.of_runs:
+            return self.of_runs.p_value
+        return rank_test(self.a, self.b, paired=self.paired and 2 / 2 ** len(self.a) <= smallest)
+
     def intervals(self, levels: Sequence[float], seed: int) -> list[Interval]:
-        if len(self.runs) > 1:
-            return run_ratio_intervals(self.runs, self.b, levels, resamples=10_000, seed=seed)
+        if self.of_runs:
+            return [self.of_runs.interval(level) for level in levels]
         return ratio_intervals(self.a, self.b, levels, resamples=10_000, seed=seed, paired=self.paired)
 
     @property
@@ -90,10 +103,11 @@ class _Sides:
         log_b = np.log(self.b)
         return [log_b - np.log(self.a)] if self.paired else [*(np.log(run) for run in self.runs), log_b]
 
-    @property
-    def fixed(self) -> float:
-        """By how much runs differ, which no launches reduce."""
-        return new_run_spread(self.runs) if len(self.runs) > 1 else 0.0
+    def reach(self, level: float) -> float:
+        """How many standard errors from the margin an interval of this level leaves it with a probability of 80 %."""
+        if self.of_runs:
+            return student_reach(level, POWER, self.of_runs.freedom)
+        return NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
 
 
 def compare_family(
@@ -107,7 +121,7 @@ def compare_family(
 ) -> list[Comparison]:
     """Compare many cases at once, each given as (launch medians of A, launch medians of B), in the order given.
 
-    Benjamini-Hochberg at ``q`` on the rank tests selects R of the m cases that can be tested (2 launch medians a side,
+    Benjamini-Hochberg at ``q`` on the tests selects R of the m cases that can be tested (2 launch medians a side,
     all above 0). A selected case is ``faster`` or ``slower`` if its interval at level 1 - q * R / m lies wholly beyond
     the margin (below 1 - margin, above 1 + margin): the false-coverage adjustment of Benjamini and Yekutieli, Journal
     of the American Statistical Association 100 (2005), which holds for any way of selecting. Any case is ``same`` if
@@ -116,7 +130,7 @@ def compare_family(
     Args:
         pairs: the cases.
         runs: for each case, where A is several runs, how many of A's launches each made, in order: how runs differ
-            then enters the interval (`commbench.stats.hierarchy`).
+            then decides, not how launches do (`commbench.stats.hierarchy`).
         margin: relative difference that does not matter.
         q: share of the verdicts ``faster`` and ``slower`` that may be false.
         paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's where the pairs
@@ -133,10 +147,7 @@ def compare_family(
     cases = [_sides_of(a, b, of_runs, paired=paired) for (a, b), of_runs in zip(pairs, sizes, strict=True)]
     testable = {i: sides for i, sides in enumerate(cases) if sides.is_testable}
     m = len(testable)
-    p_values = {
-        i: rank_test(sides.a, sides.b, paired=paired and 2 / 2 ** len(sides.a) <= q / m)
-        for i, sides in testable.items()
-    }
+    p_values = {i: sides.p_value(q / m) for i, sides in testable.items()}
     rejected = benjamini_hochberg(list(p_values.values()), q)
     selected = {i for i, is_rejected in zip(testable, rejected, strict=True) if is_rejected}
     comparisons = [Comparison(ratio=s.ratio, launches_a=len(s.a), launches_b=len(s.b)) for s in cases]
@@ -175,17 +186,20 @@ def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[V
 def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
     """Return the slowdown that such a case would show with 80 % power.
 
-    Its logarithm exceeds the margin's by (z_(1 - alpha/2) + z_0.8) standard errors of a difference of medians, each
-    sqrt(pi / 2n) spreads, and how runs differ. Simulated power with normal launches of one run a side: 77 to 90 % for
-    5 to 20 launches in families of 1 to 40.
+    Its logarithm exceeds the margin's by `_Sides.reach` standard errors, without several runs those of a difference of
+    medians, each sqrt(pi / 2n) spreads. Simulated power with normal launches: 77 to 90 % for 5 to 20 launches of one
+    run a side, 67 to 90 % against 3 to 10 runs, in families of 1 to 40.
     """
-    if family_hint(1, len(sides.a), len(sides.b), alpha):
+    if sides.of_runs:
+        error = sides.of_runs.error
+    elif family_hint(1, len(sides.a), len(sides.b), alpha):
         return math.inf
-    counts = [len(sides.b)] if sides.paired else [len(sides.a), len(sides.b)]
-    error = _pooled_spread(sides.samples) * math.sqrt(math.pi / 2 * sum(1 / count for count in counts))
-    error *= widening(sides.fewest)
-    reach = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(0.8)
-    return (1 + margin) * math.exp(reach * math.hypot(error, sides.fixed)) - 1
+    else:
+        counts = [len(sides.b)] if sides.paired else [len(sides.a), len(sides.b)]
+        error = _pooled_spread(sides.samples) * math.sqrt(math.pi / 2 * sum(1 / count for count in counts))
+        error *= widening(sides.fewest)
+    beyond = sides.reach(1 - alpha) * error
+    return (1 + margin) * math.exp(beyond) - 1 if beyond < math.log(_LARGEST_SLOWDOWN) else math.inf
 
 
 def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
@@ -194,19 +208,23 @@ def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
     high, low = math.log1p(margin), math.log1p(-margin) if margin else 0.0
     is_inside = low <= effect <= high
     level = 0.95 if is_inside else 1 - alpha
-    launches = sides.fewest
-    fewest = next(n for n in range(2, launches + MOST_LAUNCHES + 2) if not family_hint(1, n, n, 1 - level))
+    draws = sides.of_runs.draws if sides.of_runs else 1.0 if sides.paired else 2.0
     return further_launches(
         _pooled_spread(samples),
-        launches,
+        sides.fewest,
         min(abs(effect - low), abs(effect - high)),
         freedom=sum(len(sample) - 1 for sample in samples),
         margin=margin,
-        level=level,
-        sides=1 if sides.paired else 2,
-        fewest=2 if is_inside else fewest,
-        fixed=sides.fixed,
+        reach=sides.reach(level),
+        sides=draws,
+        fewest=2 if is_inside or sides.of_runs else _fewest(sides.fewest, level),
+        fixed=sides.of_runs.state_spread * math.sqrt(draws) if sides.of_runs else 0.0,
     )
+
+
+def _fewest(launches: int, level: float) -> int:
+    """Return how many launches a side a rank test takes to find anything at a level."""
+    return next(n for n in range(2, launches + MOST_LAUNCHES + 2) if not family_hint(1, n, n, 1 - level))
 
 
 def _pooled_spread(groups: Sequence[Floats]) -> float:

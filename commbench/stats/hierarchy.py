@@ -1,12 +1,19 @@
-"""Several runs as one side of a comparison: how runs differ from each other enters beside how launches do."""
+"""Several runs as one side of a comparison: how far a run not seen yet may lie from them if it is like them."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from commbench.stats.intervals import NORMAL, STUDENT_T_975, Floats, Interval
-from commbench.stats.ratios import resampled_medians, widening
+from commbench.stats.intervals import Floats, Interval
+from commbench.stats.ratios import resampled_medians
+from commbench.stats.student import student_p, student_t
+
+_RESAMPLES = 2000
+#: Beyond such a logarithm there is no number: from two runs next to nothing can be known.
+_LARGEST = 700.0
 
 
 def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
@@ -19,56 +26,86 @@ def median_of_runs(runs: Sequence[Floats]) -> float:
     return float(np.median([np.median(run) for run in runs]))
 
 
-def run_spread(runs: Sequence[Floats]) -> float:
-    """Return the standard deviation of the logarithm of a run's state, what launches explain taken out; at least 0.
+@dataclass(frozen=True, kw_only=True)
+class RunRatio:
+    """How one run compares with several: a prediction interval of what a further run like these would show.
 
-    The variance of the runs' log medians minus what launches give a mean of them, s^2 / n: a median's noise is larger,
-    so that rather too little is taken out.
+    The runs' log medians are a sample of the machine's states, launch noise included, and the judged run is one more
+    draw. So log(median(b) / `median_of_runs`) over `error` follows Student's t with as many degrees of freedom as there
+    are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs with as many launches
+    as ``b`` and a mean in place of the median, whose variance is pi / 2 as large in the limit. Source of the interval:
+    Hahn and Meeker, Statistical Intervals (1991), chapter 4.
     """
-    logs = [np.log(run) for run in runs]
-    between = float(np.var([np.median(log) for log in logs], ddof=1))
-    within = [(float(np.var(log, ddof=1)), len(log)) for log in logs if len(log) > 1]
-    pooled = sum(variance * (n - 1) for variance, n in within) / max(1, sum(n - 1 for _, n in within))
-    return math.sqrt(max(0.0, between - pooled * float(np.mean([1 / len(log) for log in logs]))))
+
+    runs: Sequence[Floats]
+    """Two at least; each one's launch medians, above 0."""
+    b: Floats
+    """Likewise, two at least."""
+
+    @cached_property
+    def ratio(self) -> float:
+        """The median of b over the median of the runs' medians."""
+        return float(np.median(self.b)) / median_of_runs(self.runs)
+
+    @property
+    def freedom(self) -> int:
+        """With which the runs' spread is known."""
+        return len(self.runs) - 1
+
+    @property
+    def draws(self) -> float:
+        """How many times a run's variance the ratio's has: once for b, and that of the median of the runs."""
+        return 1 + math.pi / 2 / len(self.runs)
+
+    @cached_property
+    def error(self) -> float:
+        """The standard error of the ratio's logarithm.
+
+        At least what launches explain: runs may agree by chance, or because their launches fell in one of two humps.
+        Noise that b has beyond that of the runs, as one with fewer launches, comes on top.
+        """
+        own = max(self._launch_variance / len(self.b), _median_variance(self.b))
+        variance = max(self._variance, self._explained) * self.draws + max(0.0, own - self._explained)
+        return math.sqrt(variance)
+
+    @cached_property
+    def state_spread(self) -> float:
+        """By how much runs differ beyond what launches explain, as a standard deviation of logarithms."""
+        return math.sqrt(max(0.0, self._variance - self._explained))
+
+    @cached_property
+    def p_value(self) -> float:
+        """Two-sided, that b is a run like the others."""
+        if not self.error:
+            return float(self.ratio == 1)
+        return student_p(math.log(self.ratio) / self.error, self.freedom)
+
+    def interval(self, level: float) -> Interval:
+        """The ratio's interval."""
+        factor = math.exp(min(_LARGEST, student_t(level, self.freedom) * self.error))
+        return Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
+
+    @cached_property
+    def _variance(self) -> float:
+        """Of the runs' log medians."""
+        return float(np.var([math.log(np.median(run)) for run in self.runs], ddof=1))
+
+    @cached_property
+    def _launch_variance(self) -> float:
+        """Of the logarithm of a median, times the number of launches that it is of: what all runs say together."""
+        sides = [side for side in (*self.runs, self.b) if len(side) > 1]
+        return float(np.mean([len(side) * _median_variance(side) for side in sides]))
+
+    @cached_property
+    def _explained(self) -> float:
+        """The part of `_variance` that launches explain."""
+        return self._launch_variance * float(np.mean([1 / len(run) for run in self.runs]))
 
 
-def new_run_spread(runs: Sequence[Floats]) -> float:
-    """Return by how much a run not seen yet may differ from the median of these, as a standard deviation of logarithms.
+def _median_variance(launches: Floats) -> float:
+    """Return the variance of the logarithm of the median of at least two launches, by resampling them.
 
-    sqrt(1 + 1/K) spreads as in a prediction interval, widened for a spread that is known from K runs only by the ratio
-    of Student's t to the normal quantile: 7.9 spreads with 2 runs, 2.5 with 3, 1.6 with 5, 1.2 with 10.
+    Resampled variances are (n - 1) / n as large, exactly so for the mean, which the median of two launches is.
     """
-    student = _student_t_975(len(runs)) / NORMAL.inv_cdf(0.975)
-    return run_spread(runs) * math.sqrt(1 + 1 / len(runs)) * student
-
-
-def _student_t_975(n: int) -> float:
-    """Return Student's t at 0.975 for n - 1 degrees of freedom, from 6 on by its expansion (within 1 %).
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
-    """
-    if n in STUDENT_T_975:
-        return STUDENT_T_975[n]
-    z, freedom = NORMAL.inv_cdf(0.975), n - 1
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
-def run_ratio_intervals(
-    runs: Sequence[Floats], b: Floats, levels: Sequence[float], *, resamples: int, seed: int
-) -> list[Interval]:
-    """Return the interval of median(b) / `median_of_runs` at each level, ``b`` being a run of its own.
-
-    Runs are resampled, then launches within each, and launches of ``b``. That ``b`` is one draw of the machine's state
-    too no resampling of its launches can show: each resample moves it by `new_run_spread`, normal.
-    """
-    generator = np.random.default_rng((seed, 3))
-    count = len(runs)
-    medians = np.stack([resampled_medians(run, resamples, (seed, 4 + k)) for k, run in enumerate(runs)])
-    chosen = generator.integers(0, count, (count, resamples))
-    centres = np.median(medians[chosen, np.arange(resamples)], axis=0)
-    state = np.exp(new_run_spread(runs) * generator.standard_normal(resamples))
-    ratio = float(np.median(b)) / median_of_runs(runs)
-    ratios = resampled_medians(b, resamples, (seed, 1)) * state / centres
-    sides = np.quantile(ratios, [((1 - level) / 2, (1 + level) / 2) for level in levels])
-    bounds = (ratio * (sides / ratio) ** widening(min(len(b), *map(len, runs)))).tolist()
-    return [Interval(low=low, high=high, level=level) for level, (low, high) in zip(levels, bounds, strict=True)]
+    medians = np.log(resampled_medians(launches, _RESAMPLES, (0, 3)))
+    return float(np.var(medians)) * len(launches) / (len(launches) - 1)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.errors import InputError
+from commbench.stats.student import student_t
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = Sequence[float] | Floats
@@ -72,8 +73,8 @@ def median_interval(values: Values, level: float = 0.95) -> Interval | None:
     return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
-STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
+STUDENT_T_975 = {n: round(student_t(0.95, n - 1), 3) for n in range(2, 6)}
+"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom, as tables print it."""
 
 
 def launch_interval(medians: Values) -> Interval | None:

@@ -181,6 +181,8 @@ class Info(Environment, total=False):
     schema: int
     run_id: str
     status: str
+    started: str | None
+    imported_at: str | None
     reason: str
     seed: int | None
     plan: Mapping[str, Any]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.environment import differing
-from commbench.records import Row
-from commbench.training.records import TrainingRow
+from commbench.report.comparison.sides import Measured
 
 _RANKS = "the time of an exchange depends on how many ranks take part and where they are"
 _CPUS = "ranks that share cores, or have other ones, wait for each other"
@@ -33,7 +32,8 @@ UNSOUND: Mapping[str, str] = {
     # rows
     "device": _SPEED,
     **dict.fromkeys(("library", "transport"), _CARRIER),
-    **dict.fromkeys(("sync", "loop"), _TIMING),
+    **dict.fromkeys(("time", "sync", "loop"), _TIMING),
+    "batch": "operations that are timed together overlap a little",
     "threads_per_rank": "it sets how fast a rank computes",
 }
 #: An interface counts only where ranks are on several hosts.
@@ -54,12 +54,14 @@ _RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "overs
 #: Merely to be known.
 _RUN_NOTES = ("status", "git_commit", "budget", "launcher")
 _COLUMNS = (
-    *("device", "library", "transport", "group_size", "sync", "loop", "algorithm", "batch"),
+    *("device", "library", "transport", "group_size", "time", "sync", "loop", "algorithm", "batch"),
     *("threads_per_rank", "bucket_mb"),
 )
+#: How a case was timed, which a probe may choose anew in each run: it tells of that case only.
+_TIMED = ("time", "sync", "loop", "batch")
+#: It is always chosen so; where one of the others differs in all cases, something else was asked for.
+_CHOSEN = "batch"
 _ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
-
-AnyRow = Row | TrainingRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,13 @@ class Difference:
     """Why times measured under unlike ones cannot be compared; empty where it should merely be known."""
     is_among_baselines: bool = False
     """Whether several baselines differ in it from each other."""
+    is_of_cases: bool = False
+    """Whether only the cases that differ in it get no verdict, and others can be judged all the same."""
+
+    @property
+    def is_unsound(self) -> bool:
+        """Whether nothing can be compared soundly."""
+        return bool(self.reason) and not self.is_of_cases
 
     def __str__(self) -> str:
         """As a line of the output has it."""
@@ -138,8 +147,6 @@ def _environment(info: Mapping[str, Any]) -> dict[str, Any]:
     """The run environment within ``run.json``; empty where no host is stated, as of an imported run."""
     stated = info.get("environment", info)
     found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
-    if isinstance(found.get("hosts"), Mapping):
-        found["hosts"] = list(found["hosts"].values())
     return found if found.get("hosts") else {}
 
 
@@ -164,20 +171,39 @@ def _reason(name: str, info: Mapping[str, Any], carriers: Collection[str]) -> st
     return UNSOUND.get(name, "")
 
 
-def differing_rows(pairs: Sequence[tuple[Sequence[AnyRow], AnyRow]]) -> list[Difference]:
+def differing_cases(pairs: Sequence[tuple[Sequence[Measured], Measured]], *, force: bool) -> list[Difference]:
     """In what the cases were carried and timed unlike, each kind once with the number of cases.
 
     Args:
-        pairs: of each case the baselines' rows and B's.
+        pairs: of each case what baselines and B measured.
+        force: compare also what was timed unlike.
     """
     found: Counter[tuple[str, str]] = Counter()
-    for rows, own in pairs:
+    for before, own in pairs:
         for name in _COLUMNS:
-            before = list(dict.fromkeys(str(getattr(row, name, None) or "") for row in rows))
-            after = str(getattr(own, name, None) or "")
-            if after and all(before) and before != [after]:
-                found[name, f"{', '.join(before)} vs {after}"] += 1
+            if is_unlike(before, own, name):
+                texts = dict.fromkeys(one.condition(name) for one in before)
+                found[name, f"{', '.join(texts)} vs {own.condition(name)}"] += 1
+    totals: Counter[str] = Counter()
+    for (name, _), count in found.items():
+        totals[name] += count
     return [
-        Difference(name=name, text=f"{text} (in {count} of {len(pairs)} cases)", reason=UNSOUND.get(name, ""))
+        Difference(
+            name=name,
+            text=f"{text} (in {count} of {len(pairs)} cases)",
+            reason=UNSOUND.get(name, ""),
+            is_of_cases=name == _CHOSEN or (name in _TIMED and not force and totals[name] < len(pairs)),
+        )
         for (name, text), count in found.items()
     ]
+
+
+def is_unlike(before: Sequence[Measured], own: Measured, name: str) -> bool:
+    """Whether baselines and B, or baselines among each other, differ in a condition that all of them state."""
+    texts = [one.condition(name) for one in (*before, own)]
+    return all(texts) and len(set(texts)) > 1
+
+
+def is_timed_alike(before: Sequence[Measured], own: Measured, *, force: bool) -> bool:
+    """Whether a case can be judged: it was timed in the same way, but for what is forced."""
+    return not any(is_unlike(before, own, name) for name in ((_CHOSEN,) if force else _TIMED))

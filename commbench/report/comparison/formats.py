@@ -2,12 +2,15 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from commbench.cases import Case
 from commbench.records import column
-from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
-from commbench.report.comparison.words import summary
+from commbench.report.comparison.sides import AnyCase
+from commbench.report.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
+from commbench.report.comparison.words import names_of, regressions, summary
 from commbench.tables import csv_text
 from commbench.training.cases import TrainingCase
 
@@ -22,6 +25,28 @@ class ComparisonRow:
     kind: str = column("collective or training", "")
     case: str = column("the case as tables name it", "")
     group: str = column("of a pattern that makes groups, the ranks of one", "")
+    backend: str = column("of the case, as in collectives.csv or ddp.csv, like all up to batch_per_rank", "")
+    operation: str = column("what was timed", "")
+    pattern: str = column("who talks to whom", "")
+    world_size: int | None = column("ranks that trained; of a collective where not all of the launch take part")
+    dtype: str | None = column("element type")
+    redop: str | None = column("reduction")
+    root: int | None = column("root rank of a rooted operation")
+    in_place: bool | None = column("send and receive share memory")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    sync: str = column("how ranks start together, as it was asked for", "")
+    loop: str = column("the timed loop, as it was asked for", "")
+    buffers: str = column("hot: the same buffers each repetition", "")
+    workload: str = column("what was trained", "")
+    precision: str = column("fp32, amp-bf16 or amp-fp16", "")
+    hook: str = column("DDP communication hook", "")
+    density: float | None = column("share of the elements that is sent")
+    hook_options: str = column("what else was chosen about the hook", "")
+    bucket_cap_mb: str = column("default, MiB, or a list 1+5+25", "")
+    bucket_view: bool | None = column("gradient_as_bucket_view")
+    static_graph: bool | None = column("static_graph")
+    accumulation: int | None = column("backward passes per optimiser step")
+    batch_per_rank: int | None = column("samples per rank of one backward pass")
     verdict: str = column("slower, faster, same or inconclusive; else how it ended in A and B", "")
     regression: bool = column("slower with the interval wholly beyond the threshold, or lost", default=False)
     ratio: float | None = column("time in B over time in A")
@@ -29,7 +54,7 @@ class ComparisonRow:
     ratio_ci_high: float | None = column("and its high end")
     ci_level: float | None = column("level of the interval that decided, wider where many cases are judged")
     detectable: float | None = column("slowdown that such launches would show in 4 of 5 comparisons, as a share")
-    p_value: float | None = column("of the rank test that both are alike")
+    p_value: float | None = column("of the test that both are alike: of launches, with several baselines of runs")
     time_us_a: float | None = column("median over launches in A, of several baselines the median of theirs")
     time_us_b: float | None = column("and in B; of training the time of a step")
     baselines: int | None = column("runs behind A")
@@ -42,34 +67,37 @@ class ComparisonRow:
 
 
 COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))
+_ASKED = {f.name for asked in (Case, TrainingCase) for f in fields(asked)} & set(COMPARISON_COLUMNS)
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
     """The cases in the table's order, then those that only one side could measure."""
+    names = names_of(table)
     lost = [
         ComparisonRow(
-            kind=_kind(one.case),
-            case=str(one.case),
-            group=one.group,
+            **_identity(one, names),
             verdict=f"{one.status_a} in A, {one.status_b} in B",
             regression=one.is_regression,
             forced=table.is_forced,
         )
         for one in table.broken
     ]
-    return [_row(one, table, threshold) for one in table.cases] + lost
+    return [_row(one, names, table, threshold) for one in table.cases] + lost
 
 
-def _kind(case: object) -> str:
-    return "training" if isinstance(case, TrainingCase) else "collective"
+def _identity(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
+    """The columns that say which case it is."""
+    asked = {name: getattr(one.case, name) for name in _ASKED if hasattr(one.case, name)}
+    if isinstance(one.case, TrainingCase):
+        return {**asked, "kind": "training", "case": names[one.case]}
+    size = one.case.message_bytes or None  # of what moves no data
+    return {**asked, "message_bytes": size, "kind": "collective", "case": names[one.case], "group": one.group}
 
 
-def _row(one: ComparedCase, table: ComparisonTable, threshold: float) -> ComparisonRow:
+def _row(one: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float) -> ComparisonRow:
     comparison, interval, effort = one.comparison, one.comparison.interval, one.comparison.further
     return ComparisonRow(
-        kind=_kind(one.case),
-        case=str(one.case),
-        group=one.group,
+        **_identity(one, names),
         verdict=str(comparison.verdict),
         regression=one.is_beyond(threshold),
         ratio=comparison.ratio,
@@ -104,9 +132,10 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "margin": table.margin,
         "threshold": threshold,
         "forced": table.is_forced,
+        "complete": table.is_complete,
         "summary": summary(table),
         "counts": {str(verdict): count for verdict, count in table.counts.items()},
-        "regressions": [str(case) for case in table.regressions_beyond(threshold)],
+        "regressions": [name for names in regressions(table, threshold) for name in names],
         "differences": [asdict(difference) for difference in table.differences],
         "cases": [_plain(asdict(row)) for row in comparison_rows(table, threshold)],
         "only_in_a": list(map(str, table.only_in_a)),

@@ -7,6 +7,7 @@ from pathlib import Path
 from commbench.report.comparison.sides import AnyCase
 from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
 from commbench.report.comparison.words import (
+    beyond,
     closing,
     detectable_of,
     further_of,
@@ -34,7 +35,6 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     from markupsafe import Markup
 
     names, reach = names_of(table), _reach(table)
-    lost = table.regressions_beyond(threshold)
     answer, _, others = summary(table).partition(". ")
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
     return template_of(_HERE / "comparison.html").render(
@@ -43,8 +43,8 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         table=table,
         sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
         answer=f"{answer}.",
-        details=[others, *([f"Beyond {100 * threshold:g} % or lost: {', '.join(map(str, lost))}."] if lost else [])],
-        regressions=lost,
+        details=[others, beyond(table, threshold)],
+        regressions=table.regressions_beyond(threshold),
         lines=[_line(one, names, reach) for one in table.cases],
         band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
         reach=math.exp(reach),

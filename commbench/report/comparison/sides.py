@@ -14,6 +14,8 @@ from commbench.training.records import TrainingRow
 from commbench.training.summary import swept
 
 AnyCase = Case | TrainingCase
+#: What a launch's time is where commbench measured.
+OWN_TIME = "median over repetitions of the slowest rank"
 #: What a row of ``ddp.csv`` says of its case.
 _ASKED = [f.name for f in dataclasses.fields(TrainingCase) if f.name != "phase"]
 
@@ -28,16 +30,17 @@ class Measured:
     row: Row | TrainingRow
     medians_us: Sequence[float]
     """Of each launch that went well."""
+    time_means: str = OWN_TIME
+    """What these times are; other tools mean other things."""
 
     @property
     def is_timed(self) -> bool:
         """Whether there is something to compare."""
         return self.row.status == "ok" and bool(self.medians_us)
 
-    @property
-    def batch(self) -> int | None:
-        """How many operations were timed together."""
-        return self.row.batch if isinstance(self.row, Row) else None
+    def condition(self, name: str) -> str:
+        """What it states of a condition of single cases; empty where it does not."""
+        return self.time_means if name == "time" else str(getattr(self.row, name, None) or "")
 
 
 Rows = Mapping[RowKey, Measured]
@@ -51,7 +54,13 @@ def measured(run: Run) -> dict[RowKey, Measured]:
 def _collectives(run: Run) -> dict[RowKey, Measured]:
     records, cases = keyed_records(run.records), {record.case.key: record.case for record in run.records}
     return {
-        key: Measured(case=cases[key[0]], group=key[1], row=row, medians_us=launch_medians(records[key]))
+        key: Measured(
+            case=cases[key[0]],
+            group=key[1],
+            row=row,
+            medians_us=launch_medians(records[key]),
+            time_means=next((record.stated.time for record in records[key] if record.stated), OWN_TIME),
+        )
         for key, row in keyed_rows(run.records, run.info).items()
     }
 

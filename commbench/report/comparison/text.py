@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from commbench.report.comparison.verdicts import ComparisonTable
 from commbench.report.comparison.words import (
+    beyond,
     closing,
     detectable_of,
     further_of,
@@ -22,15 +23,21 @@ if TYPE_CHECKING:
 _STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.SAME: "", Verdict.INCONCLUSIVE: "yellow"}
 
 
-def render_comparison(table: ComparisonTable) -> "RenderableType":
-    """The comparison for `rich.console.Console.print`: the answer, unlike conditions, one line a case, hints."""
+def render_comparison(table: ComparisonTable, threshold: float | None = None) -> "RenderableType":
+    """The comparison for `rich.console.Console.print`: the answer, unlike conditions, one line a case, hints.
+
+    Args:
+        table: what to show.
+        threshold: say last what is slower by more than this share, which is what an exit code goes by.
+    """
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(summary(table)), Text("\n".join(heading(table))), Text("")]
     if table.cases:
         parts += [_build_table(table), Text("")]
-    return Group(*parts, *map(Text, closing(table)))
+    last = [] if threshold is None else [beyond(table, threshold)]
+    return Group(*parts, *map(Text, [*closing(table), *last]))
 
 
 def _build_table(table: ComparisonTable) -> "RenderableType":

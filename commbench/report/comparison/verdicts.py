@@ -8,7 +8,7 @@ from statistics import median
 
 from commbench import stats
 from commbench.errors import InputError
-from commbench.report.comparison.conditions import TRAINING, Difference, differences, differing_rows
+from commbench.report.comparison.conditions import TRAINING, Difference, differences, differing_cases, is_timed_alike
 from commbench.report.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, measured, pooled
 from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.store import Run, load_run
@@ -57,6 +57,7 @@ class BrokenCase:
     group: str = ""
     status_a: str
     status_b: str
+    """``missing`` where B ended before it, and had the plan of a baseline."""
 
     @property
     def is_regression(self) -> bool:
@@ -71,6 +72,8 @@ class ComparisonTable:
     names_a: tuple[str, ...]
     """The baseline's directory, or those of all."""
     name_b: str
+    is_complete: bool = True
+    """Whether B was measured to its end."""
     margin: float
     cases: tuple[ComparedCase, ...]
     broken: tuple[BrokenCase, ...] = ()
@@ -84,7 +87,7 @@ class ComparisonTable:
     @property
     def is_forced(self) -> bool:
         """Whether conditions differ that should be alike."""
-        return any(difference.reason for difference in self.differences)
+        return any(difference.is_unsound for difference in self.differences)
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -136,18 +139,24 @@ def compare(
     if not given:
         raise InputError("There is no run to compare with: give at least one baseline.")
     baselines, run_b = [_loaded(run) for run in given], _loaded(b)
+    if len(baselines) > 1:
+        _check_distinct([*baselines, run_b])
     *sides, side_b = in_like_groups([measured(run) for run in (*baselines, run_b)])
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
     well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
-    unlike = _differences(baselines, run_b, [(side_a[key], side_b[key]) for key in well])
+    pairs = [(side_a[key], side_b[key]) for key in well]
+    unlike = _differences(baselines, run_b, pairs, force=force)
     if not force:
         _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
-    comparisons = _judged([(side_a[key], side_b[key]) for key in well], margin=margin, q=q, seed=seed)
+    comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
+    missing = [key for key in side_a if key not in side_b]
+    lost = [key for key in missing if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
+        is_complete=_is_complete(run_b),
         margin=margin,
         cases=tuple(
             ComparedCase(
@@ -160,20 +169,47 @@ def compare(
             )
             for key, comparison in zip(well, comparisons, strict=True)
         ),
-        broken=_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
-        only_in_a=tuple(dict.fromkeys(one.members[0].case for key, one in side_a.items() if key not in side_b)),
+        broken=(
+            *_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
+            *(
+                BrokenCase(case=side_a[key].members[0].case, group=key[1], status_a="ok", status_b="missing")
+                for key in lost
+            ),
+        ),
+        only_in_a=tuple(dict.fromkeys(side_a[key].members[0].case for key in missing if key not in set(lost))),
         only_in_b=tuple(dict.fromkeys(one.case for key, one in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
-        too_few_launches=_too_few(comparisons, q),
+        too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
+
+
+def _check_distinct(runs: Sequence[Run]) -> None:
+    """Refuse the same measurements under two names: they are one run, and say nothing of how runs differ."""
+    known: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        measurements = _measurements(run)
+        if measurements and known.setdefault(measurements, run) is not run:
+            other = known[measurements]
+            raise InputError(f"{other.path} and {run.path} hold the same measurements, which are one run; name one.")
+
+
+def _measurements(run: Run) -> tuple[object, ...]:
+    """What tells the measurements of a run from those of all others; empty where there are none."""
+    if run.info.get("imported"):  # whose times may be equal by chance
+        return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
+    timed = [hash((one.case.key, one.launch, *one.times_us)) for one in run.records if len(one.times_us)]
+    stepped = [hash((one.case.key, one.launch, *one.step_ms)) for one in run.training_records if len(one.step_ms)]
+    return (*timed, *stepped)
 
 
 def _loaded(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else load_run(run)
 
 
-def _judged(pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int) -> list[Comparison]:
-    """The verdicts; none where unlike numbers of operations were timed together: in a batch they overlap a little."""
+def _judged(
+    pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int, force: bool
+) -> list[Comparison]:
+    """The verdicts; none on cases that were timed unlike."""
     judged = stats.compare_family(
         [(a.launches_us, b.medians_us) for a, b in pairs],
         runs=[[len(one.medians_us) for one in a.timed] for a, _ in pairs],
@@ -183,10 +219,23 @@ def _judged(pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float
     )
     return [
         comparison
-        if {one.batch for one in a.timed} == {b.batch}
+        if is_timed_alike(a.timed, b, force=force)
         else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
         for (a, b), comparison in zip(pairs, judged, strict=True)
     ]
+
+
+def _is_complete(run: Run) -> bool:
+    return bool(run.info.get("status", "complete") == "complete")
+
+
+def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
+    """Whether a run ended before its end, and should have measured what a baseline did."""
+    plan = run.info.get("plan") or {}
+    planned = plan.get("cases_sha256")
+    return not _is_complete(run) and any(
+        planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None for baseline in baselines
+    )
 
 
 def _broken(
@@ -199,16 +248,18 @@ def _broken(
     return tuple(one for one in found if {one.status_a, one.status_b} != {"unsupported"})
 
 
-def _differences(baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]]) -> list[Difference]:
+def _differences(
+    baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, force: bool
+) -> list[Difference]:
     """In what the two sides differ, and the baselines from each other: what makes it unsound first."""
     carriers = {b.case.backend for _, b in pairs} | {TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)}
     between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
-    rows = differing_rows([([one.row for one in a.timed], b.row) for a, b in pairs])
-    return sorted([*between, *rows], key=lambda each: not each.reason)
+    of_cases = differing_cases([(a.timed, b) for a, b in pairs], force=force)
+    return sorted([*between, *of_cases], key=lambda each: (not each.is_unsound, not each.reason))
 
 
 def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
-    unsound = [difference for difference in found if difference.reason]
+    unsound = [difference for difference in found if difference.is_unsound]
     if not unsound:
         return
     named = "; ".join(f"{each}, and {each.reason}" for each in unsound[:_NAMED])
@@ -219,9 +270,12 @@ def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
     )
 
 
-def _too_few(comparisons: Sequence[Comparison], q: float) -> bool:
-    """Judged by the typical numbers of launches: one case with fewer should not raise the hint for all."""
-    if not comparisons:
+def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
+    """Judged by the typical numbers: one case with fewer launches should not raise the hint for all.
+
+    Where A is several runs, no number of launches is too few: their ranks are not what decides.
+    """
+    if not comparisons or median([len(one.timed) for one in sides]) > 1:
         return False
     launches_a, launches_b = (
         round(median([getattr(comparison, name) for comparison in comparisons]))

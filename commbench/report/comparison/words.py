@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commbench.report.comparison.sides import AnyCase
-from commbench.report.comparison.verdicts import ENOUGH_BASELINES, ComparedCase, ComparisonTable
+from commbench.report.comparison.verdicts import ENOUGH_BASELINES, BrokenCase, ComparedCase, ComparisonTable
 from commbench.stats import Comparison, Effort, Verdict
 from commbench.stats.effort import MOST_LAUNCHES
 from commbench.training.cases import TrainingCase
@@ -21,7 +21,8 @@ def summary(table: ComparisonTable) -> str:
     total = len(table.cases)
     slower = [one for one in table.cases if one.comparison.verdict is Verdict.SLOWER]
     worst = sorted(slower, key=lambda one: one.badness, reverse=True)
-    named = "; ".join(f"{name_of(one)} {percent_of(one.comparison)}" for one in worst[:_NAMED])
+    names = names_of(table)
+    named = "; ".join(f"{name_of(one, names)} {percent_of(one.comparison)}" for one in worst[:_NAMED])
     more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
     others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
     cases = "case" if total == 1 else "cases"
@@ -29,17 +30,49 @@ def summary(table: ComparisonTable) -> str:
     found = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
     found += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
     forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
-    return f"{found} {others}, with a margin of {100 * table.margin:g} %.{forced}"
+    return f"{found} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
+
+
+def _on_the_end(table: ComparisonTable) -> str:
+    """That B was not measured to its end, and what A has beyond it."""
+    if table.is_complete:
+        return ""
+    missing = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
+    return f" B is not complete: {counted(missing, 'case')} of A {'was' if missing == 1 else 'were'} not measured."
+
+
+def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:
+    """The names of what is slower beyond the threshold, and of what was lost."""
+    names = names_of(table)
+    slower = [name_of(one, names) for one in table.cases if one.is_beyond(threshold)]
+    return slower, [name_of(one, names) for one in table.broken if one.is_regression]
+
+
+def beyond(table: ComparisonTable, threshold: float) -> str:
+    """What decides the exit code, in a sentence or two."""
+    limit = f"{100 * threshold:g} %"
+    slower, lost = regressions(table, threshold)
+    if slower or lost:
+        found = f"Beyond {limit}: {_listed(slower)}." if slower else f"None beyond {limit}."
+        return found + (f" Lost: {_listed(lost)}." if lost else "")
+    sizes = sorted(one.comparison.detectable for one in table.cases)
+    if not sizes:
+        return f"None beyond {limit}."
+    typical = sizes[(len(sizes) - 1) // 2]
+    shown = f"+{100 * typical:.1f} %" if math.isfinite(typical) else "no slowdown"
+    return f"None beyond {limit}; half of the cases would have shown {shown}."
 
 
 def heading(table: ComparisonTable) -> list[str]:
     """Which runs, and in what their conditions differ."""
     lines = [f"A: {name}" for name in table.names_a] + [f"B: {table.name_b}"]
-    unsound = [each for each in table.differences if each.reason]
+    unsound = [each for each in table.differences if each.is_unsound]
+    timed = [each for each in table.differences if each.is_of_cases]
     known = [each for each in table.differences if not each.reason]
     if unsound:
         lines.append("FORCED: these conditions differ, so that a difference of times could come from them:")
         lines += [f"unlike conditions: {each} - {each.reason}" for each in unsound]
+    lines += [f"no verdict where timed unlike: {each} - {each.reason}" for each in timed]
     return lines + [f"differs, to be known: {each}" for each in known]
 
 
@@ -50,7 +83,7 @@ def short_name(path: str) -> str:
 
 def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
     """What to call each case: in short, with all its choices where that would name several."""
-    cases = list(dict.fromkeys(one.case for one in table.cases))
+    cases = list(dict.fromkeys([*(one.case for one in table.cases), *(one.case for one in table.broken)]))
     short = Counter(map(str, cases))
     return {case: str(case) if short[str(case)] == 1 else _in_full(case) for case in cases}
 
@@ -58,12 +91,12 @@ def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
 def _in_full(case: AnyCase) -> str:
     if isinstance(case, TrainingCase):
         return str(case)
-    return f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop})"
+    return f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers {case.buffers or 'unknown'})"
 
 
-def name_of(one: ComparedCase, names: Mapping[AnyCase, str] | None = None) -> str:
+def name_of(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
     """The case, and the group where there is one."""
-    name = names[one.case] if names else str(one.case)
+    name = names[one.case]
     return f"{name} group {one.group}" if one.group else name
 
 
@@ -100,7 +133,7 @@ def further_of(effort: Effort | None) -> str:
     if effort is None:
         return ""
     if effort.outlook != "settles":
-        return {"near": "edge", "noisy": "noisy"}[effort.outlook]
+        return effort.outlook
     if effort.high is None:
         return f"{effort.low}+"
     return f"{effort.low}" if effort.low == effort.high else f"{effort.low}-{effort.high}"
@@ -108,9 +141,9 @@ def further_of(effort: Effort | None) -> str:
 
 def closing(table: ComparisonTable) -> list[str]:
     """What could not be compared, then what to try."""
+    names = names_of(table)
     lines = [
-        f"Not compared: {broken.case}{f' group {broken.group}' if broken.group else ''} is {broken.status_a} in A and "
-        f"{broken.status_b} in B."
+        f"Not compared: {name_of(broken, names)} is {broken.status_a} in A and {broken.status_b} in B."
         for broken in table.broken
     ]
     for name, cases in (("A", table.only_in_a), ("B", table.only_in_b)):
@@ -129,7 +162,8 @@ def _on_few_baselines(table: ComparisonTable) -> list[str]:
     count = len(table.names_a)
     if not 1 < count < ENOUGH_BASELINES:
         return []
-    return [f"{count} baselines tell little of how runs differ, so that intervals are wide: keep {ENOUGH_BASELINES}."]
+    few = f"{count} baselines tell little of how runs differ, so that intervals are wide"
+    return [f"{few}, and the wider the more cases there are: keep {ENOUGH_BASELINES}."]
 
 
 def _on_inconclusive(table: ComparisonTable) -> list[str]:
@@ -152,11 +186,11 @@ def _on_inconclusive(table: ComparisonTable) -> list[str]:
     if counts["noisy"]:
         lines.append(
             f"{counted(counts['noisy'], 'case')} too noisy for {MOST_LAUNCHES} launches to tell: a quieter machine "
-            "helps more than further launches."
+            f"{'or more baselines help' if len(table.names_a) > 1 else 'helps'} more than further launches."
         )
     return lines
 
 
-def _listed(cases: Sequence[AnyCase]) -> str:
+def _listed(cases: Sequence[AnyCase | str]) -> str:
     more = f" and {len(cases) - _LISTED} more" if len(cases) > _LISTED else ""
     return ", ".join(map(str, cases[:_LISTED])) + more
