@@ -16,6 +16,7 @@ from commbench.budgets import Budget
 from commbench.cases import Case
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
+from commbench.energy import LEAST_S, EnergyMeter, own_meter
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.grouping import carried_by, timed_groups, wrong_record
@@ -43,6 +44,7 @@ PROBES = 5
 PROBING_SHARE = 0.1
 
 PreparedT = TypeVar("PreparedT")
+WorkT = TypeVar("WorkT")
 
 
 @dataclass
@@ -59,6 +61,9 @@ class Session:
     """The host of each rank; empty: all are on one."""
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
+    find_meter: Callable[[], EnergyMeter | None] = EnergyMeter.find
+    """How the lowest rank of a machine finds its energy counters."""
+    _meter: tuple[EnergyMeter | None, bool] | None = None
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
     _harness: dict[tuple[str, str, int], float] = field(default_factory=dict)
@@ -73,6 +78,25 @@ class Session:
         if timer.name not in self._readings:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
+
+    def metered(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
+        """Do something, and say what each repetition in it has cost, in joules; all ranks together.
+
+        The energy is known on rank 0 alone; None where it is not measured on every machine, or not for long enough.
+        """
+        if self._meter is None:  # no cached_property: its lock is one for all ranks that are threads
+            self._meter = own_meter(self.control, self.find_meter)
+        meter, complete = self._meter
+        if not complete:
+            return work(), None
+        before, made = meter.read() if meter else {}, int(self.progress.counters[1])
+        begun = time.perf_counter()
+        found = work()
+        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
+        used = self.control.gather(meter.joules_since(before) if meter else 0.0)
+        if used is None or lasted_s < LEAST_S or not repetitions:
+            return found, None
+        return found, sum(used) / repetitions
 
     def check(self, case: Case, communicator: Communicator) -> None:
         """Raise `UnsupportedError` where the backend cannot time the case as asked."""
@@ -147,7 +171,7 @@ def measure(
     with stopwatch.measuring():
         timer = _suit_clock(prepared, communicator, timer, session, frozen)
         record = replace(record, **_conditions(prepared, timer))
-        settled, samples = _sample(prepared, timer, session, frozen)
+        settled, samples, repetition_J = _sample(prepared, timer, session, frozen)  # noqa: N806 - a unit
         overlap = _overlap(prepared, communicator, timer, session)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
     transports = session.control.gather(prepared.communicator.transport())
@@ -162,6 +186,8 @@ def measure(
         overlap=overlap,
         transport=carried_by(transports, prepared.participants),
     )
+    if repetition_J is not None:
+        record = replace(record, energy_J=repetition_J / _operations(record))
     record = _with_samples(record, samples, session, stopwatch)
     return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
 
@@ -283,8 +309,10 @@ def _suit_clock(
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 
-def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None) -> tuple[Frozen, Samples | None]:
-    """Warm up and repeat; the samples on rank 0."""
+def _sample(
+    prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None
+) -> tuple[Frozen, Samples | None, float | None]:
+    """Warm up and repeat; on rank 0 the samples, and the joules of a repetition."""
     plan = timer.sync.plan
     sampler = Sampler(
         control=session.control,
@@ -297,7 +325,8 @@ def _sample(prepared: Prepared, timer: Timer, session: Session, frozen: Frozen |
     )
     settled = sampler.settle(frozen)
     samples = Samples(prepared.participants, spanning=plan.spans_ranks, clock_error_ns=session.clock.error_ns)
-    return settled, sampler.collect(samples, settled.batch)
+    collected, repetition_J = session.metered(lambda: sampler.collect(samples, settled.batch))  # noqa: N806 - a unit
+    return settled, collected, repetition_J
 
 
 def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:

@@ -205,6 +205,8 @@ class Record:
     together."""
     pairs: Sequence[PairTimes] = ()
     """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
+    energy_J: float | None = None  # noqa: N815 - a unit
+    """Of one operation, on all hosts together, what they use while waiting included; None where it was not measured."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""

@@ -112,6 +112,7 @@ def _within(record: Record, group: str) -> list[Record]:
             record,
             case=dataclasses.replace(record.case, message_bytes=times.message_bytes),
             groups=(),
+            energy_J=None,  # that of all groups
             **{name: getattr(times, name) for name in _GROUP_FIELDS},
             flags=(*(flag for flag in record.flags if flag not in _TIMED_DOUBTS), *times.flags),
         )
@@ -288,6 +289,7 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "time_us_rank_mean": _median_of_medians(r.rank_mean_us for r in timed),
         "skew_us": _median_of_medians(r.skew_us for r in timed),
         "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
+        "energy_J": _median_of_medians([r.energy_J] for r in timed if r.energy_J is not None),
     }
 
 

@@ -227,8 +227,11 @@ def test_texts_that_differ_between_launches_are_both_named() -> None:
 
 def test_conditions_of_the_run_are_copied() -> None:
     """Fill the columns that the whole run shares."""
-    row = summarise_one([make_record()], world_size=8, nodes=2, ranks_per_node=4, ranks_per_gpu=1)
-    assert ("mine", 8, 2, 4, 1) == (row.run_id, row.world_size, row.nodes, row.ranks_per_node, row.ranks_per_gpu)
+    info: dict[str, Any] = {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "ranks_per_gpu": 2}
+    row = summarise_one([make_record()], **info)
+    assert ("mine", 8, 2, 4, None) == (row.run_id, row.world_size, row.nodes, row.ranks_per_node, row.ranks_per_gpu)
+    on_gpus = summarise_one([make_record(make_case(backend="nccl"))], **info)
+    assert (2, True) == (on_gpus.ranks_per_gpu, "shared_gpu" in on_gpus.flags)
 
 
 def test_rows_are_sorted() -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from commbench.advice import advise
+from commbench.collector import without_collector
 from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions, usable_cpus
@@ -30,6 +31,7 @@ from commbench.terminal import make_console
 from commbench.topology import collect_topology
 
 
+@without_collector()
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare.")],
     output_format: Format = "table",

@@ -24,6 +24,7 @@ from commbench.collector import without_collector
 from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
 from commbench.ddp.traffic import settled_sent_bytes
+from commbench.energy import LEAST_S, EnergyMeter
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import BucketTimes, Hook, PassThrough, make_hook
 from commbench.timing.progress import Progress
@@ -68,6 +69,8 @@ class BlockSamples:
     grad_rel_error: float | None
     peak_memory_bytes: int | None
     parameters: int
+    energy_J: float | None = None  # noqa: N815 - a unit
+    """What this machine used per step after the early ones; 0 where another rank reads, None where none does."""
     seconds: float = 0.0
     """Wall time of all steps."""
 
@@ -86,6 +89,10 @@ class Rig:
     deep: bool
     """Whether to spend extra passes on the gradient's error and on watching a configuration without hook."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    meter: EnergyMeter | None = None
+    """Of this machine, with its lowest rank."""
+    is_metered: bool = False
+    """Whether every machine has a meter."""
 
     def barrier(self) -> None:
         """Wait, without taking a core from anybody, until all ranks that train have come."""
@@ -169,10 +176,13 @@ class _Training:
         began_ns: list[int] = []
         every = max(1, rig.steps // EVALUATIONS)
         begun, sent_before = time.monotonic(), None
+        energy_before: dict[str, float] = {}
+        metered_s = begun
         rig.barrier()
         for step in range(rig.steps):
             if step == EARLY_STEPS:
                 sent_before = self._sent()
+                energy_before, metered_s = rig.meter.read() if rig.meter else {}, time.monotonic()
             loss = self._step(times[step])
             losses.append(loss)
             watched.append(self._take_events())
@@ -180,6 +190,7 @@ class _Training:
             if (step + 1) % every == 0 or step + 1 == rig.steps:
                 metrics += self._evaluate(step + 1)
         seconds = time.monotonic() - begun
+        energy = self._energy(energy_before, time.monotonic() - metered_s)
         sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
         digest = _digest(self.inner) if case.uses_ddp else 0
         skipped, peak = self.skipped, peak_memory_bytes()  # the passes that follow are no part of the training
@@ -201,6 +212,7 @@ class _Training:
             grad_rel_error=error,
             peak_memory_bytes=peak,
             parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
+            energy_J=energy,
             seconds=seconds,
         )
 
@@ -277,6 +289,13 @@ class _Training:
         sent = settled_sent_bytes()
         self.rig.barrier()
         return sent
+
+    def _energy(self, before: dict[str, float], lasted_s: float) -> float | None:
+        """Joules of a step on this machine, since it had used ``before``."""
+        steps = self.rig.steps - EARLY_STEPS
+        if not self.rig.is_metered or steps < 1 or lasted_s < LEAST_S:
+            return None
+        return self.rig.meter.joules_since(before) / steps if self.rig.meter else 0.0
 
     def _expected_bytes(self) -> float | None:
         """What a rank sends in a step by theory: the hook's bytes, and its share of broadcasting the buffers.

@@ -74,9 +74,19 @@ def merge(
         ranks_agree=agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
+        energy_J=_energy(blocks),
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **known,
     )
+
+
+def _energy(blocks: Sequence[Sequence[BlockSamples]]) -> float | None:
+    """Joules of a step on all machines, the median over blocks; None where a block does not know."""
+    used = [[rank.energy_J for rank in ranks] for ranks in blocks]
+    known = [[joules for joules in of_block if joules is not None] for of_block in used]
+    if any(len(some) < len(all_of) for some, all_of in zip(known, used, strict=True)):
+        return None
+    return float(np.median([sum(of_block) for of_block in known]))
 
 
 def _early(times: Floats) -> int:

@@ -17,6 +17,7 @@ from commbench.control import Control, gather_everywhere
 from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
 from commbench.ddp.merging import merge
 from commbench.ddp.workloads import load_workload
+from commbench.energy import own_meter
 from commbench.environment import clock_domain
 from commbench.errors import InputError, UnsupportedError
 from commbench.records import Status
@@ -125,6 +126,7 @@ class _Session:
         gc.collect()
         gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch
         self.steps = terms.steps
+        self._meter, self._is_metered = own_meter(control)
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
@@ -165,6 +167,8 @@ class _Session:
                 seed=self.seed,
                 steps=steps,
                 deep=deep,
+                meter=self._meter,
+                is_metered=self._is_metered,
             )
             try:
                 samples = run_block(case, rig)
