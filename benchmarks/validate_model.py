@@ -244,7 +244,7 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     recommendation = Recommendation.from_json(tuned.recommendation or {})
     predicted = {_setting(row, sweep.baseline.case): row for row in rows}
     steps_ms = {case: row.predicted_step_ms for case, row in predicted.items() if row.predicted_step_ms is not None}
-    fitted = {case for case, row in predicted.items() if row.used == "calibrated"}
+    fitted = {case for case, row in predicted.items() if row.is_fitted}
     steps, speedups = held_steps(sweep, steps_ms), held_speedups(sweep, steps_ms)
     for quantity, held in (("step_ms", steps), ("speedup", speedups)):
         found.add("scenarios", scenario.name, quantity, "calibrated", [held[case] for case in held if case in fitted])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from builders import MIB
 from networks import growing
+from numpy.typing import ArrayLike, NDArray
 from test_larger_steps import calibrated
 from training_builders import make_training_case
 
@@ -16,7 +17,6 @@ from commbench.prediction.breakeven import (
     BreakEven,
     break_even,
     compare_with_measured,
-    crossover_density,
 )
 from commbench.prediction.closed_forms import ALGORITHMS, Hop
 from commbench.prediction.larger_steps import best_buckets, on_network, with_density
@@ -24,6 +24,15 @@ from commbench.training.records import TrainingRow
 
 CAPS = ["default", "8"]
 FREE = Hop(alpha_us=0.0, beta_us_per_byte=8e-3)
+
+
+def crossover_density(
+    p: ArrayLike, n: ArrayLike, hop: Hop, *, select_us: float = 0.0, zero_us: float = 0.0, add_us: float = 0.0
+) -> NDArray[np.float64]:
+    """Return where a ring all_gather of top-k takes as long as a ring all_reduce, as docs/predicting.md has it."""
+    p, n = np.asarray(p, dtype=float), np.asarray(n, dtype=float)
+    saved = (p - 1) * hop.alpha_us + 8 * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
+    return np.asarray(saved / (8 * n * (p - 1) * hop.beta_us_per_byte + p * n * add_us))
 
 
 def test_bytes_cross_at_one_over_p() -> None:

@@ -1,9 +1,13 @@
 """Tests of which collectives are timed for the network of a training step."""
 
+import dataclasses
+
+import pytest
 from tuning_world import make_facts
 
 from commbench.cases import Case
 from commbench.prediction.coverage import network_cases
+from commbench.prediction.network import LEAST_SIZES
 
 
 def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
@@ -37,8 +41,31 @@ def test_hooks_that_look_at_tensors_are_timed_too() -> None:
         assert len(network_cases([hook], make_facts(), 2, "gloo")) > 8
 
 
-def test_tiny_and_huge_models() -> None:
-    """Time at least one size, and none beyond 64 MiB."""
-    assert 1 <= len(network_cases([], make_facts(1, 0.001), 2, "gloo")) <= 2
+def test_each_type_of_parameters_is_timed() -> None:
+    """Time buckets of every type that a model has, up to all of its parameters of that type."""
+    facts = make_facts(40, 1.0)
+    halves = [dataclasses.replace(p, dtype="bfloat16", itemsize=2) for p in facts.parameters]
+    mixed = dataclasses.replace(facts, parameters=(*facts.parameters[:10], *halves[10:]))
+    for asked, expected in (
+        (facts, {"float32": 40 << 20}),
+        (dataclasses.replace(facts, parameters=tuple(halves)), {"bfloat16": 20 << 20}),
+        (mixed, {"float32": 10 << 20, "bfloat16": 15 << 20}),
+    ):
+        found = sizes(network_cases(["none"], asked, 2, "gloo"))
+        assert {("all_reduce", dtype): largest for dtype, largest in expected.items()} == {
+            key: max(of_key) for key, of_key in found.items()
+        }
+
+
+@pytest.mark.parametrize(("parameters", "mib"), [(1, 4 / 2**20), (1, 0.001), (4, 0.004), (40, 1.0)])
+@pytest.mark.parametrize("hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"])
+def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> None:
+    """Time three sizes at least, larger ones than a tiny model needs where these are few."""
+    found = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
+    assert all(len(set(of_key)) >= LEAST_SIZES for of_key in found.values())
+
+
+def test_huge_models() -> None:
+    """Time no size beyond 64 MiB."""
     largest = max(case.message_bytes for case in network_cases([], make_facts(200, 1.0), 3, "gloo"))
     assert 64 << 20 <= largest < (64 << 20) + 3 * 4

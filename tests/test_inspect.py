@@ -16,6 +16,7 @@ from commbench.training.workload import Workload, WorkloadFacts
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
+from commbench.ddp import block  # noqa: E402 - after the skips
 from commbench.ddp.inspect import inspect, main  # noqa: E402 - after the skips
 
 
@@ -42,6 +43,24 @@ def test_facts_of_a_small_model() -> None:
     assert 2 * 8 * 4 + 8 == facts.buffer_bytes
     assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
     assert min(facts.forward_ms, facts.optimizer_ms) > 0
+
+
+def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask DDP itself, whatever torch calls its version."""
+
+    class Old:
+        """DDP without lists."""
+
+        def __init__(self, module: Any, bucket_cap_mb: float | None = None) -> None: ...
+
+    class New(Old):
+        """DDP with lists."""
+
+        def __init__(self, module: Any, bucket_cap_mb_list: Any = None) -> None: ...
+
+    for ddp, expected in ((Old, False), (New, True)):
+        monkeypatch.setattr(block, "DistributedDataParallel", ddp)
+        assert expected == inspect(workload()).takes_lists
 
 
 def test_dtypes_and_frozen_parameters() -> None:

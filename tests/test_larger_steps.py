@@ -59,6 +59,9 @@ def test_hosts_with_cores_of_their_own_compute_faster() -> None:
     assert (trained.crowding, dataclasses.replace(trained, shared_cores=4).crowding) == (2.0, 1.0)
     assert dataclasses.replace(trained, shared_cores=None).crowding == 1.0
     assert on_own_cores(model, 1.0).predict(case) == model.predict(case)
+    buffered = dataclasses.replace(model, facts=dataclasses.replace(model.facts, buffer_bytes=4096), ddp_forward_ms=8.0)
+    local = dataclasses.replace(model, ddp_forward_ms=8.0)
+    assert [8.0, 4.0] == [on_own_cores(each, 2.0).ddp_forward_ms for each in (buffered, local)]
     assert freed.network is model.network
 
 

@@ -21,6 +21,7 @@ from commbench.launch.plan import (
     next_launch,
     plan_launch,
     single_stage,
+    slice_seconds,
     steps_of_blocks,
 )
 from commbench.records import Frozen
@@ -91,6 +92,20 @@ def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
     later = plan_launch(request, [make_trained(TRAINED[0])], 1, slice_s=slice_s / 4)
     assert (TERMS.block_s / 4, slice_s / 4) == (first.training and first.training.block_s, first.budget.slice_s)
     assert (TERMS.block_s, slice_s) == (later.training and later.training.block_s, later.budget.slice_s)
+
+
+def test_blocks_that_were_made_tell_how_long_others_take() -> None:
+    """Give a launch whose steps are fixed the mean time of a block for each of its own."""
+    request = make_training_request()
+    once = dataclasses.replace(request, training=dataclasses.replace(TERMS, blocks=1))
+    known = [
+        dataclasses.replace(make_trained(TRAINED[0], block_lengths=[8, 8]), measuring_s=6.0),
+        dataclasses.replace(make_trained(TRAINED[1], block_lengths=[8]), measuring_s=5.0),
+        dataclasses.replace(make_trained(TRAINED[1]), measuring_s=99.0, status="failed"),
+    ]
+    assert [8.0, 4.0] == [plan_launch(asked, known, 1).budget.slice_s for asked in (request, once)]
+    assert slice_seconds(request, []) is None
+    assert slice_seconds(make_request(CASES), known) is None
 
 
 def test_a_stage_counts_its_own_launches() -> None:

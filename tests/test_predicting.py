@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import KIB, MIB, make_info
@@ -31,6 +32,7 @@ from commbench import cli
 from commbench.cli.asking import hook_name, parse_rates, parse_world_sizes
 from commbench.errors import InputError
 from commbench.prediction.closed_forms import Hop
+from commbench.training.records import TrainingRecord
 
 KEPT = Path(__file__).parent.parent / "results" / "bench_xeon2core_20261121"
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
@@ -115,7 +117,7 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert code == 0
     words = " ".join(out.split())
     assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
-    assert "predicted ms [95 %] [overlapped, serial] efficiency exposed ms best MiB" in words
+    assert "predicted ms [interval] [overlapped, serial] efficiency exposed ms best MiB" in words
     assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
     assert "the density below which top-k is predicted to pay" in words
     assert "one world size only: the algorithm is assumed" in words
@@ -132,8 +134,118 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
-def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, both: Path) -> None:
+def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
+    """Return records of two bucket sizes of each hook, so that one can be left out, and of the step without DDP."""
+    records = training_of(steps_ms, ranks)
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, **changes)) for r in records]
+    others = [dataclasses.replace(r, case=dataclasses.replace(r.case, bucket_cap_mb="5")) for r in records[1:]]
+    return [*records, *others]
+
+
+def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Claim 95 % only where the errors of the network and of steps are known, in every table and row."""
+    info = network_info(2, facts=workload_facts().to_json())
+    few = write_run(tmp_path / "few", training=training_of(STEPS), **info)
+    several = write_run(tmp_path / "several", training=settings_of(STEPS), **info)
+    one = write_run(tmp_path / "one", network_records((2,)), settings_of(STEPS), **info)
+    for runs, level, said in (
+        ((network, several), 0.95, "predicted ms [95 %]"),
+        ((network, few), None, "intervals lack the error of steps"),
+        ((one,), None, "No 95 % interval: with one number of ranks"),
+    ):
+        words = " ".join(predict(*runs, "--world-size", "8")[1].split())
+        assert said in words
+        assert (level is None) == ("predicted ms [interval]" in words)
+        plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
+        assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}
+    (step, _) = json.loads(predict(one, "--world-size", "2", "--format", "json")[1])["steps"]
+    assert (0.95, None) == (step["level"], step["network_error"])
+
+
+def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path: Path) -> None:
+    """Derive nothing from steps whose collectives were off by far, and warn; other hooks are as they were."""
+    slow = Hop(alpha_us=500.0, beta_us_per_byte=8e-2)
+    parts = [((2,), HOP, {"all_reduce": "ring", "all_gather": "ring"}), ((8,), HOP, {"all_reduce": "ring"})]
+    parts += [((8,), slow, {"all_gather": "ring"})]
+    records = [r for ranks, hop, chosen in parts for r in network_records(ranks, hop=hop, algorithms=chosen)]
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    info = network_info(8, facts=workload_facts().to_json())
+    path = write_run(tmp_path / "off", records, settings_of(STEPS), **info)
+    out = predict(path, "--world-size", "16")[1]
+    table = out.split("mlp (gloo, batch 32 a rank), links")[1].split("Without DDP")[0]
+    dense, sparse = (next(line for line in table.splitlines() if line.startswith(hook)) for hook in ("none", "topk"))
+    assert ("%" in dense, "%" in sparse) == (True, False)
+    assert " ".join(out.split()).count("Too uncertain to use") == 3  # the all_gather, the steps and the break-even
+    plain = json.loads(predict(path, "--world-size", "16", "--format", "json")[1])
+    errors = {row["hook"]: row["network_error"] for row in plain["steps"]}
+    assert errors["none"] < 0.5 < errors["topk:0.01"] == plain["break_evens"][0]["network_error"]
+
+
+def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Make a model of every precision that was trained, and name it."""
+    info = network_info(2, facts=workload_facts().to_json())
+    faster = {hook: 0.9 * step_ms for hook, step_ms in STEPS.items()}
+    training = [*settings_of(STEPS), *settings_of(faster, precision="amp-bf16")]
+    path = write_run(tmp_path / "swept", training=training, **info)
+    out = predict(network, path, "--world-size", "8")[1]
+    assert "mlp (gloo, batch 32 a rank), links" in out
+    assert "mlp (gloo, batch 32 a rank, amp-bf16), links" in out
+    assert "was measured: measure" not in out
+    rows = json.loads(predict(network, path, "--world-size", "8", "--format", "json")[1])
+    for name, each in (("steps", 2), ("break_evens", 1)):
+        assert {"fp32": each, "amp-bf16": each} == Counter(row["precision"] for row in rows[name])
+
+
+def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
+    """Say of each table from which ranks and run it is."""
+    info = {ranks: network_info(ranks, facts=workload_facts().to_json()) for ranks in (2, 4)}
+    paths = [write_run(tmp_path / f"t{n}", training=settings_of(STEPS, n), **info[n]) for n in info]
+    out = predict(network, *paths, "--world-size", "8,16")[1]
+    for where in ("2 ranks in t2", "4 ranks in t4"):
+        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {where})") == 2
+    rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])["break_evens"]
+    assert {"2 ranks in t2": 2, "4 ranks in t4": 2} == Counter(row["trained_on"] for row in rows)
+
+
+def test_training_within_a_host_met_no_link(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Understand it with what was measured within a host, and not at all without."""
+    inside = network_info(2, None, nodes=1, ranks_per_node=2, facts=workload_facts().to_json())
+    trained = write_run(tmp_path / "trained", training=settings_of(STEPS), **inside)
+    out = " ".join(predict(network, trained, "--world-size", "8", "--rate", "1gbit")[1].split())
+    assert "was measured across hosts alone and is not predicted for 2 ranks, which fit on one host of 2" in out
+    assert "predicted ms" not in out
+    fast = network_records((2,), hop=Hop(alpha_us=5.0, beta_us_per_byte=8e-4))
+    within = write_run(tmp_path / "within", fast, **inside)
+    line = (network, within, trained, "--world-size", "8", "--rate", "1gbit", "--ranks-per-node", "1")
+    rows = json.loads(predict(*line, "--format", "json")[1])["steps"]
+    assert {"ok"} == {row["status"] for row in rows}
+
+
+def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, tmp_path: Path) -> None:
+    """Take for the bus bandwidth of pattern cross the ranks of a group, as collectives.csv does."""
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="cross", world_size=None))
+        for r in network_records((8,))
+    ]
+    path = write_run(tmp_path / "cross", records, **network_info(4, world_size=8, ranks_per_node=2))
+    line = (path, "--world-size", "16", "--sizes", "1M", "--format", "json")
+    (row,) = (r for r in json.loads(predict(*line)[1])["collectives"] if r["operation"] == "all_reduce")
+    assert row["busbw_GBps"] == pytest.approx(2 * (8 - 1) / 8 * MIB / row["time_us"] / 1e3)
+
+
+def test_hosts_are_those_of_the_runs_across_hosts(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Take as many ranks a host as the fit does, whatever a run on one host had."""
+    inside = write_run(tmp_path / "one", network_records((8,)), **network_info(8, None, nodes=1, ranks_per_node=8))
+    line = (network, inside, "--world-size", "16", "--rate", "1gbit", "--format", "json")
+    assert {1} == {row["ranks_per_node"] for row in json.loads(predict(*line)[1])["collectives"]}
+
+
+def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_path: Path) -> None:
     """The page's example has the titles and headings that the command prints, and nothing is left to be filled in."""
+    info = network_info(2, facts=workload_facts().to_json())
+    both = write_run(tmp_path / "both", network_records((2,)), settings_of(STEPS), **info)
     page = (Path(__file__).parent.parent / "docs" / "predicting.md").read_text(encoding="utf-8")
     assert "EXAMPLE" not in page
     (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))

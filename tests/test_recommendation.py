@@ -153,6 +153,32 @@ def test_one_fresh_launch_decides_nothing() -> None:
     assert "1 launch only" in found.reason
 
 
+def test_two_launches_after_a_first_look_have_an_interval() -> None:
+    """Assume log-normal launches where there are too few for an interval of the level, and word it by their number."""
+    ratios = [1.30, 1.31, 1.32, 1.33, 1.31, 1.32]
+    records = [
+        make_training_record(confirmed(case), launch=launch, step_ms=step_ms)
+        for launch, ratio in enumerate(ratios)
+        for case, step_ms in ((BASE, 20.0), (FIVE, 20.0 / ratio))
+    ]
+    found = decide([*sweep(five=19), *records], first_look=4)
+    assert ("change", 0.975, 6) == (found.verdict, found.level, found.launches)
+    assert found.reason.startswith("In 6 fresh launches ")
+    assert any("only 6 fresh launches" in doubt for doubt in found.doubts)
+
+
+def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
+    """Widen the intervals of both, so that a gain which one alone would just show is shown no more."""
+    just = [20.0 / ratio for ratio in (1.025, 1.03, 1.05, 1.10, 1.14, 1.15)]
+    default, same = (make_training_launches([20.0] * 6, confirmed(case)) for case in (BASE, TOPK))
+    alone = [*sweep(five=18), *default, *make_training_launches(just, confirmed(FIVE))]
+    one, two = decide(alone), decide([*alone, *sweep(topk=12), *same])
+    assert [("change", 0.95), ("inconclusive", 0.975)] == [(found.verdict, found.level) for found in (one, two)]
+    assert one.speedup_ci is not None
+    assert two.speedup_ci is not None
+    assert two.speedup_ci[0] < one.speedup_ci[0]
+
+
 def test_planned_launches_come_before_further_ones() -> None:
     """Propose further launches only where all are made that were planned, by the run or up to the first look."""
     pair = [([20.0] * 3, confirmed(BASE)), ([18.0, 21.0, 19.0], confirmed(FIVE))]

@@ -10,6 +10,7 @@ from commbench.kinds import AnyRecord, collective_records, training_records
 from commbench.prediction import searched
 from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.searched import with_search
+from commbench.report.tuning import prediction_title
 from commbench.training.cases import CONFIRM, SWEEP
 from commbench.training.conclusion import Recommendation, paragraph
 from commbench.training.recommendation import recommend
@@ -46,6 +47,21 @@ def test_counts_are_those_of_the_run() -> None:
     assert found.search.sentence in paragraph(found)
     assert f"{100 * (counts.speedup_error or 0):.1f} %" in found.search.sentence
     assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+
+
+def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
+    """State no error of speedups where none is known, in the file, the paragraph and the title."""
+    world = World(plan=make_plan())
+    records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
+    found = conclude(world, records)
+    assert found.search is not None
+    assert (None, True) == (found.search.speedup_error, found.search.held_out > 0)
+    assert "(of unknown error)" in found.search.sentence
+    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+    rows = prediction_rows(collective_records(records), training_records(records), world.plan.info)
+    title = prediction_title(rows)
+    assert "step ±" in title
+    assert "speedup" not in title
 
 
 def test_a_sweep_was_not_searched() -> None:

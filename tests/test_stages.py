@@ -224,6 +224,16 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
     assert info["reason"].startswith(said)
 
 
+def test_no_launch_is_begun_whose_blocks_are_known_to_take_too_long(tmp_path: Path) -> None:
+    """Leave out a stage whose blocks would not end in time, though the shortest time slices would."""
+    late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0)]
+    script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
+    assert script != ALL
+    code, info, _ = run(tmp_path, script, late)
+    assert (0, "partial") == (code, info["status"])
+    assert "was reached after 0 of 1 confirm launches" in info["reason"]
+
+
 def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
     """Leave launches out, go on with the next stage, and measure nothing the next time."""
     request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)

@@ -18,6 +18,7 @@ from commbench.stats import (
     benjamini_hochberg,
     compare_family,
     family_hint,
+    fewest_launches,
     is_bimodal,
     is_steady,
     launch_interval,
@@ -29,6 +30,7 @@ from commbench.stats import (
     summarise,
     warmup_count,
 )
+from commbench.stats.student import student_t
 
 Floats = NDArray[np.float64]
 
@@ -98,6 +100,27 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     centre, reach = math.log(100 * 102) / 2, 12.706 * math.log(1.02) / 2
     assert pytest.approx(math.exp(centre - reach)) == interval.low
     assert pytest.approx(math.exp(centre + reach)) == interval.high
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(0.8, [3.078, 1.886, 1.638, 1.533, 1.476]), (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]), (0.99, [63.657, 9.925])],
+)
+def test_students_t_is_that_of_tables(level: float, expected: list[float]) -> None:
+    """Agree with the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to the last of its digits."""
+    assert expected == [round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))]
+    assert [2.228, 1.984] == [round(student_t(0.95, freedom), 3) for freedom in (10, 100)]
+
+
+@pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
+def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
+    """Assume log-normal launches only where order statistics do not reach the level, and cover as often as it says."""
+    fewest = fewest_launches(level)
+    runs = np.random.default_rng(5).lognormal(0, 0.05, (500, fewest))
+    assert median_interval(runs[0][: fewest - 1], level) is None
+    assert launch_interval(runs[0], level) == median_interval(runs[0], level)
+    for launches in (2, fewest - 1):
+        assert level - 0.015 <= np.mean([covered(launch_interval(run[:launches], level), 1.0) for run in runs])
 
 
 def test_launch_interval_without_spread_or_logarithm() -> None:

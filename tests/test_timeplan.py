@@ -59,6 +59,23 @@ def test_a_launch_that_would_not_fit_is_seen() -> None:
     assert not plan.fits(110 - needed + 0.01, slices=5)
 
 
+def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
+    """Begin no launch whose blocks, which nothing can shorten, would end after the limit; count them in the rest."""
+    plan = make_plan(100.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (12.0 + OTHER_S)
+    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
+    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=12.0)
+    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(100, slices=5, launches=0, slice_s=12.0)
+
+
+def test_the_whole_limit_may_be_shared_out() -> None:
+    """Give slices what the whole time allows where it is asked for."""
+    plan = TimePlan(budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
+    slice_s = plan.slice_s(100, slices=100, launches=2, whole=True)
+    assert slice_s is not None
+    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+
+
 def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
     """Leave out the start, and never go below nothing."""
     plan = make_plan(10.0 + LEAVING_S)

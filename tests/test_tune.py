@@ -113,7 +113,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
 @pytest.mark.slow
 def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
     """Measure some of many settings in rounds whose launches go on in number."""
-    many = ["--workload", "mlp", "--allow", "none,fp16,bf16,topk", "--steps", "5", "--seed", "1", "--out", "r"]
+    many = ["--workload", "mlp", "--allow", "none,fp16,bf16,topk", "--steps", "6", "--seed", "1", "--out", "r"]
     done = tune(tmp_path, *many, "-n", "2", "--oversubscribe", timeout_s=280)
     assert 0 == done.returncode, done.stdout + done.stderr
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())

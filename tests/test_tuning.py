@@ -12,12 +12,14 @@ from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
 from commbench.budgets import TUNING_BUDGETS
 from commbench.cli.settings import Settings
 from commbench.cli.tuning import known_facts, tuning_task
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.kinds import AnyRecord, training_records
 from commbench.launch.display import SilentDisplay
 from commbench.launch.plan import RunRequest, missing_cases, next_launch
 from commbench.launch.standalone import _Standalone
 from commbench.launch.whoami import Identity
+from commbench.prediction.searched import with_search
 from commbench.store import Store
 from commbench.store.checking import check_plan
 from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
@@ -152,6 +154,25 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     assert whole.records == again.records
 
 
+def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
+    """Choose among the settings of the round by standing, wherever a time limit has cut it, not what was due first."""
+    world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
+    played = play(world)
+    for number in (1, 2):
+        contenders = world.plan.contenders(number, played.records)[-3:]
+        launch = (number - 1) * world.plan.budget.round_launches
+        phases = [r.case.phase if isinstance(r.case, TrainingCase) else "" for r in played.records]
+        known = [
+            record
+            for record, phase in zip(played.records, phases, strict=True)
+            if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
+        ]
+        cuts = [[*known, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders]
+        winners = {world.plan.winners(cut)[0] for cut in cuts}
+        assert len(winners) < len(contenders)
+        assert max(map(world.regret, winners)) < 0.03
+
+
 def test_the_confirmation_keeps_its_winners() -> None:
     """Stay with them whatever is measured after it has begun."""
     world = World(plan=make_plan())
@@ -178,14 +199,46 @@ def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
 def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     """End after the network."""
     world = World(plan=make_plan(), failing="none")
-    assert ["network", "calibrate"] == stage_names(play(world).requests)
+    played = play(world)
+    assert ["network", "calibrate"] == stage_names(played.requests)
+    found = conclude(world, played.records)
+    assert ("inconclusive", "default", "none") == (found.verdict, found.best.bucket_cap_mb, found.best.hook)
+    assert "The default did not train, so nothing can be compared with it: boom." == found.reason
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16",), ("float64",), ("bfloat16", "float32")])
+def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
+    """Time the network with what gradients are sent as, and come to a verdict."""
+    facts = make_facts()
+    kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
+    typed = [
+        dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
+        for p, (dtype, itemsize) in zip(facts.parameters, kinds, strict=True)
+    ]
+    plan = make_plan(dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"])
+    world = World(plan=plan, link=Link(gbit=1.0), misfit=0.0)
+    played = play(world)
+    assert "confirm" == played.requests[-1].name
+    assert "change" == conclude(world, played.records).verdict
+
+
+def test_a_network_that_is_not_known_ends_in_a_conclusion_that_says_so() -> None:
+    """Train nothing more where no collective that the default issues could be timed."""
+    world = World(plan=make_plan())
+    request = world.plan.calibrate_request()
+    records = [world.record(case, 0) for case in request.cases]
+    assert world.plan.confirm_request(records) is None
+    found = with_search(conclude(world, records), [], training_records(records), world.plan.info)
+    assert "inconclusive" == found.verdict
+    assert "fastest alternative of the calibration but was not measured again" in found.reason
+    assert any(doubt.startswith("no setting could be predicted: No curve was measured") for doubt in found.doubts)
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
     """Measure two settings and the default before the fresh launches, and say beforehand that it takes a full sweep."""
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
-    assert world.plan.then.endswith("about 72 % of the steps of a full sweep")
+    assert world.plan.then.endswith("about 72 % of the steps of a full sweep in 3 launches")
     played = play(world)
     assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look
@@ -229,6 +282,14 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
     plan = make_plan(budget=budget, caps=["default", "2", "3", "4", "5", "6", "7"][:caps])
     assert plan.planned_share <= 0.25
     assert plan.round_sizes[0] >= 3
+
+
+@pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
+def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
+    """Go by what was seen of the workload, which a resumed run keeps."""
+    facts = dataclasses.replace(make_facts(), takes_lists=True)
+    assert expected == make_plan(facts, caps=caps)._chooser.lists
+    assert not make_plan(caps=caps)._chooser.lists
 
 
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
@@ -279,6 +340,22 @@ def test_a_time_limit_is_shared_out() -> None:
     vital = {request.name: request.fewest_launches for request in requests}
     assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
     assert {100.0} == {request.whole_limit_s for request in requests}
+
+
+def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
+    """Count the blocks of rounds and fresh launches with those of the calibration, which fixes how long they are."""
+    world = World(plan=make_plan(budget="standard"), misfit=0.0)
+    first, *later = play(world).requests[1:]
+    planned = [r for r in later if r.first_launch < r.budget.launches and r.name != "confirm"]
+    confirm = next(r for r in later if r.name == "confirm")
+    assert first.training is not None
+    assert confirm.training is not None
+    rounds = sum(len(r.cases) * (r.budget.launches - r.first_launch) for r in planned)
+    fresh = len(confirm.cases) * confirm.training.blocks * confirm.budget.launches
+    assert rounds + fresh == pytest.approx(first.later_slices, rel=0.35)
+    assert first.later_launches == sum(r.budget.launches - r.first_launch for r in [*planned, confirm])
+    slices = first.slices(first.cases) + first.later_slices
+    assert world.plan.estimate_s() > slices * first.budget.slice_s
 
 
 def kept_plan(**changes: Any) -> Mapping[str, Any]:
@@ -338,6 +415,22 @@ def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
         run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
         made.append((request.name, launch))
     return made
+
+
+def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> None:
+    """Begin the first launch of network and calibration as long as it lasts, rounds only within their share."""
+    world = World(plan=make_plan(time_limit_s=100.0))
+    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks.begun -= 80.0
+    made = play(world, stages=2).records
+    rounds = world.plan.round_request(1, made)
+    assert rounds is not None
+    deadlines = []
+    for request, records in ((world.plan.network_request(), []), (world.plan.calibrate_request(), []), (rounds, made)):
+        run = KeptRun()
+        run.records = records
+        deadlines.append(ranks._plan(run, request).deadline_s)  # type: ignore[arg-type]
+    assert [True, True, False] == [deadline is not None and deadline > 10 for deadline in deadlines]
 
 
 def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:

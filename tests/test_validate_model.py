@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from conftest import HERE
 from labs import mark  # noqa: F401 - a fixture
+from training_builders import make_training_info
+from tuning_world import World, make_plan, play
 
 from commbench.errors import InputError
+from commbench.kinds import collective_records, training_records
 from commbench.prediction.validating import Held
+from commbench.store import Run
+from commbench.training.cases import DEFAULT_CAP
+from commbench.training.recommendation import recommend
 
 BENCHMARKS = HERE.parent / "benchmarks"
 
@@ -124,6 +130,46 @@ def test_everything_stands_in_a_table(findings: ModuleType) -> None:
     found = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
     found.add("growth", "a curve", "time_us", "held_out", [Held(what="8 B", predicted=1.0, measured=2.0)])
     assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(found)]
+
+
+def test_only_settings_that_were_not_calibrated_on_are_held_out(
+    findings: ModuleType, validate_model: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep default buckets apart, which predictions are fitted to, though rounds have measured them again."""
+    world = World(plan=make_plan(caps=["2", "5", "100"]))
+    records = play(world).records
+    found = recommend(training_records(records), world.plan.info)
+    assert found is not None
+    tuned = Run(
+        path=Path("tuned"),
+        info=world.plan.info,
+        records=tuple(collective_records(records)),
+        training_records=tuple(training_records(records)),
+        recommendation=json.loads(json.dumps(found.to_json())),
+    )
+    swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
+    sweep = Run(
+        path=Path("swept"), info=make_training_info(), records=(), training_records=tuple(training_records(swept))
+    )
+
+    class Kept:
+        """The runs of both."""
+
+        def load(self, name: str) -> Run:
+            return {"train_mlp@1gbit": sweep, "tune_mlp@1gbit": tuned}[name]
+
+    monkeypatch.setattr(validate_model, "measure_choice", lambda *_: None)
+    monkeypatch.setattr(validate_model, "_interleaved", lambda *_: [])
+    judged_all = findings.Findings()
+    validate_model.judge_scenario(judged_all, validate_model.Scenario.parse("mlp@1gbit"), Kept())
+    default = {str(case) for case in world.plan.candidates if case.bucket_cap_mb == DEFAULT_CAP}
+    others = {str(case) for case in world.plan.candidates} - default
+    what: dict[tuple[str, str], set[str]] = {}
+    for check in judged_all.checks:
+        what.setdefault((check.quantity, check.used), set()).add(check.what)
+    assert (default, others) == (what["step_ms", "calibrated"], what["step_ms", "held_out"])
+    default -= {str(world.plan.baseline)}
+    assert (default, others) == (what["speedup", "calibrated"], what["speedup", "held_out"])
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def predict(
     if not network.curves:
         raise InputError(_nothing_known(runs, network))
     check_measured_rate(rates, _links(runs, network))
-    measured = int(max(run.info.get("ranks_per_node") or 1 for run in runs))
-    asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=_hosts(ranks_per_node, measured))
+    hosts = _hosts(ranks_per_node, network.ranks_per_node)
+    asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
     chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
     outlook = _Outlook(
         runs=[run.path.name for run in runs], network=network, collectives=collective_outlooks(network, asked, chosen)
@@ -171,8 +171,14 @@ def _with_training(
         for group in _groups(run.training_records, workload):
             with noting(missing.append):
                 facts = _facts(run, group[0].case.workload)
-                cores = link_of(run.info, "").shared_cores
-                trained = TrainedWorkload(facts=facts, records=group, rate_bps=_rate_bps(run), shared_cores=cores)
+                trained = TrainedWorkload(
+                    facts=facts,
+                    records=group,
+                    run=run.path.name,
+                    ranks_per_node=run.info.get("ranks_per_node"),
+                    rate_bps=_rate_bps(run),
+                    shared_cores=link_of(run.info, "").shared_cores,
+                )
                 found = training_outlooks(trained, outlook.network, asked, hooks)
                 steps += found[0]
                 break_evens += found[1]
@@ -186,7 +192,7 @@ def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[lis
     groups: dict[tuple[Any, ...], list[TrainingRecord]] = {}
     for record in records:
         if workload in {None, record.case.workload}:
-            groups.setdefault(record.case.group, []).append(record)
+            groups.setdefault((record.case.group, record.case.precision), []).append(record)
     return list(groups.values())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from typing import Annotated
 
 import typer
@@ -39,8 +37,6 @@ AUTO = "auto"
 NUMBERS = {"topk": "topk:0.01", "randomk": "randomk:0.01", "powersgd": "powersgd:2"}
 #: Steps of a block at least: 3 that are never timed, and 3 to take a median of.
 FEWEST_STEPS = 6
-#: The first torch whose DDP takes ``bucket_cap_mb_list``.
-LISTS_SINCE = (2, 13)
 
 Allow = Annotated[
     str,
@@ -115,7 +111,6 @@ def tune(
                 budget=chosen,
                 hooks=hooks,
                 caps=caps,
-                lists=torch_takes_lists(),
                 backend=backend,
                 max_accuracy_loss=allowed,
                 confirm_launches=confirm_launches,
@@ -160,15 +155,6 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
         return None
     facts = WorkloadFacts.from_json(info["facts"])
     return facts if batch in {None, facts.batch_size} else None
-
-
-def torch_takes_lists() -> bool:
-    """Whether DDP of the torch that is installed here takes a list of bucket sizes."""
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2]) >= LISTS_SINCE
 
 
 def _find_budget(name: str) -> TuningBudget:

@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -363,6 +363,15 @@ def dense_bytes(elements: int, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * 4 * elements
 
 
+def takes_lists() -> bool:
+    """Whether DDP of this torch takes a list of bucket sizes."""
+    return "bucket_cap_mb_list" in _ddp_options()
+
+
+def _ddp_options() -> Collection[str]:
+    return inspect.signature(DistributedDataParallel.__init__).parameters
+
+
 def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) -> DistributedDataParallel:
     """DDP as the case asks for it. Initial weights are equal already, so they are not broadcast again."""
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
@@ -370,13 +379,12 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) 
             f"DDP of torch {torch.__version__} fails in its first step where a static graph accumulates; "
             "leave out one of the two"
         )
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    options: dict[str, Any] = {"init_sync": False} if "init_sync" in known else {}
+    options: dict[str, Any] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
     caps = case.caps_mb
     if len(caps) == 1:
         options["bucket_cap_mb"] = caps[0]
     elif caps:
-        if "bucket_cap_mb_list" not in known:
+        if not takes_lists():
             raise UnsupportedError(
                 f"torch {torch.__version__} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
             )

@@ -87,6 +87,7 @@ def _check_evaluation(workload: Workload) -> None:
 
 
 def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
+    from commbench.ddp.block import takes_lists
     from commbench.ddp.local_step import trainable
 
     parameters = trainable(workload.model)
@@ -112,6 +113,7 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
         metric=workload.metric,
         target=workload.target,
         steps=workload.steps,
+        takes_lists=takes_lists(),
     )
 
 

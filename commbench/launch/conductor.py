@@ -26,6 +26,7 @@ from commbench.launch.plan import (
     missing_cases,
     plan_launch,
     single_stage,
+    slice_seconds,
 )
 from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Ending, Supervisor
@@ -202,7 +203,8 @@ class _StageRun:
         if run.interrupts.number is not None:
             name = signal.Signals(run.interrupts.number).name
             return Ending(status="interrupted", reason=f"interrupted by {name} between launches")
-        if run.store.records and not self.times.fits(time.monotonic(), slices=slices, whole=self.is_vital(launch)):
+        slice_s, whole = slice_seconds(self.request, run.store.records), self.is_vital(launch)
+        if run.store.records and not self.times.fits(time.monotonic(), slices=slices, whole=whole, slice_s=slice_s):
             return self._out_of_time(launch)
         return None
 
@@ -288,7 +290,12 @@ class _LaunchRun:
             stage.request,
             run.store.records,
             launch,
-            slice_s=stage.times.slice_s(self.begun, slices=self.left_slices, launches=len(left)),
+            slice_s=stage.times.slice_s(
+                self.begun,
+                slices=self.left_slices + stage.request.later_slices,
+                launches=len(left) + stage.request.later_launches,
+                whole=stage.request.later_slices > 0,
+            ),
             deadline_s=stage.times.deadline_s(self.begun, whole=stage.is_vital(launch)),
             left_out=run.failed,
         )
@@ -366,7 +373,8 @@ class _LaunchRun:
         self.cases_begun = True
         request = self.stage.request
         total = len(request.cases) * len(self.stage.launches)
-        eta_s = self.stage.times.eta_s(time.monotonic(), slices=self.left_slices, launches=self.later)
+        slice_s = slice_seconds(request, self.run_.store.records)
+        eta_s = self.stage.times.eta_s(time.monotonic(), slices=self.left_slices, launches=self.later, slice_s=slice_s)
         self.run_.display.case(total - self.left, total, str(self.plan.cases[index].case), eta_s)
 
     def on_record(self, record: AnyRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,11 @@ class RunRequest:
     settles: bool = False
     """Whether what follows is decided from all of its launches: no launch is then added to them, also where mpirun or
     torchrun starts a launch of each stage at a time."""
+    later_slices: float = 0.0
+    """Time slices of stages after it whose length it fixes, as the first that trains does: under a time limit its own
+    are so short that these fit in, too."""
+    later_launches: int = 0
+    """Launches of these."""
     depends: bool = False
     """Whether it is decided from all launches of the stages before it: it then waits for them, and for a launch of its
     own, where mpirun or torchrun starts them."""
@@ -166,6 +172,19 @@ def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
     return next((steps for steps in trained if steps), None)
 
 
+def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | None:
+    """Seconds of a case's time slice where they are fixed: the blocks of training last as those that were made.
+
+    None before any were, and of collectives, which take what they are given.
+    """
+    if request.training is None:
+        return None
+    made = [r for r in training_records(records) if r.status == "ok" and r.block_steps and r.measuring_s]
+    if not made:
+        return None
+    return request.training.blocks * statistics.fmean(r.measuring_s / max(1, len(r.block_lengths)) for r in made)
+
+
 def plan_launch(
     request: RunRequest,
     records: Sequence[AnyRecord],
@@ -181,10 +200,11 @@ def plan_launch(
     """
     frozen = {**frozen_values(records), **request.frozen}
     terms = _terms(request, records)
-    if slice_s is None or (terms and terms.steps):
-        slice_s = request.budget.slice_s
-    if terms:
+    if terms and terms.steps:
+        slice_s = slice_seconds(request, records)
+    elif terms and slice_s is not None:
         terms = dataclasses.replace(terms, block_s=terms.block_s * slice_s / request.budget.slice_s)
+    slice_s = request.budget.slice_s if slice_s is None else slice_s
     missing = missing_cases(request, records, launch, left_out)
     return LaunchPlan(
         launch=launch,

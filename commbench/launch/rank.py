@@ -143,7 +143,7 @@ class _Duty:
             progress=self.heart.progress,
             begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
             finish=self._finish,
-            out_of_time=self.out_of_time,
+            out_of_time=lambda: self.out_of_time(1 / terms.blocks),
         )
 
     def out_of_time(self, slices: float = 1.0) -> bool:

@@ -339,7 +339,9 @@ class _Standalone:
         """Plan the stage's next launch, and make ready to hear of it."""
         now = self.begun if self.sink is None else time.monotonic()
         budget = request.budget
-        times = TimePlan(budget=budget, begun=self.begun, limit_s=request.time_limit_s)
+        times = TimePlan(
+            budget=budget, begun=self.begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
+        )
         times.startup_s = 0.0  # the ranks are here already
         launch = next_launch(request, store.records)
         plan = plan_launch(
@@ -347,7 +349,7 @@ class _Standalone:
             store.records,
             launch,
             slice_s=times.slice_s(now, slices=request.slices(request.cases), launches=1),
-            deadline_s=times.deadline_s(now),
+            deadline_s=times.deadline_s(now, whole=launch < request.fewest_launches),
         )
         self.sink = StoreSink(
             store, plan, request, self.display, now, launcher=self.identity.launcher, is_last=not self.stages

@@ -49,31 +49,36 @@ class TimePlan:
         limit_s = self.whole_limit_s if whole and self.whole_limit_s is not None else self.limit_s
         return None if limit_s is None else self.begun + limit_s - LEAVING_S - now
 
-    def slice_s(self, now: float, *, slices: float, launches: int) -> float | None:
+    def slice_s(self, now: float, *, slices: float, launches: int, whole: bool = False) -> float | None:
         """How long a time slice is where ``launches`` launches have still to measure so many ``slices`` together.
 
         (time left - launches * start-up) / slices, less what a case costs beside measuring; never more than the
         budget's slice, and None, which means the budget's, without a limit.
         """
-        left = self.left_s(now)
+        left = self.left_s(now, whole=whole)
         if left is None or not slices:
             return None
         share = (left - launches * self.startup_s) / slices - self.other_s
         return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
-    def fits(self, now: float, *, slices: float, whole: bool = False) -> bool:
-        """Whether a launch of so many slices would end before the limit if they were as short as may be."""
+    def fits(self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None) -> bool:
+        """Whether a launch of so many slices would end before the limit.
+
+        ``slice_s`` is how long they are where that is fixed; None: they may be as short as any.
+        """
         left = self.left_s(now, whole=whole)
-        return left is None or left >= self.startup_s + slices * (SHORTEST_SLICE_S + self.other_s)
+        shortest = SHORTEST_SLICE_S if slice_s is None else slice_s
+        return left is None or left >= self.startup_s + slices * (shortest + self.other_s)
 
     def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
         """How long after its ranks have come together a launch that is started now may begin cases."""
         left = self.left_s(now, whole=whole)
         return None if left is None else max(0.0, left - self.startup_s)
 
-    def eta_s(self, now: float, *, slices: float, launches: int) -> float:
-        """Time until so many slices and the start of ``launches`` further launches are done."""
-        per_slice = self.budget.slice_s + self.other_s if self.per_slice_s is None else self.per_slice_s
+    def eta_s(self, now: float, *, slices: float, launches: int, slice_s: float | None = None) -> float:
+        """Time until so many slices, of ``slice_s`` where that is fixed, and ``launches`` further starts are done."""
+        assumed = self.budget.slice_s if slice_s is None else slice_s
+        per_slice = assumed + self.other_s if self.per_slice_s is None else self.per_slice_s
         eta = launches * self.startup_s + slices * per_slice
         left = self.left_s(now)
         return eta if left is None else min(eta, max(0.0, left))

@@ -45,7 +45,8 @@ COST_SHARE = 0.25
 NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: Settings of the first round beside the default, at most.
 MOST_PROMISING = 8
-#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution.
+#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution,
+#: of one alternative.
 FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
 #: Fresh launches of a second look, fewer are not worth it.
 FEWEST_MORE = 2
@@ -68,8 +69,6 @@ class TuningPlan:
     """Hooks that may be recommended, as ``--hook`` takes them; ``none`` always may."""
     caps: Sequence[str] = ()
     """Bucket sizes to choose from; empty: those of different layouts, and a list of sizes where torch takes one."""
-    lists: bool = False
-    """Whether torch takes a list of bucket sizes."""
     backend: str = "gloo"
     max_accuracy_loss: float | None = None
     """How much accuracy a recommended setting may lose, see `commbench.training.learning`; None: that is not judged."""
@@ -125,7 +124,7 @@ class TuningPlan:
 
     @property
     def _chooser(self) -> Chooser:
-        lists = self.lists and not self.caps
+        lists = self.facts.takes_lists and not self.caps
         return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, lists=lists)
 
     # ------------------------------------------------------------------------------- what it may cost, in blocks
@@ -209,6 +208,12 @@ class TuningPlan:
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
 
     @property
+    def _blocks_confirmed(self) -> int:
+        """Blocks of a fresh launch if the rounds are as planned."""
+        left = self._left - self._blocks_of(self.round_sizes)
+        return self._most_confirmed * self._confirm_blocks(self._most_confirmed, left)
+
+    @property
     def planned_share(self) -> float:
         """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
         blocks = (
@@ -235,8 +240,13 @@ class TuningPlan:
 
     def calibrate_request(self) -> RunRequest:
         """The default, each hook with default buckets, and the step without DDP."""
-        cases = self._calibrated
-        return self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
+        cases, launches = self._calibrated, self.budget.round_launches * len(self.round_sizes)
+        request = self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
+        return dataclasses.replace(
+            request,
+            later_slices=self._blocks_of(self.round_sizes) + launches + self.first_look * self._blocks_confirmed,
+            later_launches=launches + self.first_look,
+        )
 
     def network_request(self) -> RunRequest:
         """The collectives that the hooks use, over the sizes of buckets."""
@@ -280,11 +290,12 @@ class TuningPlan:
         if not winners:
             return None
         cases = [dataclasses.replace(case, phase=CONFIRM) for case in (self.baseline, *winners)]
-        return self._train(CONFIRM, cases, self.first_look, blocks=self._confirm_blocks(len(cases), records))
+        blocks = self._confirm_blocks(len(cases), self._left_to_confirm(records))
+        return self._train(CONFIRM, cases, self.first_look, blocks=blocks)
 
-    def _confirm_blocks(self, cases: int, records: Sequence[AnyRecord]) -> int:
+    def _confirm_blocks(self, cases: int, left: int) -> int:
         """Blocks of each case in a fresh launch: several where there is room for them and for a second look."""
-        room = self._left_to_confirm(records) // (2 * cases * self.first_look)
+        room = left // (2 * cases * self.first_look)
         return min(self.budget.training.confirm_blocks, max(1, room))
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -299,8 +310,9 @@ class TuningPlan:
         found = recommend(in_first, self.info)
         if found is None or found.verdict != "inconclusive" or found.launches < self.first_look:
             return None
-        blocks = self._confirm_blocks(len(first.cases), records) * len(first.cases)
-        more = min(self.first_look, self._left_to_confirm(records) // blocks - self.first_look)
+        left = self._left_to_confirm(records)
+        blocks = self._confirm_blocks(len(first.cases), left) * len(first.cases)
+        more = min(self.first_look, left // blocks - self.first_look)
         if more < FEWEST_MORE:
             return None
         budget = dataclasses.replace(first.budget, launches=self.first_look + more)
@@ -362,6 +374,13 @@ class TuningPlan:
                 rounds.append(standing.survivors(rounds[-1], self._room(left, len(self.round_sizes) - number)))
         return rounds
 
+    def _last_begun(self, records: Sequence[AnyRecord]) -> tuple[int, list[TrainingCase]]:
+        """The number, from 0, and the settings of the last round of which anything was measured; none without any."""
+        launches = {r.launch for r in training_records(records) if r.case.phase == SWEEP}
+        begun = max(launches, default=-1) // self.budget.round_launches
+        rounds = list(enumerate(self._rounds(records)))[: begun + 1]
+        return next(((number, cases) for number, cases in reversed(rounds) if cases), (0, []))
+
     def _room(self, blocks: int, rounds: int) -> int:
         """Settings that a round may have so that it and those after it, ``rounds`` in all, take so many blocks."""
         sizes = range(len(self.candidates) - 1, 0, -1)
@@ -377,13 +396,16 @@ class TuningPlan:
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
         """The setting that the fresh launches compare with the default, and the best without compression if it is none.
 
-        It is the best of the last round; without rounds the best by prediction.
+        It is the best of the last round; without rounds the best by prediction. Of a round that a time limit has cut
+        what it would have measured counts by what is known of it, or chance would choose: by earlier rounds, and in the
+        first by prediction.
         """
         standing = self._standing(len(self.round_sizes), records)
         measured = [one.case for one in standing.estimates if one.by_launch]
-        last = max((max(one.by_launch) for one in standing.estimates if one.by_launch), default=0)
-        latest = [one.case for one in standing.estimates if last in one.by_launch]
-        best = standing.best(latest or None)
+        number, latest = self._last_begun(records)
+        if number:
+            latest = [case for case in latest if case in measured]
+        best = standing.best(latest) or standing.best(measured or None)
         if best is None:
             return []
         plain = standing.best(measured, plain=True)
@@ -416,15 +438,16 @@ class TuningPlan:
         rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
         fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
-        return f"{rounds}{fresh}: about {100 * self.planned_share:.0f} % of the steps of a full sweep"
+        share = f"about {100 * self.planned_share:.0f} % of the steps of a full sweep"
+        return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
 
     def estimate_s(self) -> float:
-        """What all of it takes, in seconds, if a step takes as on the default and no second look is needed."""
+        """What all of it takes, in seconds, if steps take as on the default and no second look is needed."""
         calibrate, network = self.calibrate_request(), self.network_request()
         parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
         launches = self.budget.round_launches
         parts += [(size + 2, calibrate.budget, launches) for size in self.round_sizes]
-        parts += [(2, calibrate.budget, self.first_look)]
+        parts += [(self._blocks_confirmed, calibrate.budget, self.first_look)]
         return sum(dry_run_estimate(*part) for part in parts)
 
 

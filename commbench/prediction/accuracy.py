@@ -12,7 +12,7 @@ from commbench.errors import InputError
 from commbench.prediction.choosing import fit_steps, predict_all
 from commbench.prediction.steps import StepPrediction
 from commbench.records import SCHEMA, Record, column
-from commbench.training.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase
+from commbench.training.cases import CALIBRATE, SWEEP, TrainingCase
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import Trained, median, speedup_of, trained
 from commbench.training.workload import WorkloadFacts
@@ -46,11 +46,17 @@ class PredictionRow:
     step_ms_ci_low: float | None = column("its 95 % interval over launches, low end; empty for one launch")
     step_ms_ci_high: float | None = column("and its high end")
     speedup: float | None = column("measured, paired by launch: the default's step over that of the row")
-    error: float | None = column("(predicted - measured) / measured step; empty where it was fitted to just that")
+    error: float | None = column("(predicted - measured) / measured step; empty where it was fitted to the setting")
     used: str = column(
-        "where step_ms is from: held_out: rounds, measured later; calibrated: what it was fitted to; not_measured",
+        "where step_ms is from: held_out: rounds, of a setting that predictions were not fitted to; again: rounds, of "
+        "one that they were fitted to; calibrated: what they were fitted to; not_measured",
         "not_measured",
     )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether predictions were fitted to this very setting, so that it says nothing of how far they are off."""
+        return self.used in {"again", "calibrated"}
 
 
 PREDICTION_COLUMNS = tuple(f.name for f in dataclasses.fields(PredictionRow))
@@ -84,13 +90,17 @@ def prediction_rows(
     rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
     measured = [one.case for one in rounds.values() if one.case.uses_ddp and one.is_ok]
     predicted = predict_all(model, dict.fromkeys([*candidates, *measured]))
-    base = predicted[candidates[0]]
+    base, fitted = predicted[candidates[0]], {key for key, one in calibrated.items() if one.timed}
     return [
         PredictionRow(
             run_id=str(info.get("run_id", "")),
             **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
             **_predicted(one, base),
-            **_measured(one, candidates[0], {"held_out": rounds, "calibrated": calibrated}),
+            **_measured(
+                one,
+                candidates[0],
+                {"again" if case.key in fitted else "held_out": rounds, "calibrated": calibrated},
+            ),
         )
         for case, one in predicted.items()
     ]
@@ -136,28 +146,28 @@ def _measured(
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How predictions compare with measurements that they were not fitted to; shares, absolute values."""
+    """How predictions compare with measurements of settings that they were not fitted to; shares, absolute values."""
 
     settings: int
     step_error: float
     """Median error of the step."""
     worst_step_error: float
-    speedup_error: float
-    """Median error of the speedup, from which what slows a whole launch cancels out; the default has none."""
+    speedup_error: float | None
+    """Median error of the speedup, from which what slows a whole launch cancels out; None where no launch has both the
+    default and one of the settings."""
 
 
 def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
-    """The errors of settings measured in rounds; None where none was."""
+    """The errors of settings that were measured in rounds and not calibrated on; None where none was."""
     held_out = [row for row in rows if row.used == "held_out" and row.error is not None]
     if not held_out:
         return None
     errors = [abs(row.error or 0.0) for row in held_out]
-    others = [row for row in held_out if (row.hook, row.bucket_cap_mb) != ("none", DEFAULT_CAP)]
-    both = [(row.predicted_speedup, row.speedup) for row in others]
+    both = [(row.predicted_speedup, row.speedup) for row in held_out]
     speedups = [abs(expected / found - 1) for expected, found in both if expected and found]
     return Accuracy(
         settings=len(held_out),
         step_error=statistics.median(errors),
         worst_step_error=max(errors),
-        speedup_error=statistics.median(speedups) if speedups else float("nan"),
+        speedup_error=statistics.median(speedups) if speedups else None,
     )

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from commbench.errors import InputError
-from commbench.prediction.closed_forms import Hop
 from commbench.prediction.larger_steps import best_buckets, with_density
 from commbench.prediction.steps import StepModel
 from commbench.training.cases import DEFAULT_CAP
@@ -20,8 +16,6 @@ from commbench.training.records import TrainingRow
 #: Densities that are looked at, and how many halvings of the range between them a break-even takes: to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
 _HALVINGS = 9
-#: Bytes of an index and a value.
-_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,27 +94,6 @@ def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = 
     """
     search = BreakEvenSearch(model=model, caps=caps, dense=dense)
     return BreakEven(world_size=model.network.world_size, dense_ms=search.dense_ms, density=search.density())
-
-
-def crossover_density(
-    p: ArrayLike, n: ArrayLike, hop: Hop, *, select_us: float = 0.0, zero_us: float = 0.0, add_us: float = 0.0
-) -> NDArray[np.float64]:
-    """The density at which a ring all_gather of top-k takes as long as a ring all_reduce of n float32 elements.
-
-    d = ((p-1) alpha + 8 n (p-1)/p beta - select - zero) / (8 n (p-1) beta + p n add), where nothing overlaps: what is
-    not above 0 means that no density wins. With neither latency nor local work it is the byte crossover 1/p.
-
-    Args:
-        p: ranks.
-        n: elements.
-        hop: of either collective.
-        select_us: finding the k largest, in microseconds, whatever k.
-        zero_us: zeroing the bucket.
-        add_us: adding one value that another rank sent.
-    """
-    p, n = np.asarray(p, dtype=float), np.asarray(n, dtype=float)
-    saved = (p - 1) * hop.alpha_us + _ENTRY_BYTES * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
-    return np.asarray(saved / (_ENTRY_BYTES * n * (p - 1) * hop.beta_us_per_byte + p * n * add_us))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | N
     rounded, and of those within 0.5 % of the best the shortest is taken. No bucket is smaller than the smallest single
     size that is tried or 1 % of the model: what such buckets gain is less than what the model knows. None where the
     list is not predicted to beat the best single size by more than 3 %, or than the model's own error where that is
-    more, or where the parameters are of several types, for which DDP counts separately.
+    more, or where not all parameters are of float32: DDP counts each type separately.
 
     Args:
         model: predicts steps of the case's hook.
@@ -88,7 +88,7 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | N
         most: entries of the list at most.
     """
     facts = model.facts
-    if len({parameter.dtype for parameter in facts.parameters}) > 1:
+    if {parameter.dtype for parameter in facts.parameters} != {"float32"}:
         return None
     smallest_mb = max(_smallest_mb(facts), SMALLEST_SHARE * _total_mb(facts))
     cuts = best_cuts(model, case, most=most, smallest_mb=smallest_mb)

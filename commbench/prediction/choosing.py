@@ -11,7 +11,7 @@ from commbench.errors import InputError
 from commbench.prediction.bucketing import best_list
 from commbench.prediction.network import NetworkModel
 from commbench.prediction.rounds import Standing
-from commbench.prediction.steps import StepModel, StepPrediction
+from commbench.prediction.steps import NotTrainedError, StepModel, StepPrediction
 from commbench.prediction.weighing import network_spread
 from commbench.records import Record
 from commbench.summary import latest
@@ -32,7 +32,7 @@ def fit_steps(
     network = NetworkModel.fit(collectives).at(baseline.backend, baseline.world_size)
     try:
         return StepModel.calibrate(facts, network, latest(trainings).values())
-    except InputError:  # the record of the default, or of the step without DDP, says why
+    except NotTrainedError:  # the record of the default, or of the step without DDP, says why
         return None
 
 
@@ -63,9 +63,12 @@ class Chooser:
     ) -> dict[TrainingCase, StepPrediction]:
         """The step of every setting whose hook calibrated well, of all that were measured, and of lists of sizes.
 
-        Empty where the default did not train.
+        Empty where the default did not train or too little of the network is known: the conclusion says so.
         """
-        model = fit_steps(self.facts, self.baseline, collectives, trainings)
+        try:
+            model = fit_steps(self.facts, self.baseline, collectives, trainings)
+        except InputError:
+            model = None
         if model is None:
             return {}
         fit = self._fit_hooks(trainings)

@@ -43,6 +43,8 @@ class Estimate:
     """What is taken to run; several where the measurements allow for several."""
     level: float | None
     """Of the interval; None where it rests on an assumed error, since no number of ranks could be left out."""
+    held_out_error: float | None = None
+    """Median error of such predictions; None where it is not known, or the time was measured and is none."""
     is_least: bool = False
     """Whether it takes longer: start-ups between hosts are unknown, and count as within the one that was measured."""
     start_up: float = 0.0
@@ -183,12 +185,14 @@ class GrowingCurve:
         below, above = self._spread(message_bytes, world_size, rate_bps, rest=1 - least / middle)
         link = self._link_at(rate_bps)
         starts = [self.hops[name].start_up(message_bytes, world_size, link) for name in times]
+        is_measured = world_size in self.world_sizes
         return Estimate(
             time_us=middle,
             low_us=min(middle, max(low / below, least)),
             high_us=max(above * high, self._without_gain(message_bytes, world_size, rate_bps, crowded=crowded)),
             algorithm=" or ".join(times),
-            level=LEVEL if self.held_out.of_ranks or world_size in self.world_sizes else None,
+            level=LEVEL if self.held_out.of_ranks or is_measured else None,
+            held_out_error=None if is_measured and rate_bps is None else self.held_out.error,
             is_least=self.starts_are_unknown(world_size, rate_bps),
             start_up=max(starts),
         )

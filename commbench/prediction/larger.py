@@ -67,6 +67,8 @@ class GrowingNetwork:
     curves: Mapping[Family, GrowingCurve]
     unknown: Mapping[Family, str] = field(default_factory=dict)
     """Why others cannot be predicted, a sentence each."""
+    ranks_per_node: int = 1
+    """Of the runs across hosts; of runs on one host alone the most."""
 
     @classmethod
     def fit(cls, runs: Iterable[MeasuredRun]) -> GrowingNetwork:
@@ -77,6 +79,7 @@ class GrowingNetwork:
         """
         runs = list(runs)
         _check_alike(runs)
+        ranks_per_node = _ranks_per_node(runs)
         across: dict[Family, list[MeasuredCurve]] = {}
         inner: dict[Family, Curve] = {}
         within: dict[Family, list[MeasuredCurve]] = {}
@@ -99,11 +102,11 @@ class GrowingNetwork:
                     backend=family.backend,
                     pattern=family.pattern,
                     measured=measured,
-                    ranks_per_node=_ranks_per_node(runs),
+                    ranks_per_node=ranks_per_node,
                     inner=inner.get(family._replace(pattern="node")),
                     within=within.get(family, []) if family in across and family.pattern == "flat" else [],
                 )
-        return cls(curves=curves, unknown=unknown)
+        return cls(curves=curves, unknown=unknown, ranks_per_node=ranks_per_node)
 
     def at(
         self,
@@ -214,7 +217,7 @@ class LargerNetwork:
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
     """Of the runs across hosts, which agree; else most on the one host."""
-    return max((run.info.get("nodes", 1) > 1, run.ranks_per_node) for run in runs)[1]
+    return max(((run.info.get("nodes", 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1))[1]
 
 
 def _check_alike(runs: Sequence[MeasuredRun]) -> None:

@@ -35,7 +35,11 @@ class TrainedWorkload:
 
     facts: WorkloadFacts
     records: Sequence[TrainingRecord]
-    """Of one workload, backend, number of ranks and batch."""
+    """Of one workload, backend, number of ranks, batch and precision."""
+    run: str = ""
+    """Name of the run that holds them."""
+    ranks_per_node: int | None = None
+    """Of the hosts that it was trained on; ranks that fit on one met no link. None: as many as were measured."""
     rate_bps: float | None = None
     """Of the links that it was trained over, in bits per second; None: those of the network's measurement."""
     shared_cores: int | None = None
@@ -55,7 +59,9 @@ class TrainedWorkload:
     def named(self) -> dict[str, Any]:
         """The columns that name it."""
         case = self.records[0].case
-        return {"workload": case.workload, "backend": case.backend, "batch_per_rank": case.batch_per_rank}
+        names = ("workload", "backend", "batch_per_rank", "precision")
+        trained_on = f"{case.world_size} ranks" + (f" in {self.run}" if self.run else "")
+        return {**{name: getattr(case, name) for name in names}, "trained_on": trained_on}
 
     @property
     def hooks(self) -> list[str]:
@@ -72,9 +78,11 @@ class TrainedWorkload:
         """Its step as it was measured, on the network where it was.
 
         Raises:
-            InputError: the network was not measured, or something that the model needs was not trained.
+            InputError: the network was not measured, not within a host where that is where it was trained, or something
+                that the model needs was not trained.
         """
-        there = network.at(self.backend, self.world_size, rate_bps=self.rate_bps, crowded=True)
+        place: dict[str, Any] = {"rate_bps": self.rate_bps, "ranks_per_node": self.ranks_per_node}
+        there = network.at(self.backend, self.world_size, **place, crowded=True)
         return StepModel.calibrate(self.facts, there, self.records)
 
     def held_out(self, network: GrowingNetwork) -> HeldOut:
@@ -84,9 +92,10 @@ class TrainedWorkload:
             InputError: as `model`.
         """
         settings = [setting for setting in settings_of(self.records) if setting.case.uses_ddp]
-        baseline = baseline_of([setting.case for setting in settings]) if settings else None
+        cases = [setting.case for setting in settings]
+        baselines = [dataclasses.replace(baseline_of(cases), precision=case.precision) for case in cases[:1]]
         errors = []
-        for left_out in [setting for setting in settings if setting.case != baseline][:_MOST_LEFT_OUT]:
+        for left_out in [setting for setting in settings if setting.case not in baselines][:_MOST_LEFT_OUT]:
             kept = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
             model = dataclasses.replace(self, records=kept).model(network)
             if left_out.case.hook_name in model.hooks:
@@ -98,9 +107,11 @@ class TrainedWorkload:
 def on_own_cores(model: StepModel, crowding: float) -> StepModel:
     """The model of a step whose computing took ``crowding`` times as long as it does where hosts have their own cores.
 
-    What of a step neither computing nor communication explains stays.
+    What of a step neither computing nor communication explains stays, and so does what DDP adds to the forward pass
+    where it broadcasts buffers there.
     """
-    names = ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte")
+    names = ["forward_ms", "backward_ms", "optimizer_ms", "other_ms", "copy_ms_per_byte"]
+    names += [] if model.facts.buffer_bytes else ["ddp_forward_ms"]
     freed = {name: getattr(model, name) / crowding for name in names}
     return dataclasses.replace(
         model, hooks={name: cost.faster(crowding) for name, cost in model.hooks.items()}, **freed

@@ -13,8 +13,9 @@ from commbench.prediction.bucketing import candidate_caps
 from commbench.prediction.growing import GrowingCurve
 from commbench.prediction.larger import Family, GrowingNetwork
 from commbench.prediction.larger_steps import TrainedWorkload, best_buckets, hook_case, local_step_ms, on_own_cores
+from commbench.prediction.resampling import LEVEL
 from commbench.prediction.uncertainty import UncertainSteps
-from commbench.training.cases import DEFAULT_CAP
+from commbench.training.cases import DEFAULT_CAP, TrainingCase, parse_hook
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
 PREDICTED = "predicted"
@@ -68,14 +69,17 @@ class StepOutlook:
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
+    precision: str = ""
+    trained_on: str = _column("ranks and run", "")
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    step_ms_low: float | None = _column("95 % interval; without the error of steps where no held-out error is known")
+    step_ms_low: float | None = _column("interval; without the error of steps where no held-out error is known")
     step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
+    level: float | None = _column("of the interval; empty: it lacks that error, or rests on an assumed one")
     overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
     serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
@@ -85,6 +89,7 @@ class StepOutlook:
     scaling_efficiency: float | None = _column("local_step_ms over step_ms")
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
+    network_error: float | None = _column("the same of the collectives that it sends, the largest; empty: measured")
     status: str = "ok"
     reason: str = ""
 
@@ -103,16 +108,20 @@ class BreakEvenOutlook:
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
+    precision: str = ""
+    trained_on: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
     dense_step_ms: float | None = None
     density: float | None = _column("below it top-k is faster; empty: at none")
-    density_low: float | None = _column("95 % interval; 0: at none")
+    density_low: float | None = _column("interval; 0: at none")
     density_high: float | None = None
+    level: float | None = _column("as of a step")
     byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
     held_out_error: float | None = _column("median absolute relative error of such steps")
     held_out_over: str = ""
+    network_error: float | None = _column("as of a step, of either side")
     status: str = "ok"
     reason: str = ""
 
@@ -177,7 +186,8 @@ def _collective(
     if estimate.is_least and estimate.start_up > _MOST_UNKNOWN:
         reason = _starts_decide(f"{family.backend} {family.operation} of {format_size(size)}")
         return CollectiveOutlook(**named, status="unsupported", reason=reason)
-    busbw = OPERATIONS[family.operation].busbw_factor(ranks) * algbw_GBps(size, estimate.time_us)
+    together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # of a group: its size is what counts
+    busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
     return CollectiveOutlook(
         **named,
         time_us=estimate.time_us,
@@ -245,12 +255,13 @@ def _step(
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval = steps.interval_ms(best)
+        interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_least=is_least)
     except InputError as error:
         return StepOutlook(**named, status="unsupported", reason=str(error))
     local_ms = local_step_ms(model)
     return StepOutlook(
         **named,
+        **rests_on,
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
         step_ms_low=interval.low,
@@ -264,6 +275,14 @@ def _step(
     )
 
 
+def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_least: bool) -> dict[str, Any]:
+    """Of the network that steps are predicted on: how far off such predictions were, and the interval's level."""
+    found = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
+    errors = [one.held_out_error for one in found if one.held_out_error is not None]
+    is_known = steps.held_out.error is not None and all(one.level is not None for one in found)
+    return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_least else None}
+
+
 def _break_even(
     steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
 ) -> BreakEvenOutlook:
@@ -272,10 +291,14 @@ def _break_even(
         return BreakEvenOutlook(**named, status="unsupported", reason=reason)
     try:
         found, interval = steps.break_even(caps)
+        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == "topk"]
+        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
+        rests_on = _rests_on(steps, both, is_least=is_least)
     except InputError as error:
         return BreakEvenOutlook(**named, status="unsupported", reason=str(error))
     return BreakEvenOutlook(
         **named,
+        **rests_on,
         dense_step_ms=found.dense_ms,
         density=found.density,
         density_low=interval.low,

@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from commbench.errors import InputError
 from commbench.prediction.accuracy import PredictionRow, held_out_accuracy, prediction_rows
+from commbench.prediction.choosing import fit_steps
 from commbench.records import Record
 from commbench.stats import MARGIN
 from commbench.training.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.training.conclusion import Choice, Recommendation, Search, setting_of
 from commbench.training.records import TrainingRecord
 from commbench.training.trained import trained
+from commbench.training.workload import WorkloadFacts
 
 
 def with_search(
@@ -31,9 +34,12 @@ def with_search(
         info: as ``run.json`` holds it, see `prediction_rows`.
 
     Returns:
-        The same where the run is no tuning, or could not predict anything.
+        The same where the run is no tuning; with a doubt that says why where it could not predict anything.
     """
+    collectives = list(collectives)
     rows = prediction_rows(collectives, trainings, info)
+    if not rows and (doubt := _unpredicted(collectives, trainings, info)):
+        return dataclasses.replace(found, doubts=(*found.doubts, doubt))
     afresh, rounds = (_measured(trainings, phase) for phase in (CONFIRM, SWEEP))
     baseline = setting_of(found.baseline)
     others = [row for row in rows if setting_of(_choice(row)) != baseline]
@@ -51,6 +57,17 @@ def with_search(
     )
     doubt = _doubt(found, rows, unmeasured, search.speedup_error)
     return dataclasses.replace(found, search=search, doubts=(*found.doubts, *([doubt] if doubt else [])))
+
+
+def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: Mapping[str, Any]) -> str:
+    """What of the network is not known, so that a tuning could not predict anything; empty if that is not so."""
+    keys, facts = info.get("candidates"), info.get("facts")
+    try:
+        if keys and facts:
+            fit_steps(WorkloadFacts.from_json(facts), TrainingCase.from_key(keys[0]), collectives, trainings)
+    except InputError as error:
+        return f"no setting could be predicted: {str(error).rstrip('.')}"
+    return ""
 
 
 def _measured(trainings: Iterable[TrainingRecord], phase: str) -> list[dict[str, Any]]:

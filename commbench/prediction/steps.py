@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError
 from commbench.prediction.calibration import Calibration, Observation, Setting, Sharing, fit_sharing, settings_of
-from commbench.prediction.exchange import HookCost, Shapes, messages_of
+from commbench.prediction.exchange import FLOAT32_BYTES, HookCost, Message, Shapes, messages_of
 from commbench.prediction.network import Network
 from commbench.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
@@ -20,6 +20,10 @@ from commbench.training.workload import WorkloadFacts
 
 #: A collective of so few bytes shows its latency.
 LATENCY_BYTES = 4
+
+
+class NotTrainedError(InputError):
+    """The step without DDP, or DDP's default, is not among what was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +78,17 @@ class StepModel:
         collectives the network knows nothing.
 
         Raises:
-            InputError: the step without DDP or the baseline is not among ``records``, or the network knows nothing of
-                the baseline's collectives.
+            NotTrainedError: the step without DDP or the baseline is not among ``records``.
+            InputError: the network knows nothing of the baseline's collectives.
         """
         settings = settings_of(records)
         local = next((setting for setting in settings if not setting.case.uses_ddp), None)
         if local is None:
-            raise InputError("A step is predicted from one without DDP, which was not measured: measure it first.")
+            raise NotTrainedError("A step is predicted from one without DDP, which was not measured: measure it first.")
         measured = [setting for setting in settings if setting.case.uses_ddp and _alike(setting.case, local.case)]
         base = next((s for s in measured if s.case.hook == "none" and s.case.bucket_cap_mb == DEFAULT_CAP), None)
         if base is None:
-            raise InputError(
+            raise NotTrainedError(
                 "A step is predicted from the baseline (hook none, default buckets, same precision as without DDP), "
                 "which was not measured: measure it first."
             )
@@ -233,17 +237,27 @@ class StepModel:
         """The same with communication as on the network alone."""
         return [self.bucket_of(case, bucket) for bucket in case_layout(case, self.facts)]
 
-    def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
-        """The bucket of these parameters of `facts`."""
+    def messages(self, case: TrainingCase) -> list[Message]:
+        """All that the buckets of a case send, in the order of sending."""
+        found: list[Message] = []
+        for bucket in case_layout(case, self.facts):
+            elements, shapes, dtype = self._tensors(bucket)
+            found += messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
+        return found
+
+    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes, str]:
+        """The elements, the shapes where all are known, and the type of these parameters of `facts`."""
         parameters = [self.facts.parameters[i] for i in indices]
         shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
-        return self.bucket(
-            case,
-            sum(parameter.numel for parameter in parameters),
-            shapes=shapes if len(shapes) == len(parameters) else None,
-            dtype=parameters[0].dtype,
-            ready_ms=self.backward_ms / self.facts.backward_ms * max(parameter.ready_ms for parameter in parameters),
-        )
+        elements = sum(parameter.numel for parameter in parameters)
+        return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
+
+    def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
+        """The bucket of these parameters of `facts`."""
+        elements, shapes, dtype = self._tensors(indices)
+        ready_ms = max(self.facts.parameters[i].ready_ms for i in indices)
+        ready_ms = self.backward_ms / self.facts.backward_ms * ready_ms
+        return self.bucket(case, elements, shapes=shapes, dtype=dtype, ready_ms=ready_ms)
 
     def bucket(
         self,
@@ -260,12 +274,13 @@ class StepModel:
         least = [self.network.time_us(m.operation, m.dtype, LATENCY_BYTES) for m in messages]
         cost = self.hooks[case.hook_name]
         size_bytes = elements * DTYPES[dtype].itemsize
+        coded = size_bytes / FLOAT32_BYTES  # as `HookCost` counts
         return BucketWork(
             size_bytes=size_bytes,
             ready_ms=ready_ms,
-            encode_ms=cost.encoding_ms(elements),
+            encode_ms=cost.encoding_ms(coded),
             comm_ms=sum(times) / 1e3,
-            decode_ms=cost.decoding_ms(elements),
+            decode_ms=cost.decoding_ms(coded),
             latency_ms=sum(map(min, times, least)) / 1e3,
             copy_in_ms=self.copy_ms_per_byte * size_bytes,
             copy_out_ms=self.copy_ms_per_byte * size_bytes,

@@ -14,6 +14,7 @@ from commbench.prediction.larger_steps import best_buckets, on_network, with_den
 from commbench.prediction.resampling import reach
 from commbench.prediction.steps import StepModel, StepPrediction
 from commbench.stats import Interval
+from commbench.training.cases import TrainingCase
 
 _LEVEL = 0.95
 #: Of the range of densities, for an end of an interval: to 10 %.
@@ -59,6 +60,7 @@ class UncertainSteps:
     likely: StepModel
     ends: Sequence[tuple[StepModel, StepModel]]
     """With the network at either end of its interval, and with the slowdowns that the measured steps allow."""
+    network: LargerNetwork
     held_out: HeldOut
     """Of steps."""
 
@@ -67,10 +69,15 @@ class UncertainSteps:
         """The model of a measured step on another network."""
         low, high = (on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
         least, most = (on_network(extreme, network) for extreme in model.extremes())
-        return cls(likely=on_network(model, network), ends=[(low, high), (least, most)], held_out=held_out)
+        ends = [(low, high), (least, most)]
+        return cls(likely=on_network(model, network), ends=ends, network=network, held_out=held_out)
+
+    def sent(self, case: TrainingCase) -> list[tuple[str, str, float]]:
+        """What a case sends: operation, data type and bytes, as `LargerNetwork.estimate` takes them."""
+        return [(one.operation, one.dtype, one.message_bytes) for one in self.likely.messages(case)]
 
     def interval_ms(self, step: StepPrediction) -> Interval:
-        """The 95 % interval of a step that `likely` predicted; it lacks the error of steps where none is known.
+        """The interval of a step that `likely` predicted; it lacks the error of steps where none is known.
 
         Raises:
             InputError: nothing is known of what its hook sends.
@@ -83,7 +90,7 @@ class UncertainSteps:
         )
 
     def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
-        """The density below which top-k pays, and its 95 % interval; 0 at an end where it pays at none.
+        """The density below which top-k pays, and its interval; 0 at an end where it pays at none.
 
         The times of what either side sends and the error of steps are taken to be independent of each other.
 

@@ -217,13 +217,13 @@ def held_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) ->
 
 
 def held_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
-    """Likewise of speedups over the default, in which what slows a whole launch cancels out."""
+    """Likewise of speedups over the default, in which what slows a whole launch cancels out; the default has none."""
     base = predicted_ms[sweep.baseline.case]
     found = {}
     for case, step_ms in predicted_ms.items():
         one = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
         speedup = speedup_of(one, sweep.baseline) if one is not None else None
-        if speedup is not None:
+        if speedup is not None and one is not sweep.baseline:
             found[case] = Held(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
     return found
 

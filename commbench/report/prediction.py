@@ -84,8 +84,9 @@ def _is_useless(error: float | None) -> bool:
     return error is not None and error > _USELESS
 
 
-def _warning(error: float | None) -> list[RenderableType]:
-    """That nothing should be decided by such predictions, where that is so."""
+def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
+    """That nothing should be decided by predictions, where any of such were off by far."""
+    error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
     words = f"Too uncertain to use: such predictions were off by {100 * (error or 0.0):.0f} %; measure nearer to this."
@@ -110,7 +111,7 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
             time = Text(_time(row) if row.time_us is not None else "-")
             busbw = "" if row.busbw_GBps is None or useless else f"{row.busbw_GBps:.3g}"
             table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning(group[0].held_out_error)]
+        parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
     return [*parts, *_reasons(declines)]
 
@@ -124,25 +125,51 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
     """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
     parts: list[RenderableType] = []
     declines: list[StepOutlook] = []
-    for (workload, backend, batch, rate), members in itertools.groupby(rows, _workload_of):
+    rows = list(rows)
+    for (*_, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        table = _table(
-            "hook", "ranks", "predicted ms [95 %]", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
-        )
         declines.extend(row for row in group if row.reason)
         if not _any_ok(group):
             continue
+        level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
+        table = _table(
+            "hook", "ranks", f"predicted ms {level}", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
+        )
         known_hooks = {row.hook for row in group if row.status == "ok"}
         for row in sorted(group, key=lambda row: row.world_size):
             if row.hook in known_hooks:
                 table.add_row(row.hook, str(row.world_size), *_step_cells(row))
         for hook in dict.fromkeys(row.hook for row in group if row.hook not in known_hooks):
             table.add_row(hook, "all", "not predicted", "", "", "", "")
-        words = [f"{workload} ({backend}, batch {batch} a rank)"]
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
         known = [_known_of_steps(local, group[0])] if local else []
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *known, *_warning(group[0].held_out_error)]
+        title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
+        parts += [title, table, *known, *_doubts(group)]
     return [*parts, *_reasons(declines)]
+
+
+def _name_of(row: StepOutlook | BreakEvenOutlook, rows: Iterable[StepOutlook | BreakEvenOutlook]) -> str:
+    """The workload, with what tells it from others."""
+    words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
+    named = f"{row.workload} ({', '.join(words)}"
+    alike = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
+    return f"{named}, trained on {row.trained_on})" if len(alike) > 1 else f"{named})"
+
+
+def _doubts(group: Sequence[StepOutlook] | Sequence[BreakEvenOutlook]) -> list[RenderableType]:
+    """That the network's errors are assumed, and that predictions were off by far."""
+    is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
+    errors = (error for row in group for error in (row.held_out_error, row.network_error))
+    return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
+
+
+def _has_level_of_steps(rows: Iterable[StepOutlook | BreakEvenOutlook]) -> bool:
+    """Whether intervals rest on errors that were measured; what is only known to take longer has none."""
+    return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
+
+
+def _has_interval(row: StepOutlook | BreakEvenOutlook) -> bool:
+    return (row.step_ms_high if isinstance(row, StepOutlook) else row.density_high) is not None
 
 
 def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
@@ -164,7 +191,7 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
     if row.step_ms_high is None:
         time, efficiency = Text(f">= {_digits(row.step_ms)}"), f"<= {efficiency}"
-    if _is_useless(row.held_out_error):
+    if _is_useless(row.held_out_error) or _is_useless(row.network_error):
         return time, bounds, "", "", ""
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
@@ -172,7 +199,7 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
 def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
     """The map of break-even densities: a line for each number of ranks, a column for each rate of the links."""
     parts: list[RenderableType] = []
-    for (workload, backend, batch), members in itertools.groupby(rows, lambda row: _workload_of(row)[:3]):
+    for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
         group = list(members)
         if not _any_ok(group):
             continue
@@ -182,8 +209,8 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
         for ranks in sorted({row.world_size for row in group}):
             found = (_density(cells[ranks, rate]) for rate in rates)
             table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
-        title = f"\n{workload} ({backend}, batch {batch} a rank): the density below which top-k is predicted to pay"
-        parts += [Text(title, style="bold"), table, *_warning(group[0].held_out_error)]
+        title = f"\n{_name_of(group[0], rows)}: the density below which top-k is predicted to pay"
+        parts += [Text(title, style="bold"), table, *_doubts(group)]
     return [*parts, *_reasons(rows)]
 
 
@@ -255,4 +282,4 @@ def _table_of(row: CollectiveOutlook) -> tuple[str, ...]:
 
 
 def _workload_of(row: StepOutlook | BreakEvenOutlook) -> tuple[Any, ...]:
-    return row.workload, row.backend, row.batch_per_rank, row.rate
+    return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on, row.rate

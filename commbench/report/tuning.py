@@ -44,8 +44,8 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
         if id(row) not in hidden:
             table.add_row(*_cells(row))
     meanings = "no.: launches behind what was measured"
-    if any(row.used == "calibrated" for row in rows):
-        meanings = f"*: the prediction was fitted to this measurement; {meanings}"
+    if any(row.is_fitted for row in rows):
+        meanings = f"*: predictions were fitted to this setting; {meanings}"
     parts: list[RenderableType] = [Text(prediction_title(rows), style="bold"), table]
     parts.append(Text(meanings, style="dim"))
     if hidden:
@@ -78,15 +78,16 @@ def prediction_title(rows: Iterable[PredictionRow]) -> str:
 def _said(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
+    speedup = "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
     return (
-        f" (step ±{100 * accuracy.step_error:.1f} %, speedup ±{100 * accuracy.speedup_error:.1f} %: median error at "
+        f" (step ±{100 * accuracy.step_error:.1f} %{speedup}: median error at "
         f"{counted(accuracy.settings, 'held-out setting')})"
     )
 
 
 def _cells(row: PredictionRow) -> tuple[str, ...]:
     bounds = f"[{_number(row.predicted_overlapped_ms)}, {_number(row.predicted_serial_ms)}]"
-    error = "*" if row.used == "calibrated" else "" if row.error is None else f"{100 * row.error:+.1f} %"
+    error = "*" if row.is_fitted else "" if row.error is None else f"{100 * row.error:+.1f} %"
     return (
         hook_label(row),
         row.bucket_cap_mb,

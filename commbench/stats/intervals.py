@@ -77,21 +77,30 @@ STUDENT_T_975 = {n: round(student_t(0.95, n - 1), 3) for n in range(2, 6)}
 """Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom, as tables print it."""
 
 
-def launch_interval(medians: Values) -> Interval | None:
-    """Return the 95 % interval of a case's value from the medians of its launches.
+def fewest_launches(level: float) -> int:
+    """Return how many launches an interval of that level takes which assumes no distribution: 6 for 95 %.
 
-    From 6 launches it is the order-statistic interval; for 2 to 5, too few for that, Student's t on the logarithms.
-    None for one launch, and for 2 to 5 of which one is not above 0.
+    Their least and greatest enclose the median with a probability of 1 - 2^(1 - n).
+    """
+    return math.ceil(1 - math.log2(1 - level))
+
+
+def launch_interval(medians: Values, level: float = 0.95) -> Interval | None:
+    """Return the interval of a case's value from the medians of its launches.
+
+    It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the logarithms: 2 to 5 at 95 %.
+    None for one launch, and for those few if one is not above 0.
     """
     n = len(medians)
-    if n not in STUDENT_T_975:
-        return median_interval(medians)
+    if n < 2 or n >= fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
+        return median_interval(medians, level)
     values = np.asarray(medians, dtype=float)
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    centre, reach = float(logs.mean()), STUDENT_T_975[n] * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=0.95)
+    t = round(student_t(level, n - 1), 3)  # as `STUDENT_T_975`
+    centre, reach = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=level)
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:

@@ -104,16 +104,17 @@ class Search:
     predicted: int
     """Judged by prediction."""
     speedup_error: float | None = None
-    """Median absolute error of predicted speedups at held-out settings, as a share; None where none was measured."""
+    """Median absolute error of predicted speedups at held-out settings, as a share; None where none is known."""
     held_out: int = 0
-    """How many those were."""
+    """Settings that were measured in rounds and that predictions were not fitted to."""
 
     @property
     def sentence(self) -> str:
         """It for people."""
-        held = f"at {counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
-        error = "of unknown error" if self.speedup_error is None else f"median error {100 * self.speedup_error:.1f} %"
-        error += f" {held}" if self.held_out else ""
+        error = "of unknown error"
+        if self.speedup_error is not None:
+            held = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
+            error = f"median error {100 * self.speedup_error:.1f} % at {held}"
         return (
             f"Of {counted(self.settings, 'alternative')} {self.afresh} {'was' if self.afresh == 1 else 'were'} "
             f"measured in fresh launches, {self.in_rounds} in rounds only, and {self.predicted} judged by prediction "
@@ -150,7 +151,7 @@ class Recommendation:
     exhaustive_steps: int
     """Steps of a full sweep: see `commbench.training.effort.exhaustive_steps`."""
     level: float = 0.95
-    """Of the intervals; 0.975 where launches were added after a first look had decided nothing."""
+    """Of the intervals: higher where there are several alternatives, or launches that were added after a first look."""
     launches: int = 0
     """Fresh launches behind the verdict."""
     alternatives: tuple[Choice, ...] = ()

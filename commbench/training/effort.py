@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from commbench.stats import fewest_launches
 from commbench.stats.effort import MOST_LAUNCHES, further_launches
 from commbench.training.cases import CONFIRM, SWEEP, blocks_of_sweep
 from commbench.training.records import TrainingRecord
@@ -19,12 +20,12 @@ def steps_of(record: TrainingRecord) -> int:
 
 
 def measured_steps(records: Iterable[TrainingRecord]) -> int:
-    """Optimiser steps that were made with DDP, in all stages."""
+    """Optimiser steps that were made with DDP, in all stages: of the blocks that are in the records."""
     return sum(steps_of(record) for record in records if record.case.uses_ddp)
 
 
 def exhaustive_steps(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> int:
-    """Steps that a full sweep makes: a block of every configuration asked for in each launch, and those of `schedule`.
+    """Steps of a full sweep in all its launches: a block of every configuration in each, and those of `schedule`.
 
     Confirming what it finds in fresh launches is not counted.
 
@@ -58,9 +59,14 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str,
         return ""
     logs = [math.log(ratio) for ratio in ratios]
     spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(margin))
-    fewest = math.ceil(1 - math.log2(1 - level))  # an order-statistic interval: 1 - 2^(1 - n)
     effort = further_launches(
-        spread, len(logs), distance, freedom=len(logs) - 1, margin=margin, level=level, fewest=fewest
+        spread,
+        len(logs),
+        distance,
+        freedom=len(logs) - 1,
+        margin=margin,
+        level=level,
+        fewest=fewest_launches(level),
     )
     if effort.outlook == "near":
         return f"The gain lies so near the margin of {100 * margin:g} % that more launches would hardly decide."

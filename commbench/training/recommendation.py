@@ -12,8 +12,8 @@ import numpy as np
 
 from commbench import stats
 from commbench.stats import MARGIN
-from commbench.summary import MANY_LAUNCHES, launch_flags
-from commbench.training.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
+from commbench.summary import launch_flags
+from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
 from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
 from commbench.training.learning import accuracy_doubt
@@ -32,15 +32,33 @@ from commbench.training.trained import (
     speedup_of,
     trained,
 )
+from commbench.units import counted
 
 __all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
 #: Never recommended: one sends what DDP sends by itself, the other sends nothing.
 INSTRUMENTS = frozenset({"passthrough", LOCAL})
-#: Level of the interval where fresh launches were added after a first look at them had decided nothing. Each look may
-#: err: of equals, "change" is said of 2.5 % at most at the first and 1.25 % at the second. Simulated for 4 to 20
-#: launches, then as many again (`tests/test_second_look.py`): below 3 % in all, and 3 to 5 % of intervals miss.
-SECOND_LOOK = 0.975
+#: Levels of the interval of one alternative: of the fresh launches that were planned, and where some were added after a
+#: first look at these had decided nothing. Each look may err: where the gain is just the margin, "change" is said of
+#: 2.5 % at most at the first and 1.25 % at the second. How often both do together: `benchmarks/looks.py`.
+FIRST_LOOK, SECOND_LOOK = 0.95, 0.975
+
+
+def level_of(alternatives: int, *, is_second: bool) -> float:
+    """The level at which each of so many alternatives is judged, so that all of them err as seldom as one (Bonferroni).
+
+    Whichever turns out the fastest, its interval then holds its speedup as often as that of a single one.
+    """
+    return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
+
+
+def judge(speedup: Speedup | None) -> Verdict:
+    """What the speedup of one alternative in fresh launches calls for."""
+    if speedup is None or speedup.interval is None:
+        return "inconclusive"
+    if speedup.interval.low > 1 + MARGIN:
+        return "change"
+    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
 
 
 # ------------------------------------------------------------------------------------------------ what to confirm
@@ -184,20 +202,24 @@ def recommend(
 ) -> Recommendation | None:
     """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
 
-    An alternative calls for a change if the 95 % interval of its speedup, paired by launch, lies wholly above the
-    margin of 2 %; the default is kept if that of no alternative in fresh launches reaches above it. Without fresh
-    launches nothing is decided, for the best of many equals looks faster by luck.
+    An alternative calls for a change if the interval of its speedup, paired by launch, lies wholly above the margin of
+    2 %; the default is kept if that of no alternative in fresh launches reaches above it. The intervals are of the
+    level that `level_of` gives for so many alternatives. Without fresh launches nothing is decided, for the best of
+    many equals looks faster by luck: it is said what was the fastest, of a tuning that came no further of its
+    calibration.
 
     Args:
-        records: of the run, both phases.
+        records: of the run, all phases.
         info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
             ``launches``, ``oversubscribed``, ``emulated``, and ``first_look``: after so many fresh launches it was
-            looked whether they decide, so that with more of them intervals are of the level `SECOND_LOOK`.
+            looked whether they decide, so that more of them are a second look.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
     confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
-    group = confirmed or _Compared.of(records, SWEEP, info, max_loss_increase)
+    group = confirmed or next(
+        filter(None, (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE))), None
+    )
     if group is None:
         return None
     return _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
@@ -225,7 +247,7 @@ class _Decision:
         chosen = choices[best.case] if best else baseline
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
-        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else 0.95
+        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
         snippet = keep_snippet() if group.baseline is not None else ""
         if verdict == "change" and best:
             snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
@@ -248,7 +270,7 @@ class _Decision:
             launches=launches,
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
-            doubts=self._doubts(best, launches),
+            doubts=self._doubts(best, launches, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
             surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
@@ -262,7 +284,8 @@ class _Decision:
         is_second = (
             first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
         )
-        return speedup_of(one, self.group.baseline, level=SECOND_LOOK if is_second else 0.95)
+        level = level_of(len(self.group.alternatives), is_second=is_second)
+        return speedup_of(one, self.group.baseline, level=level)
 
     def _plain_of_sweep(self) -> Choice | None:
         """The fastest without a hook of the sweep, where none was measured again."""
@@ -292,7 +315,7 @@ class _Decision:
         """The verdict, and the alternative it is about: the fastest of those that decide it."""
         by_verdict: dict[Verdict, list[Trained]] = {"change": [], "inconclusive": [], "keep": []}
         for one in ranked:
-            by_verdict[_judge(speedups[one.case])].append(one)
+            by_verdict[judge(speedups[one.case])].append(one)
         found: tuple[Verdict, Trained | None] = ("inconclusive", None)
         for verdict in ("keep", "inconclusive", "change"):
             if by_verdict[verdict]:
@@ -315,11 +338,14 @@ class _Decision:
         if weighed is None:
             return f"No alternative to the default was measured well{self._why_none()}."
         if not self.fresh:
+            where = "calibration" if self.group.case.phase == CALIBRATE else "sweep"
             return (
-                f"{weighed.name} was the fastest alternative of the sweep but was not measured again in fresh launches."
+                f"{weighed.name} was the fastest alternative of the {where} but was not measured again in fresh "
+                "launches."
             )
         if weighed.speedup is None or weighed.speedup_ci is None:
-            return f"{weighed.name} was measured again in 1 launch only, which says nothing about the next one."
+            made = counted(launches, "launch")
+            return f"{weighed.name} was measured again in {made} only, which says nothing about the next one."
         low, high = weighed.speedup_ci
         says = {
             "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
@@ -343,13 +369,13 @@ class _Decision:
         both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
         return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
 
-    def _doubts(self, best: Trained | None, launches: int) -> tuple[str, ...]:
+    def _doubts(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
         emulated = self.info.get("emulated") or (self.info.get("environment") or {}).get("emulated")
         members = [one for one in (self.group.baseline, best) if one]
         humps = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
         few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
         judged = {
-            few: 1 < launches < MANY_LAUNCHES,
+            few: 1 < launches < stats.fewest_launches(level),
             "launches fall in two humps, and a training is one launch": humps,
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
             "the network was emulated": bool(emulated),
@@ -359,14 +385,6 @@ class _Decision:
             left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
             judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
         return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
-
-
-def _judge(speedup: Speedup | None) -> Verdict:
-    if speedup is None or speedup.interval is None:
-        return "inconclusive"
-    if speedup.interval.low > 1 + MARGIN:
-        return "change"
-    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
 
 
 def _cost_of(best: Trained, group: _Compared) -> Cost | None:

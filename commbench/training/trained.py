@@ -91,15 +91,12 @@ def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speed
     It is the median of the launches' own ratios, with `commbench.stats.launch_interval`: launches that are slow as a
     whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95 to
     97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
-    At another ``level`` than 95 % it is the order-statistic interval, which needs more launches.
     """
     own, base = paired_sample_ms(one, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
-    plain = level == 0.95  # noqa: PLR2004 - that of `launch_interval`
-    interval = stats.launch_interval(ratios) if plain else stats.median_interval(ratios, level)
-    return Speedup(ratio=median(ratios), launches=len(ratios), interval=interval)
+    return Speedup(ratio=median(ratios), launches=len(ratios), interval=stats.launch_interval(ratios, level))
 
 
 def paired_sample_ms(one: Trained, baseline: Trained) -> tuple[list[float], list[float]]:

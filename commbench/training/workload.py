@@ -77,6 +77,8 @@ class WorkloadFacts:
     metric: str
     target: Diverging | None
     steps: int | None
+    takes_lists: bool = False
+    """Whether DDP of the torch that made them takes a list of bucket sizes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, numbers and texts."""

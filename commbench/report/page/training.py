@@ -111,8 +111,8 @@ def _overlap(row: PredictionRow) -> str:
 
 
 def _error(row: PredictionRow) -> str:
-    """How far off the prediction was; one that was fitted to the measurement has no error."""
-    if row.used == "calibrated":
+    """How far off the prediction was; one that was fitted to the setting has no error."""
+    if row.is_fitted:
         return "fitted"
     return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
 
