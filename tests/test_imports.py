@@ -498,6 +498,14 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
         assert rows_of(import_outputs([source], tool=tool, asked=Asked(operation="all_reduce")))
 
 
+def test_a_heading_without_its_halves_is_refused() -> None:
+    """Say so where the heading names only one time."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    broken = "\n".join(line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines())
+    with pytest.raises(InputError):
+        load_text(broken)
+
+
 def test_what_launchers_put_before_lines_is_ignored() -> None:
     """Read the output of mpirun --tag-output and srun --label."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()

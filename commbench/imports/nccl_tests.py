@@ -235,7 +235,10 @@ def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, An
     stamp = 2 if "timestamp" in block.columns else 0
     if len(words) not in {len(columns), len(columns) + stamp}:
         raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
-    first, second = [place for place, column in enumerate(columns) if column in _HALF]
+    begins = [number for number, column in enumerate(columns) if column in _HALF]
+    if len(begins) != 2:  # noqa: PLR2004 - out of place, in place
+        raise LeftOutError(f"the heading above line {place} has no two halves, out of place and in place")
+    first, second = begins
     case = dict(zip(columns[:first], words, strict=False))
     found = []
     for in_place, low, high in ((False, first, second), (True, second, len(columns))):
