@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commbench.control import ThreadControl, run_threads
@@ -46,6 +46,7 @@ def truth(offset_ns: int, drift: float, begun_ns: int) -> Callable[[int], int]:
 
 
 @given(BOOTS, DRIFTS, TIMES, st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=30))
+@example(0, 0.00018796130030883476, 0, [(0, 15963, 0)])  # gained within the only exchange
 def test_an_offset_is_never_further_than_its_bound(
     offset_ns: int, drift: float, begun_ns: int, delays: list[tuple[int, int, int]]
 ) -> None:

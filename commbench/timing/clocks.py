@@ -100,7 +100,9 @@ def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
     low, high = answered - returned, answered - sent
     tight_low, tight_high = int(low.argmax()), int(high.argmin())
     middle = (sent + returned) // 2
-    span = abs(int(middle[tight_low] - middle[tight_high]))
+    apart = abs(int(middle[tight_low] - middle[tight_high]))
+    lasting = returned - sent  # the answer was stamped at most half of it away from the middle
+    span = apart + int(lasting[tight_low] + lasting[tight_high]) / 2
     width = max(0, int(high[tight_high] - low[tight_low]))
     return Offset(
         at_ns=int(middle[tight_low] + middle[tight_high]) // 2,
