@@ -502,7 +502,7 @@ def test_a_heading_without_its_halves_is_refused() -> None:
     """Say so where the heading names only one time."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     broken = "\n".join(line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines())
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="no two halves"):
         load_text(broken)
 
 

@@ -1,6 +1,6 @@
 """Tests of what is read from NCCL's log."""
 
-from commbench.communicators.nccl_log import transports_in, version_in
+from commbench.communicators.nccl_log import transports_in
 
 LOG = """\
 node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -17,9 +17,3 @@ def test_transports_are_read() -> None:
     """Name each kind once, without the adapter's number."""
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
-
-
-def test_the_version_is_read() -> None:
-    """Read the version that runs."""
-    assert "2.28.9" == version_in(LOG)
-    assert "" == version_in("nothing")

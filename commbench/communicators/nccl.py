@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,17 +148,11 @@ class NcclCommunicator(Communicator):
         if self.size == self._control.size and "commbench-nccl-" in os.environ.get("NCCL_DEBUG_FILE", ""):
             Path(os.environ["NCCL_DEBUG_FILE"]).unlink(missing_ok=True)
 
-    # Buffers
-
-    @contextmanager
-    def _queued(self) -> Iterator[None]:
-        """What cupy does inside happens on the stream of the operations, in order with them."""
-        with self._stream:
-            yield
+    # Buffers: what cupy does with them is queued on the stream of the operations, in order with these
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
         """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
-        with self._queued():
+        with self._stream:
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
 
     def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
@@ -172,18 +165,18 @@ class NcclCommunicator(Communicator):
 
     def write(self, buffer: DeviceBuffer, content: Content) -> None:
         """See `Communicator.write`."""
-        with self._queued():
+        with self._stream:
             content.moved(cupy.asarray).write(buffer.memory)
         self.complete()
 
     def spoil(self, buffer: DeviceBuffer) -> None:
         """See `Communicator.spoil`."""
-        with self._queued():
+        with self._stream:
             buffer.memory.view("uint8")[:] = STALE
 
     def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`; compared on the device."""
-        with self._queued():
+        with self._stream:
             return content.moved(cupy.asarray).count_wrong(buffer.memory)
 
     def empty(self) -> DeviceBuffer:

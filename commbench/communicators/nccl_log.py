@@ -7,7 +7,6 @@ import re
 #: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; of a network the kind and the adapter's number follow.
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (?P<how>(?:P2P|SHM|NET)(?:/[A-Za-z]+)?)")
 _MULTICAST = re.compile(r"NVLS (?:multicast|comm) .*|Connected NVLS tree")
-_VERSION = re.compile(r"NCCL version (?P<version>[\d.]+)")
 
 
 def transports_in(log: str) -> list[str]:
@@ -20,9 +19,3 @@ def transports_in(log: str) -> list[str]:
     if _MULTICAST.search(log):
         found.add("NVLS")
     return sorted(found)
-
-
-def version_in(log: str) -> str:
-    """The version that runs, e.g. ``2.28.9``; empty where the log does not say."""
-    match = _VERSION.search(log)
-    return match["version"] if match else ""
