@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from commbench.algorithms import AUTO, CHOOSING, Choice
 from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
@@ -21,9 +22,11 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-BACKENDS = ("mpi", "gloo", "nccl", "fake")
-#: Those whose buffers are in the memory of GPUs.
-DEVICE_BACKENDS = ("nccl",)
+#: Those whose buffers are in the memory of GPUs: NCCL as a library, and as DDP uses it.
+DEVICE_BACKENDS = ("nccl", "torch-nccl")
+BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS, "fake")
+#: What is measured where nothing is said; GPUs where there are any.
+USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
@@ -53,16 +56,19 @@ class Case:
     buffers: str = "hot"
     world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    algorithm: str = AUTO
+    """What the library is asked to carry it with, in the words of `commbench.algorithms`."""
 
     @cached_property
     def key(self) -> str:
         """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
 
-        ``world_size`` stands in it only where it is given: keys are as they were before there was one.
+        What came later stands in it only where it is given: keys are as they were before.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.world_size is None:
-            del fields["world_size"]
+        for name, usual in (("world_size", None), ("algorithm", AUTO)):
+            if fields[name] == usual:
+                del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
@@ -85,6 +91,8 @@ class Case:
             words.append(f"pattern {self.pattern}")
         if self.world_size is not None:
             words.append(f"on {self.world_size} ranks")
+        if self.algorithm != AUTO:
+            words.append(f"by {self.algorithm}")
         return " ".join(words)
 
 
@@ -100,7 +108,7 @@ class Sweep:
     """Names from `commbench.collectives.OPERATIONS`."""
     sizes: Sequence[int] | str = DEFAULT_SIZES
     """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
-    backends: Sequence[str] = ("mpi", "gloo")
+    backends: Sequence[str] = USUAL_BACKENDS
     dtypes: Sequence[str] = ("float32",)
     redops: Sequence[str] = ("sum",)
     roots: Sequence[int] = (0,)
@@ -111,6 +119,8 @@ class Sweep:
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
     """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    algorithms: Sequence[str] = (AUTO,)
+    """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -127,6 +137,7 @@ class Sweep:
             _check_known(axis, given, known)
         for pattern in self.patterns:
             check_pattern(pattern)
+        object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
         for world_size in self.world_sizes:
             if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
                 raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
@@ -167,10 +178,12 @@ class Sweep:
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
-        names = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
+        names = itertools.product(
+            self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
+        )
         return (
             case
-            for operation, backend, dtype, redop, pattern in names
+            for operation, backend, dtype, redop, pattern, algorithm in names
             for root in self.roots
             for size in self.sizes
             for case in self._variants(
@@ -182,6 +195,7 @@ class Sweep:
                 pattern=pattern,
                 root=root,
                 requested=int(size),
+                algorithm=algorithm if operation.name in CHOOSING else AUTO,
             )
         )
 
@@ -196,6 +210,7 @@ class Sweep:
         pattern: str,
         root: int,
         requested: int,
+        algorithm: str,
     ) -> Iterable[Case]:
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
@@ -217,6 +232,7 @@ class Sweep:
                 sync=self.sync,
                 loop=self.loop,
                 world_size=world_size,
+                algorithm=algorithm,
             )
 
 

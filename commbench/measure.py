@@ -161,8 +161,8 @@ def measure(
     prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    record = replace(record, **_conditions(prepared, timer))
     checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:

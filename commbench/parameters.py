@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commbench.algorithms import ALGORITHMS, PROTOCOLS
 from commbench.cases import BACKENDS, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
@@ -78,6 +79,15 @@ WorldSizes = Annotated[
         metavar="RANKS",
         help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
         "others stand aside, and say how time grows.",
+    ),
+]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm",
+        metavar="NAMES",
+        help="How NCCL is to carry collectives, e.g. auto,ring,tree/ll,ring/simple/8ch: algorithm, protocol, channels, "
+        f"any of them ({listed(ALGORITHMS)}; {listed(PROTOCOLS)}). What it cannot do becomes a row that says so.",
     ),
 ]
 Sync = Annotated[

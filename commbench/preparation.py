@@ -112,9 +112,10 @@ class Prepared:
         """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
         refusal = ""
         try:
-            for call in self.calls:
-                call.run()
-            self.communicator.complete()
+            with self.communicator.watched():
+                for call in self.calls:
+                    call.run()
+                self.communicator.complete()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             if self.operation.kind == "pair" and control.size > len(self.participants):
@@ -181,6 +182,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = arranged(case.operation, case.pattern, len(placed))
+    communicator = communicator.using(case.algorithm)
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     parts = [communicator.split(division) for division in operation.divisions(placed)]

@@ -7,6 +7,7 @@ never wait, then collectives and receives. What NCCL would refuse (a size, a typ
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections import defaultdict
@@ -56,6 +57,8 @@ class _State(threading.local):
 
 _ROOMS: dict[bytes, _Room] = {}
 _LOCK = threading.Lock()
+#: Every communicator that was made.
+COMMUNICATORS: list[NcclCommunicator] = []
 _STATE = _State()
 
 
@@ -72,11 +75,17 @@ class NcclCommunicator:
             self._room = _ROOMS.setdefault(identity, _Room(size))
         self.size, self.rank = size, rank
         self.calls: list[str] = []
+        self.asked = os.environ.get("NCCL_ALGO", "")
+        COMMUNICATORS.append(self)
         self._room.barrier.wait(SECONDS)
 
     def destroy(self) -> None:
         """Leave."""
         self._room.barrier.wait(SECONDS)
+
+    def abort(self) -> None:
+        """Leave without a word."""
+        self.calls.append("abort")
 
     def _do(self, name: str, order: int, work: Any) -> None:
         self.calls.append(name)
@@ -104,7 +113,9 @@ class NcclCommunicator:
         return dtype.encode(total / len(values) if redop == REDOPS["avg"] else total)
 
     def allReduce(self, send: int, receive: int, count: int, code: int, redop: int, _stream: int) -> None:  # noqa: N802
-        """Everyone gets the reduction."""
+        """Everyone gets the reduction, but for an algorithm that there is no hardware for."""
+        if self.asked.startswith("nvls"):
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
         def work() -> None:
             _memory(receive, count, _TYPES[code])[:] = self._reduced(send, count, code, redop)

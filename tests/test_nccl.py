@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from simulated_cupy import simulated
+import simulated_cupy
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, all_cases
@@ -19,6 +19,7 @@ from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
 from commbench.measure import Session, measure
 from commbench.preparation import prepare
+from commbench.records import Record
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 
@@ -33,7 +34,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         monkeypatch.delenv(name)
     before = dict(os.environ)
-    for name, module in simulated().items():
+    for name, module in simulated_cupy.simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "commbench.communicators.nccl", raising=False)
     yield importlib.import_module("commbench.communicators.nccl")
@@ -197,7 +198,68 @@ def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.
         nccl.check_gpu()
 
 
-@pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")])
-def test_versions_are_read(nccl: ModuleType, number: int, text: str) -> None:
-    """Read both of NCCL's ways to number its versions."""
-    assert text == nccl.version_text(number)
+def measured(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Record]:
+    """All_reduce as it is, by an algorithm, and as it is again, in one launch of so many ranks."""
+    asked = ("auto", algorithm, "auto")
+    cases = [
+        Case(
+            backend="nccl",
+            operation="all_reduce",
+            message_bytes=4096,
+            dtype="float32",
+            redop="sum",
+            in_place=True,
+            algorithm=each,
+        )
+        for each in asked
+    ]
+    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.02)
+
+    def work(control: Control) -> list[Any]:
+        communicator = nccl.NcclCommunicator(control)
+        session = Session(control=control, budget=budget, progress=Progress())
+        found = [measure(case, communicator, session, launch=0) for case in cases]
+        communicator.close()
+        return found
+
+    return run_threads(size, work)[0]
+
+
+def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
+    """Ask for it when a communicator is made, carry out the case by that alone, and ask for nothing afterwards."""
+    simulated_cupy.COMMUNICATORS.clear()
+    records = measured(nccl, "tree/ll")
+    assert ["ok"] * 3 == [record.status for record in records]
+    asked = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    assert {"", "tree"} == set(asked)
+    assert min(asked.values()) > 5
+    assert "NCCL_ALGO" not in os.environ
+
+
+def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
+    """Say what NCCL says, go on with other cases, and give up the communicator that has failed."""
+    simulated_cupy.COMMUNICATORS.clear()
+    records = measured(nccl, "nvls")
+    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert "invalid usage" in records[1].reason
+    assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
+
+
+def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
+    """Say what to use instead."""
+    record = measured(nccl, "ring/8ch", size=2)[1]
+    assert "unsupported" == record.status
+    assert "use --backend torch-nccl" in record.reason
+
+
+def test_groups_work_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what groups do where the events of the whole are recorded, else they would time nothing."""
+
+    def work(control: Control) -> bool:
+        communicator = nccl.NcclCommunicator(control)
+        part = communicator.split([(0, 2), (1, 3)])
+        same = part._stream is communicator._stream and communicator.using("tree")._stream is communicator._stream
+        communicator.close()
+        return same
+
+    assert [True] * 4 == run_threads(4, work)

@@ -7,13 +7,15 @@ primitives only; others also say how to allocate, fill and check their buffers, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from commbench.algorithms import AUTO
 from commbench.cases import SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
@@ -62,6 +64,19 @@ class Communicator(ABC):
     def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
         """What the library carries an operation with, where it can be known."""
         return ""
+
+    def using(self, algorithm: str) -> Communicator:
+        """The communicator that carries operations as asked, all ranks together; see `commbench.algorithms`."""
+        if algorithm == AUTO:
+            return self
+        raise UnsupportedError(
+            f"{self.backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around calls that are not timed, once a case: the library may be asked what it does with them."""
+        yield
 
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:

@@ -69,6 +69,7 @@ def _setting(row: Row) -> str:
             row.transport,
             f"pattern {row.pattern}" if row.pattern != "flat" else "",
             f"cadence {row.cadence}" if row.cadence == "pipelined" else "",
+            f"algorithm {row.algorithm_requested}" if row.algorithm_requested else "",
             f"group {row.group}" if _group_of(row) else "",
             f"loop {row.loop}" if row.loop else "",
         )
