@@ -27,6 +27,8 @@ DEVICE_BACKENDS = ("nccl",)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
+CADENCES = ("isolated", "pipelined", "graph")
+BUFFERS = ("hot", "rotated")
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
@@ -53,22 +55,25 @@ class Case:
     buffers: str = "hot"
     world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    graph: bool = False
+    """Operations are captured once, several in one CUDA graph, and replayed."""
 
     @cached_property
     def key(self) -> str:
         """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
 
-        ``world_size`` stands in it only where it is given: keys are as they were before there was one.
+        ``world_size`` and ``graph`` stand in it only where they are given: keys are as they were before there were any.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.world_size is None:
-            del fields["world_size"]
+        for name, default in (("world_size", None), ("graph", False)):
+            if fields[name] == default:
+                del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
     def cadence(self) -> str:
-        """``pipelined`` where operations follow each other unsynchronised, else ``isolated``."""
-        return "pipelined" if self.sync == "none" else "isolated"
+        """``graph`` where a graph is replayed, ``pipelined`` where operations are unsynchronised, else ``isolated``."""
+        return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
 
     def __str__(self) -> str:
         """Name the case for people: what differs from the defaults only."""
@@ -85,6 +90,7 @@ class Case:
             words.append(f"pattern {self.pattern}")
         if self.world_size is not None:
             words.append(f"on {self.world_size} ranks")
+        words += ["from a graph"] * self.graph + ["in rotated buffers"] * (self.buffers == "rotated")
         return " ".join(words)
 
 
@@ -111,6 +117,10 @@ class Sweep:
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
     """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    cadences: Sequence[str] = ()
+    """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
+    buffers: Sequence[str] = ("hot",)
+    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -123,8 +133,12 @@ class Sweep:
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
             ("in_place value", [self.in_place], IN_PLACE),
+            ("cadence", self.cadences, CADENCES),
+            ("kind of buffers", self.buffers, BUFFERS),
         ):
             _check_known(axis, given, known)
+        if self.sync == "none" and "isolated" in self.cadences:
+            raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
         for pattern in self.patterns:
             check_pattern(pattern)
         for world_size in self.world_sizes:
@@ -202,7 +216,7 @@ class Sweep:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
                 self.in_place
             ]
-        for in_place in places:
+        for in_place, (sync, graph), buffers in itertools.product(places, self._manners(), self.buffers):
             yield Case(
                 backend=backend,
                 operation=operation.name,
@@ -214,10 +228,18 @@ class Sweep:
                 root=root if operation.rooted else None,
                 in_place=in_place,
                 pattern=pattern,
-                sync=self.sync,
+                sync=sync,
                 loop=self.loop,
+                buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
+                graph=graph,
             )
+
+    def _manners(self) -> list[tuple[str, bool]]:
+        """Of each cadence, how ranks start together, and whether a graph is replayed."""
+        if not self.cadences:
+            return [(self.sync, False)]
+        return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:
