@@ -23,6 +23,7 @@ from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
+from commbench.topology import last_level_cache_bytes
 
 #: Buffers begin on a page, as in OSU's benchmarks.
 ALIGNMENT = 4096
@@ -48,6 +49,8 @@ class Communicator(ABC):
     """The most elements that one call can take; None where there is no limit."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None where none is used."""
+    gpu: str = ""
+    """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 
@@ -97,6 +100,18 @@ class Communicator(ABC):
 
     def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
         """Wait until every call issued so far has finished on the device."""
+
+    def cache_bytes(self) -> int:
+        """Size of the last cache that buffers go through, in bytes; 0 where it is not known."""
+        return 0
+
+    def check_capture(self) -> None:
+        """Raise `UnsupportedError` where calls cannot be captured in a graph."""
+        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
+
+    def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
+        """One call that replays several, which have been made before, without Python in between."""
+        raise self._cannot("graphs of operations")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
         """In place, the element of the whole buffer at which this rank's own block begins."""
@@ -244,6 +259,10 @@ class HostCommunicator(Communicator):
     def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`."""
         return content.count_wrong(buffer.memory)
+
+    def cache_bytes(self) -> int:
+        """See `Communicator.cache_bytes`."""
+        return last_level_cache_bytes()
 
 
 __all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]
