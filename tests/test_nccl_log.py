@@ -1,6 +1,6 @@
 """Tests of what is read from NCCL's log."""
 
-from commbench.communicators.nccl_log import transports_in
+from commbench.communicators.nccl_log import duplicates_in, transports_in
 
 LOG = """\
 node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -17,3 +17,10 @@ def test_transports_are_read() -> None:
     """Name each kind once, without the adapter's number."""
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
+
+
+def test_ranks_on_one_gpu_are_read() -> None:
+    """Find the two ranks of NCCL's warning."""
+    warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
+    assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
+    assert duplicates_in(LOG) is None

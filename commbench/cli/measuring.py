@@ -18,6 +18,8 @@ from commbench.options import SizeOptions, find_budget, lacking, make_request, p
 from commbench.parameters import (
     Backend,
     BudgetName,
+    BufferKinds,
+    Cadence,
     Collective,
     Dtype,
     Format,
@@ -110,6 +112,8 @@ def run(
     world_sizes: WorldSizes = None,
     sync: Sync = None,
     loop: Loop = None,
+    cadence: Cadence = None,
+    buffers: BufferKinds = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     like: Like = None,
@@ -134,6 +138,8 @@ def run(
         "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,
+        "cadences": split_names(cadence),
+        "buffers": split_names(buffers),
     }
     settings = replace(settings, style=output_format)
     return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tempfile
@@ -15,7 +16,7 @@ import cupy
 from cupy.cuda import nccl
 
 from commbench.communicators.base import STALE, Communicator
-from commbench.communicators.nccl_log import transports_in
+from commbench.communicators.nccl_log import duplicates_in, transports_in
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, Content, DataType
 from commbench.errors import InputError, UnsupportedError
@@ -43,6 +44,10 @@ _REDOPS = {
 }
 #: Settings under which ranks that share a GPU can talk at all: NCCL takes each for a host of its own, and goes by TCP.
 _SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
+#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
+_REFUSALS = (4, 5)
+#: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
+_FIRST_WITH_GRAPHS = 20900
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,47 @@ class NcclCommunicator(Communicator):
     syncs = ("auto", "barrier", "none")
     own_threads = True  # as far as ranks that wait are concerned: the device works by itself
 
-    def __init__(self, control: Control, members: Group = (), identity: object = None) -> None:
+    def __init__(
+        self,
+        control: Control,
+        members: Group = (),
+        identity: object = None,
+        stream: Any = None,  # noqa: ANN401 - cupy's
+    ) -> None:
         self._control = control
         self._members = members or tuple(range(control.size))
         self.rank, self.size = self._members.index(control.rank), len(self._members)
         if not members:
             self._choose_device()
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
+        self._stream = cupy.cuda.Stream(non_blocking=True) if stream is None else stream
+        self._comm = self._join(identity)
         self._alone: Any = None
         self._token = self.allocate(DTYPES["int8"], 1)
-        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        number = cupy.cuda.Device().id
+        self._properties = cupy.cuda.runtime.getDeviceProperties(number)
+        self.device = self._properties["name"].decode()
+        self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
+
+    def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
+        """A communicator of NCCL.
+
+        Raises:
+            InputError: NCCL finds two ranks on one GPU of what it takes for one host.
+        """
+        try:
+            return nccl.NcclCommunicator(self.size, identity, self.rank)
+        except nccl.NcclError as error:
+            log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
+            pair = duplicates_in(log.read_text(errors="replace")) if log.is_file() else None
+            if pair is None and not (error.status in _REFUSALS and (self.ranks_per_gpu or 1) > 1):
+                raise
+            ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
+            raise InputError(
+                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by NCCL_HOSTID="
+                f"{os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that each rank gets its own where "
+                "they share GPUs, or start no more ranks on a host than it has GPUs."
+            ) from error
 
     def _choose_device(self) -> None:
         """Take a GPU; before NCCL reads its settings, allow ranks to share one and have it say how messages travel."""
@@ -132,16 +166,20 @@ class NcclCommunicator(Communicator):
         return [Call(run=partial(self._alone.allReduce, *ends), keep=(buffer,))]
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
-        """By a new communicator each: the first rank of a group tells the others its identity."""
+        """By a new communicator each: the first rank of a group tells the others its identity.
+
+        All queue on the stream of the whole, on which the timed loop's events are, and so keep their order, too.
+        """
         own = next((group for group in groups if self._control.rank in group), None)
         leads = own is not None and own[0] == self._control.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
-        return None if own is None else NcclCommunicator(self._control, own, identities[own[0]])
+        return None if own is None else NcclCommunicator(self._control, own, identities[own[0]], self._stream)
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
         super().close()
         self.complete()
+        gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
         for communicator in (self._comm, self._alone):
             if communicator is not None:
                 communicator.destroy()
@@ -182,6 +220,28 @@ class NcclCommunicator(Communicator):
     def empty(self) -> DeviceBuffer:
         """One byte: what NCCL makes of no elements is not documented."""
         return self.allocate(DTYPES["int8"], 1)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return int(self._properties.get("l2CacheSize", 0))
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """See `Communicator.check_capture`."""
+        version = nccl.get_version()
+        if version < _FIRST_WITH_GRAPHS:
+            raise UnsupportedError(f"NCCL {version_text(version)} cannot be captured in CUDA graphs, 2.9 or newer can")
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph, launched on the stream that it was captured from."""
+        self._stream.begin_capture()
+        for call in calls:
+            call.run()
+        graph = self._stream.end_capture()
+        graph.upload(self._stream)
+        self.complete()
+        return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
     # The device, as its timed loop sees it
 

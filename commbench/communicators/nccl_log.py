@@ -7,6 +7,7 @@ import re
 #: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; of a network the kind and the adapter's number follow.
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (?P<how>(?:P2P|SHM|NET)(?:/[A-Za-z]+)?)")
 _MULTICAST = re.compile(r"NVLS (?:multicast|comm) .*|Connected NVLS tree")
+_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 
 def transports_in(log: str) -> list[str]:
@@ -19,3 +20,12 @@ def transports_in(log: str) -> list[str]:
     if _MULTICAST.search(log):
         found.add("NVLS")
     return sorted(found)
+
+
+def duplicates_in(log: str) -> tuple[int, int] | None:
+    """The two ranks that NCCL has refused because they are on one GPU of one host; None where it has not.
+
+    It says so as a warning, so that any ``NCCL_DEBUG`` but none shows it (NCCL 2.28: init.cc).
+    """
+    found = _DUPLICATE.search(log)
+    return (int(found[1]), int(found[2])) if found else None

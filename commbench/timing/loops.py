@@ -66,7 +66,7 @@ class Turns(list[Call]):
             [call for place in range(begin, begin + batch) for call in self.sets[place % count]]
             for begin in range(0, count, batch)
         ]
-        first = self._next // batch
+        first = -(-self._next // batch) % len(turns)
         self._next = (first + repetitions) * batch % count
         return Order(turns=turns, first=first)
 
