@@ -30,6 +30,10 @@ USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
+CADENCES = ("isolated", "pipelined", "graph")
+#: Known to NCCL beforehand, so that it need not copy them; symmetric ones lie alike on every rank.
+REGISTERED = ("registered", "symmetric")
+BUFFERS = ("hot", "rotated", *REGISTERED)
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
@@ -58,6 +62,8 @@ class Case:
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
     algorithm: str = AUTO
     """What the library is asked to carry it with, in the words of `commbench.algorithms`."""
+    graph: bool = False
+    """Operations are captured once, several in one CUDA graph, and replayed."""
 
     @cached_property
     def key(self) -> str:
@@ -66,15 +72,15 @@ class Case:
         What came later stands in it only where it is given: keys are as they were before.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, usual in (("world_size", None), ("algorithm", AUTO)):
+        for name, usual in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
             if fields[name] == usual:
                 del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
     def cadence(self) -> str:
-        """``pipelined`` where operations follow each other unsynchronised, else ``isolated``."""
-        return "pipelined" if self.sync == "none" else "isolated"
+        """``graph`` where a graph is replayed, ``pipelined`` where operations are unsynchronised, else ``isolated``."""
+        return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
 
     def __str__(self) -> str:
         """Name the case for people: what differs from the defaults only."""
@@ -93,6 +99,7 @@ class Case:
             words.append(f"on {self.world_size} ranks")
         if self.algorithm != AUTO:
             words.append(f"by {self.algorithm}")
+        words += ["from a graph"] * self.graph + [f"in {self.buffers} buffers"] * (self.buffers != "hot")
         return " ".join(words)
 
 
@@ -121,6 +128,11 @@ class Sweep:
     """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
     algorithms: Sequence[str] = (AUTO,)
     """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
+    cadences: Sequence[str] = ()
+    """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
+    buffers: Sequence[str] = ("hot",)
+    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns;
+    ``registered`` and ``symmetric``: hot ones that NCCL knows beforehand."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -133,8 +145,12 @@ class Sweep:
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
             ("in_place value", [self.in_place], IN_PLACE),
+            ("cadence", self.cadences, CADENCES),
+            ("kind of buffers", self.buffers, BUFFERS),
         ):
             _check_known(axis, given, known)
+        if self.sync == "none" and "isolated" in self.cadences:
+            raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
         for pattern in self.patterns:
             check_pattern(pattern)
         object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
@@ -217,7 +233,7 @@ class Sweep:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
                 self.in_place
             ]
-        for in_place in places:
+        for in_place, (sync, graph), buffers in itertools.product(places, self._manners(), self.buffers):
             yield Case(
                 backend=backend,
                 operation=operation.name,
@@ -229,11 +245,19 @@ class Sweep:
                 root=root if operation.rooted else None,
                 in_place=in_place,
                 pattern=pattern,
-                sync=self.sync,
+                sync=sync,
                 loop=self.loop,
+                buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
                 algorithm=algorithm,
+                graph=graph,
             )
+
+    def _manners(self) -> list[tuple[str, bool]]:
+        """Of each cadence, how ranks start together, and whether a graph is replayed."""
+        if not self.cadences:
+            return [(self.sync, False)]
+        return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from commbench.algorithms import ALGORITHMS, PROTOCOLS
-from commbench.cases import BACKENDS, IN_PLACE, LOOPS, SYNCS
+from commbench.cases import BACKENDS, BUFFERS, CADENCES, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
 from commbench.launch.launchers import LAUNCHERS
@@ -102,6 +102,25 @@ Sync = Annotated[
 Loop = Annotated[
     str | None,
     typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {listed(LOOPS)}. auto: native where the backend has it."),
+]
+Cadence = Annotated[
+    str | None,
+    typer.Option(
+        "--cadence",
+        metavar="NAMES",
+        help=f"How operations follow each other: {listed(CADENCES)}. isolated: ranks start each together; pipelined: "
+        "at once, as by --sync none; graph: replayed from a CUDA graph, several in one (NCCL).",
+    ),
+]
+BufferKinds = Annotated[
+    str | None,
+    typer.Option(
+        "--buffers",
+        metavar="NAMES",
+        help=f"Memory that messages are in: {listed(BUFFERS)}. hot (by default): the same each repetition; rotated: "
+        "sets that together exceed the last-level cache (the L2 of a GPU) take turns; registered and symmetric: known to "
+        "NCCL beforehand (torch-nccl).",
+    ),
 ]
 Ranks = Annotated[
     int | None,

@@ -1,6 +1,6 @@
 """Tests of what is read from NCCL's log."""
 
-from commbench.communicators.nccl_log import algorithms_in, transports_in
+from commbench.communicators.nccl_log import algorithms_in, duplicates_in, transports_in
 
 LOG = """\
 node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -36,3 +36,10 @@ def test_algorithms_are_read() -> None:
         "all_gather": "symmetric/allgather_llmc",
     } == algorithms_in(CHOSEN)
     assert {} == algorithms_in(LOG)
+
+
+def test_ranks_on_one_gpu_are_read() -> None:
+    """Find the two ranks of NCCL's warning."""
+    warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
+    assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
+    assert duplicates_in(LOG) is None

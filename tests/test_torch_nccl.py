@@ -64,7 +64,7 @@ def test_the_barrier_waits(found: dict[str, Any]) -> None:
     assert {"real": 0, "idle": found["size"] - 1} == found["barrier"]
 
 
-@pytest.mark.parametrize("how", ["plain", "algorithm", "pipelined", "groups"])
+@pytest.mark.parametrize("how", ["plain", "algorithm", "pipelined", "rotated", "groups"])
 def test_cases_are_measured_by_events(found: dict[str, Any], how: str) -> None:
     """Measure through the whole engine: verified, timed by events, with our own cost beside it."""
     if how == "groups" and found["size"] != 4:
@@ -92,3 +92,10 @@ def test_without_a_gpu_a_sentence_says_so() -> None:
 
     with pytest.raises(InputError, match=r"Backend torch-nccl needs a (GPU|torch built for CUDA), and torch 2\."):
         check_gpu()
+
+
+def test_memory_that_cannot_be_registered_is_a_row(found: dict[str, Any]) -> None:
+    """Say so where torch's backend has no allocator of its own, and go on."""
+    record = found["measured"]["registered"]
+    assert "unsupported" == record["status"]
+    assert "makes no registered buffers here" in record["reason"]

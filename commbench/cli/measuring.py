@@ -19,6 +19,8 @@ from commbench.parameters import (
     Algorithm,
     Backend,
     BudgetName,
+    BufferKinds,
+    Cadence,
     Collective,
     Dtype,
     Format,
@@ -112,6 +114,8 @@ def run(
     algorithm: Algorithm = None,
     sync: Sync = None,
     loop: Loop = None,
+    cadence: Cadence = None,
+    buffers: BufferKinds = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     like: Like = None,
@@ -137,6 +141,8 @@ def run(
         "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,
+        "cadences": split_names(cadence),
+        "buffers": split_names(buffers),
     }
     settings = replace(settings, style=output_format)
     return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))

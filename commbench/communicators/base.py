@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from commbench.algorithms import AUTO
-from commbench.cases import SYNCS
+from commbench.cases import REGISTERED, SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
@@ -25,6 +25,7 @@ from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
+from commbench.topology import last_level_cache_bytes
 
 #: Buffers begin on a page, as in OSU's benchmarks.
 ALIGNMENT = 4096
@@ -50,6 +51,8 @@ class Communicator(ABC):
     """The most elements that one call can take; None where there is no limit."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None where none is used."""
+    gpu: str = ""
+    """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 
@@ -90,6 +93,13 @@ class Communicator(ABC):
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
         """A buffer of ``count`` elements."""
 
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """What is allocated inside is one of `commbench.cases.BUFFERS`; most need nothing for it."""
+        if kind in REGISTERED:
+            raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
+        yield
+
     @abstractmethod
     def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
         """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
@@ -112,6 +122,18 @@ class Communicator(ABC):
 
     def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
         """Wait until every call issued so far has finished on the device."""
+
+    def cache_bytes(self) -> int:
+        """Size of the last cache that buffers go through, in bytes; 0 where it is not known."""
+        return 0
+
+    def check_capture(self) -> None:
+        """Raise `UnsupportedError` where calls cannot be captured in a graph."""
+        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
+
+    def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
+        """One call that replays several, which have been made before, without Python in between."""
+        raise self._cannot("graphs of operations")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
         """In place, the element of the whole buffer at which this rank's own block begins."""
@@ -259,6 +281,10 @@ class HostCommunicator(Communicator):
     def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`."""
         return content.count_wrong(buffer.memory)
+
+    def cache_bytes(self) -> int:
+        """See `Communicator.cache_bytes`."""
+        return last_level_cache_bytes()
 
 
 __all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]

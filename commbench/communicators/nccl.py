@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +44,10 @@ _REDOPS = {
     "avg": nccl.NCCL_AVG,
 }
 _FREE = Choice()
+#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
+_REFUSALS = (4, 5)
+#: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
+_FIRST_WITH_GRAPHS = 20900
 
 
 @dataclass(frozen=True)
@@ -103,14 +109,36 @@ class NcclCommunicator(Communicator):
             self._stream = whole._stream  # noqa: SLF001 - of the same class
         if not members:
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
-        with variables_set(choice.variables):
-            self._comm = nccl.NcclCommunicator(self.size, identity, self.rank)
+        self._comm = self._join(identity)
         self._alone: Any = None
         self._chosen: dict[str, NcclCommunicator] = {}
         self._heard: dict[str, str] = {}
         self._failed = False
         self._token = self.allocate(DTYPES["int8"], 1)
-        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        number = cupy.cuda.Device().id
+        self._properties = cupy.cuda.runtime.getDeviceProperties(number)
+        self.device = self._properties["name"].decode()
+        self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
+
+    def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
+        """A communicator of NCCL.
+
+        Raises:
+            InputError: NCCL finds two ranks on one GPU of what it takes for one host.
+        """
+        try:
+            with variables_set(self._choice.variables):
+                return nccl.NcclCommunicator(self.size, identity, self.rank)
+        except nccl.NcclError as error:
+            pair = LOG.duplicates()
+            if pair is None and not (error.status in _REFUSALS and (self.ranks_per_gpu or 1) > 1):
+                raise
+            ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
+            raise InputError(
+                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by NCCL_HOSTID="
+                f"{os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that each rank gets its own where "
+                "they share GPUs, or start no more ranks on a host than it has GPUs."
+            ) from error
 
     def library(self) -> str:
         """The version that is loaded, e.g. ``NCCL 2.28.9``."""
@@ -126,15 +154,14 @@ class NcclCommunicator(Communicator):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See `Communicator.watched`; NCCL's communicators are of no use after an error."""
-        self._heard = {}
+        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
         try:
             with LOG.hearing() as heard:
                 yield
         except RuntimeError:
-            self._failed = True
+            self._failed, self._heard = True, {}
             raise
-        self._heard = heard
+        self._heard = dict(heard) or self._heard
 
     def using(self, algorithm: str) -> NcclCommunicator:
         """By a communicator of its own, for NCCL reads what it is asked for when one is made."""
@@ -174,7 +201,10 @@ class NcclCommunicator(Communicator):
         return [Call(run=partial(self._alone.allReduce, *ends), keep=(buffer,))]
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
-        """By a new communicator each: the first rank of a group tells the others its identity."""
+        """By a new communicator each: the first rank of a group tells the others its identity.
+
+        All queue on the stream of the whole, on which the timed loop's events are, and so keep their order, too.
+        """
         own = next((group for group in groups if self._control.rank in group), None)
         leads = own is not None and own[0] == self._control.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
@@ -197,6 +227,7 @@ class NcclCommunicator(Communicator):
             (chosen.abort if chosen.failed else chosen.close)()
         super().close()
         self.complete()
+        gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
         for communicator in (self._comm, self._alone):
             if communicator is not None:
                 communicator.destroy()
@@ -236,6 +267,28 @@ class NcclCommunicator(Communicator):
     def empty(self) -> DeviceBuffer:
         """One byte: what NCCL makes of no elements is not documented."""
         return self.allocate(DTYPES["int8"], 1)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return int(self._properties.get("l2CacheSize", 0))
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """See `Communicator.check_capture`."""
+        version = nccl.get_version()
+        if version < _FIRST_WITH_GRAPHS:
+            raise UnsupportedError(f"NCCL {version_text(version)} cannot be captured in CUDA graphs, 2.9 or newer can")
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph, launched on the stream that it was captured from."""
+        self._stream.begin_capture()
+        for call in calls:
+            call.run()
+        graph = self._stream.end_capture()
+        graph.upload(self._stream)
+        self.complete()
+        return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
     # The device, as its timed loop sees it
 

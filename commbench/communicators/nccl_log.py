@@ -17,6 +17,7 @@ _CHOSEN = re.compile(
 )
 #: Its names of the operations that it logs.
 _OPERATIONS = {"".join(map(str.capitalize, name.split("_"))): name for name in CHOOSING}
+_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 
 def transports_in(log: str) -> list[str]:
@@ -46,3 +47,12 @@ def _said(found: re.Match[str]) -> str:
     channels = int(found["high"]) - int(found["low"]) + 1
     algorithm, protocol = (found[name].lower().replace("_", "") for name in ("algorithm", "protocol"))
     return str(Choice(algorithm=algorithm, protocol=protocol, channels=channels))
+
+
+def duplicates_in(log: str) -> tuple[int, int] | None:
+    """The two ranks that NCCL has refused because they are on one GPU of one host; None where it has not.
+
+    It says so as a warning, so that any ``NCCL_DEBUG`` but none shows it (NCCL 2.28: init.cc).
+    """
+    found = _DUPLICATE.search(log)
+    return (int(found[1]), int(found[2])) if found else None

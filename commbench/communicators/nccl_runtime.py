@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from commbench.communicators.nccl_log import algorithms_in, transports_in
+from commbench.communicators.nccl_log import algorithms_in, duplicates_in, transports_in
 
 _MAPS = Path("/proc/self/maps")
 _OWN_LOG = "commbench-nccl-"
@@ -80,6 +80,10 @@ class NcclLog:
         """What this rank's channels go by, e.g. ``NET/Socket``; empty where that is not known."""
         self._take_in()
         return "+".join(sorted(self._transports))
+
+    def duplicates(self) -> tuple[int, int] | None:
+        """See `duplicates_in`."""
+        return duplicates_in(self._take_in())
 
     @contextmanager
     def hearing(self) -> Iterator[dict[str, str]]:

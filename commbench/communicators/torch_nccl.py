@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.algorithms import AUTO, Choice
+from commbench.cases import REGISTERED
 from commbench.communicators.base import STALE
 from commbench.communicators.gpus import place
 from commbench.communicators.nccl_runtime import LOG, loaded_version, variables_set
@@ -19,7 +21,7 @@ from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_t
 from commbench.communicators.torch_control import TIMEOUT, join_world, leave_world
 from commbench.control import Control
 from commbench.datatypes import DTYPES, Content, DataType, Raw
-from commbench.errors import InputError
+from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import Group
 from commbench.timing.device import EventTimer
 from commbench.timing.loops import Call, Timer
@@ -82,13 +84,14 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
         self._chosen: dict[str, TorchNcclCommunicator] = {}
         self._heard: dict[str, str] = {}
         self._failed = False
+        self._pool: Any = None
         self._is_whole = whole is None
         if whole is None:
             join_world(control)
             self._torch_device = self.take_device()
         else:
             self._torch_device = whole._torch_device  # noqa: SLF001 - of the same class
-        self.device = self.name_of_device()
+        self.device, self.gpu, self._cache_bytes = self.describe_device()
         self._token = torch.zeros(1, dtype=torch.int8, device=self._torch_device)
         with variables_set(choice.variables):
             self._group = group or self._new_group(list(self._members))
@@ -104,9 +107,11 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
         torch.cuda.set_device(placement.device)
         return torch.device("cuda", placement.device)
 
-    def name_of_device(self) -> str:
-        """What the GPU is called."""
-        return str(torch.cuda.get_device_name(self._torch_device))
+    def describe_device(self) -> tuple[str, str, int]:
+        """What the GPU is called, its PCI address, and the size of its L2 in bytes."""
+        found = torch.cuda.get_device_properties(self._torch_device)
+        address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        return str(found.name), address, int(found.L2_cache_size)
 
     def complete(self) -> None:
         """See `Communicator.complete`."""
@@ -148,15 +153,14 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See `Communicator.watched`; NCCL's communicators are of no use after an error."""
-        self._heard = {}
+        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
         try:
             with LOG.hearing() as heard:
                 yield
         except RuntimeError:
-            self._failed = True
+            self._failed, self._heard = True, {}
             raise
-        self._heard = heard
+        self._heard = dict(heard) or self._heard
 
     @property
     def failed(self) -> bool:
@@ -205,6 +209,8 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
                 chosen.close()
         super().close()
         self.complete()
+        gc.collect()  # graphs that hold operations of a group must be gone before it
+        self._release()
         for group in (self._group, self._alone):
             if group is not None:
                 dist.destroy_process_group(group)
@@ -233,6 +239,29 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Communicator.allocate`; torch's memory begins on 512 bytes."""
         return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """See `Communicator.allocating`: a pool of memory that NCCL has allocated and knows, one at a time."""
+        if kind not in REGISTERED:
+            yield
+            return
+        self._release()
+        backend = self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
+        try:
+            self._pool = torch.cuda.MemPool(backend.mem_allocator)
+            with torch.cuda.use_mem_pool(self._pool):
+                yield
+            backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
+        except (AttributeError, TypeError, RuntimeError) as error:
+            self._pool = None
+            raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
+
+    def _release(self) -> None:
+        """Let NCCL forget the memory of an earlier case."""
+        if self._pool is not None:
+            self._group._get_backend(self._torch_device).deregister_mem_pool(self._pool)  # noqa: SLF001 - as above
+            self._pool = None
 
     def part(self, buffer: TensorBuffer, offset: int, count: int) -> TensorBuffer:
         """See `Communicator.part`."""
@@ -273,6 +302,24 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
     def empty(self) -> TensorBuffer:
         """One byte: torch sends no empty tensors."""
         return self.allocate(DTYPES["int8"], 1)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return self._cache_bytes
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """NCCL as torch loads it is new enough."""
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph; torch captures it on a stream of its own and replays it on the current one."""
+        self.complete()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call.run()
+        return Call(run=graph.replay, keep=tuple(calls))
 
     # Calls that differ from Gloo's
 

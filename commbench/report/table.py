@@ -36,6 +36,8 @@ MARKS = {
     "imported": "i",
     "emulated": "e",
     "shared_gpu": "g",
+    "throttled": "T",
+    "in_cache": "C",
 }
 
 #: What tells columns of one backend apart, tried from the left until every cell holds one row.

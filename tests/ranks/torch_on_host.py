@@ -46,9 +46,9 @@ class OnHost(TorchNcclCommunicator):
         self.ranks_per_gpu = 1
         return torch.device("cpu")
 
-    def name_of_device(self) -> str:
-        """Which is no GPU."""
-        return "host"
+    def describe_device(self) -> tuple[str, str, int]:
+        """Which is no GPU, and has a small cache."""
+        return "host", "", 2**20
 
     def complete(self) -> None:
         """Everything is."""
@@ -93,6 +93,8 @@ def main() -> None:
         "plain": measured(communicator, control),
         "algorithm": measured(communicator, control, algorithm="ring/ll"),
         "pipelined": measured(communicator, control, sync="none"),
+        "rotated": measured(communicator, control, buffers="rotated"),
+        "registered": measured(communicator, control, buffers="registered"),
     }
     if control.size == 4:
         found["measured"]["groups"] = measured(communicator, control, pattern="split:2")
