@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 pytest.importorskip("numba")
 
 from commbench.compression import kernels
-from commbench.compression.selection import ExactSelector, TopKSelector, decode_add, payload_bytes, prepare
+from commbench.compression.payload import payload_bytes
+from commbench.compression.selection import ExactSelector, TopKSelector, decode_add, prepare
 from commbench.errors import InputError, WrongDataError
 
 Floats = NDArray[np.float32]
