@@ -42,7 +42,7 @@ constexpr unsigned LARGEST_HALF = 0x7bffu, HALF_INFINITY = 0x7c00u, HALF_SIGN = 
 struct State {
     unsigned ticket;  // blocks that have finished the kernel under way
     unsigned finite;  // whether all elements are
-    unsigned low;     // the k-th largest magnitude is one of low..high; without one, as too few are not zero, low > high
+    unsigned low;     // the k-th largest magnitude is one of low..high; low > high where fewer than k are not zero
     unsigned high;
     unsigned larger;  // elements above high
     unsigned equal;   // elements in low..high
