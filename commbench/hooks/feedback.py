@@ -313,6 +313,14 @@ def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None
         into.copy_(value)
 
 
+def spoil(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
+    """Make everything NaN unless a truth value holds; on a device without asking it."""
+    if not on_host(unless):
+        tensor.masked_fill_(~unless, torch.nan)
+    elif not unless:
+        tensor.fill_(torch.nan)
+
+
 def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g where there is none."""
     residual = slot.old.get("residual")
