@@ -1,11 +1,13 @@
 """Tests of the selection's CUDA kernels, compiled for the host: byte by byte what the host's own selection sends."""
 
-import importlib
+import importlib.util
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -309,3 +311,39 @@ def test_impossible_selectors_are_refused(cuda: Cuda, n: int, k: int, value_dtyp
     """Refuse what cannot be sent."""
     with pytest.raises(InputError):
         cuda.module.CudaTopK(n, k, value_dtype=value_dtype)
+
+
+def load_benchmark() -> ModuleType:
+    """Return benchmarks/cuda_selection.py as a module."""
+    path = Path(__file__).parent.parent / "benchmarks" / "cuda_selection.py"
+    spec = importlib.util.spec_from_file_location("cuda_selection", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cuda_selection"] = module  # where dataclasses look for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_relates_bytes_to_a_copy() -> None:
+    """Call a selection that takes three copies' time half as fast as a copy: it moves 12 bytes where that moves 8."""
+    benchmark = load_benchmark()
+    copies = [100.0 + i % 3 for i in range(20)]
+    times = {"commbench": [3 * each for each in copies], "torch": [30 * each for each in copies], "copy": copies}
+    row = benchmark.summarise("gauss", 25_000_000, 250_000, times)
+    assert (0.5, 10.0, True) == (round(row.share, 9), round(row.speedup, 9), row.passed)
+    assert (25_000_000 * 8 / 101e-6 / 1e9, 20) == (pytest.approx(row.copy_GBps), row.rounds)
+    assert row.moved_GBps == pytest.approx(row.copy_GBps / 2)
+
+
+def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    """End with one sentence where there is no GPU."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    script = Path(__file__).parent.parent / "benchmarks" / "cuda_selection.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "cuda_selection: This times a GPU, and PyTorch finds none" in done.stderr
+    assert not (tmp_path / "out").exists()
