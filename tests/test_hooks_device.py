@@ -1,5 +1,8 @@
 """Hooks on the way that a GPU's gradients take, on Gloo ranks: as right as on the host, and never asking a tensor."""
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +11,9 @@ from launching import found_by, run_gloo_ranks
 
 torch = pytest.importorskip("torch")
 
-from commbench.hooks import randomk, selectors  # noqa: E402 - needs torch
+from commbench.errors import InputError  # noqa: E402 - needs torch
+from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
+from commbench.hooks.comm_stream import CommStream  # noqa: E402
 from commbench.hooks.feedback import is_finite, put, spoil  # noqa: E402
 
 MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
@@ -139,3 +144,43 @@ def test_indices_stay_on_the_host_for_a_host() -> None:
     """Copy nothing where there is nothing to copy to."""
     indices = torch.arange(3)
     assert indices is randomk._moved(indices, torch.device("cpu"))
+
+
+def test_jobs_are_queued_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what the device has to do, run the job on the stream, and hand over its result there."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            log.append(f"made for {device}")
+
+        def wait_stream(self, other: str) -> None:
+            log.append(f"wait for {other}")
+
+    @contextlib.contextmanager
+    def entered(_: Stream) -> Iterator[None]:
+        log.append("enter")
+        yield
+        log.append("leave")
+
+    class Future:
+        def __init__(self, *, devices: list[Any]) -> None:
+            assert [gpu] == devices
+
+        def set_result(self, value: str) -> None:
+            log.append(value)
+
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch.futures, "Future", Future)
+    CommStream(gpu).submit(lambda: log.append("work") or "done")
+    assert ["made for cuda:1", "wait for current of cuda:1", "enter", "work", "done", "leave"] == log
+
+
+def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
+    """Refuse a model that is neither on the host nor on a GPU."""
+    model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
+        PowerSGD().attach(model, None)

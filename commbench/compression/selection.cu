@@ -230,7 +230,8 @@ refine(const float *marks, unsigned n, unsigned k, unsigned shift, State *state,
     Counter counter(bins);
     const unsigned low = state->low & REST, high = state->high & REST;
     for (unsigned chunk = first_chunk(); chunk < chunks_of(n); chunk = next_chunk(chunk)) {
-        for (unsigned i = lane(); i < counts[chunk]; i += WARP) {
+        const unsigned count = counts[chunk];
+        for (unsigned i = lane(); i < count; i += WARP) {
             const unsigned mark = __float_as_uint(marks[chunk * CHUNK + i]), digits = mark >> POSITION_BITS;
             if (mark < ABOVE && low <= digits && digits <= high) counter.add(digits >> shift & (BINS - 1));
         }
