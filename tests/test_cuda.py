@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cuda_on_host
 import numpy as np
 import pytest
-import simulated_cuda
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from commbench.compression.payload import payload_bytes
 from commbench.compression.selection import TopKSelector, decode_add
 from commbench.errors import InputError
 
-pytestmark = pytest.mark.skipif(not simulated_cuda.find_compiler(), reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 
 #: Several chunks, the last one in part.
 N = 5003
@@ -41,7 +41,7 @@ class Cuda:
     """The module over a simulated cupy, and what it has launched."""
 
     module: ModuleType
-    launches: simulated_cuda.Launches
+    launches: cuda_on_host.Launches
 
     def encode(self, gradient: Floats, residual: Floats | None, k: int, **options: Any) -> tuple[Any, Floats | None]:
         """Encode one step on a new selector, in place unless ``beside``; the payload and what stays."""
@@ -52,13 +52,13 @@ class Cuda:
 @pytest.fixture(scope="module")
 def cuda() -> Iterator[Cuda]:
     """The module with blocks of few threads."""
-    launches = simulated_cuda.Launches()
+    launches = cuda_on_host.Launches()
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in simulated_cuda.simulated(launches).items():
+        for name, module in cuda_on_host.simulated(launches).items():
             patch.setitem(sys.modules, name, module)
         patch.delitem(sys.modules, "commbench.compression.cuda", raising=False)
         module = importlib.import_module("commbench.compression.cuda")
-        patch.setattr(module, "THREADS", simulated_cuda.THREADS)
+        patch.setattr(module, "THREADS", cuda_on_host.THREADS)
         yield Cuda(module, launches)
     sys.modules.pop("commbench.compression.cuda", None)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import cuda_on_host
 import pytest
-import simulated_cuda
 from launching import found_by, run_gloo_ranks
 
 torch = pytest.importorskip("torch")
@@ -24,7 +24,7 @@ CHECKS = (
 KINDS = (
     "torch",
     pytest.param(
-        "cuda", marks=pytest.mark.skipif(not simulated_cuda.find_compiler(), reason="needs a C++ compiler")
+        "cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
     ),
 )
 

@@ -18,7 +18,7 @@ from commbench.hooks import PowerSGD, feedback, powersgd, randomk, selectors, to
 from commbench.hooks.base import Hook
 
 sys.path.append(str(Path(__file__).parents[1]))
-import simulated_cuda  # noqa: E402 - lies one folder above
+import cuda_on_host  # noqa: E402 - lies one folder above
 
 #: What makes the host wait for a device: a number, a truth value, a shape that depends on what is there.
 ASKING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique", "_unique2")
@@ -55,10 +55,10 @@ def select_by(kind: str) -> Callable[..., selectors.Selector]:
     """Return what takes the place of `make_selector`."""
     if kind == "torch":
         return lambda _n, k, values, **_: selectors.TorchSelector(k, values)
-    sys.modules |= simulated_cuda.simulated(simulated_cuda.Launches())
+    sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
     from commbench.compression import cuda
 
-    cuda.THREADS = simulated_cuda.THREADS
+    cuda.THREADS = cuda_on_host.THREADS
     selectors.stream_of = lambda _: 0
     return lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
 

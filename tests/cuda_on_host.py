@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ HEADER = Path(__file__).parent / "cuda_on_host.h"
 MOST_ARGUMENTS = 12
 #: Few threads in a block, so that a test is quick, but more than one warp.
 THREADS = 64
+#: The header holds one block; hooks select on one thread and add up on others.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def find_compiler() -> str | None:
@@ -64,7 +67,8 @@ class _Kernel:
         self._launches.append((self._name, grid[0]))
         values = [int(each) for each in arguments]
         words = (ctypes.c_longlong * MOST_ARGUMENTS)(*values)
-        self._library.launch(self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words)
+        with _ONE_AT_A_TIME:
+            self._library.launch(self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words)
 
 
 class _Context:
