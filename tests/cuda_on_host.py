@@ -1,10 +1,11 @@
 """cupy in host memory, with CUDA's source compiled for the host: what kernels compute, and nothing of how fast."""
 
 import atexit
-import ctypes
+import ctypes.util
 import hashlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -106,3 +107,23 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
         cuda=cuda, RawModule=RawModule, empty=empty, zeros=lambda count, dtype: np.zeros(count, dtype).view(Array)
     )
     return {"cupy": cupy, "cupy.cuda": cuda}
+
+
+def find_nvrtc() -> str | None:
+    """CUDA's own compiler as a library, which needs no GPU: from pip's packages, else the system's."""
+    roots = [Path(folder) for folder in sys.path]
+    found = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
+    return str(found[0]) if found else ctypes.util.find_library("nvrtc")
+
+
+def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:
+    """What NVRTC returns for a source, 0 where it compiles, and what it says."""
+    nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()
+    assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"selection.cu", 0, None, None)
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), words)
+    assert 0 == nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    assert 0 == nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return int(status), log.value.decode()

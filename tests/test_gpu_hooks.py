@@ -14,7 +14,11 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from commbench.hooks import make_hook, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a PyTorch that can use the GPU"),
+]
 
 MIB = 2**20
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
