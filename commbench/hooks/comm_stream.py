@@ -1,7 +1,7 @@
 """A CUDA stream of our own, on which hooks run dependent collectives in the order of their calls.
 
-What `comm_thread` has to be for Gloo, a stream is for NCCL: the host queues collectives in the order of the buckets, the
-same on all ranks, and the device carries them out in this order while it computes the rest of the backward pass.
+What `comm_thread` has to be for Gloo, a stream is for NCCL: the host queues collectives in the order of the buckets,
+the same on all ranks, and the device carries them out in this order while it computes the rest of the backward pass.
 """
 
 from __future__ import annotations

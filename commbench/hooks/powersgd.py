@@ -106,7 +106,7 @@ class PowerSGD(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `FeedbackHook.register`, and by all ranks at the same point: on hosts they make a process group together."""
+        """As `FeedbackHook.register`, and by all ranks at the same point: for Gloo they make a process group."""
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group
