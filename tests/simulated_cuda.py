@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from commbench.ddp.devices import Gpu
-from commbench.hooks.step_clock import event_clock
 
 
 class Event:
@@ -26,8 +25,9 @@ class Event:
         self.at_ns: float | None = None
         self.is_over = False
 
-    def record(self) -> None:
-        """Queue it."""
+    def record(self, stream: str) -> None:
+        """Queue it on a stream of the GPU."""
+        assert stream == self.cuda.current_stream(self.cuda.current)
         self.at_ns = self.cuda.now()
 
     def synchronize(self) -> None:
@@ -56,7 +56,7 @@ class SimulatedCuda:
     def __init__(self, devices: int = 1, now: Callable[[], float] = time.perf_counter_ns) -> None:
         self.devices = devices
         self.now = now
-        self.current: int | None = None
+        self.current = 0
         self.waits_inside = 0
         """How often something was waited for while `inside`."""
         self.waits = 0
@@ -78,6 +78,10 @@ class SimulatedCuda:
         with self._lock:
             self.events += 1
         return Event(self, enable_timing=enable_timing)
+
+    def current_stream(self, number: int) -> str:
+        """The only one."""
+        return f"stream of GPU {number}"
 
     def is_available(self) -> bool:
         """Whether there is a GPU."""
@@ -130,7 +134,6 @@ class StandIn(Gpu):
         self.cuda = cuda or SimulatedCuda()
         super().__init__(0, ranks_per_gpu=ranks_per_gpu, cuda=self.cuda)
         self.torch_device = torch.device("cpu")
-        self.clock = event_clock(self.cuda)
         self.copied = 0
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:

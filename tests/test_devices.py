@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simulated_cuda import SimulatedCuda, StandIn  # noqa: E402 - needs torch
+from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
 
 from commbench.control import Control, run_threads  # noqa: E402
 from commbench.ddp.devices import Device, count_gpus, open_device  # noqa: E402
@@ -140,7 +140,7 @@ def test_every_tensor_of_a_batch_is_copied() -> None:
 def test_what_can_move_itself_does() -> None:
     """Ask a model and batches of other libraries to move; leave everything where it is on the host."""
     device, encoding, model = StandIn(), Encoding(ids=torch.ones(1)), torch.nn.Linear(2, 1)
-    assert encoding is device.moved(encoding)
+    assert encoding is device.moved((encoding, 3))[0]
     assert torch.device("cpu") == encoding.moved_to
     assert model is device.moved(model)
     assert 0 == device.copied

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simulated_cuda import SimulatedCuda  # noqa: E402 - needs torch
+from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.hooks import Hook  # noqa: E402
 from commbench.hooks.base import BucketMarks, Finish, Stopwatch  # noqa: E402
@@ -43,7 +43,7 @@ def test_a_model_on_the_host_is_timed_by_the_host() -> None:
 def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
     """Queue events, and read the microseconds between them, forwards and backwards."""
     cuda = SimulatedCuda(now=Ticking())
-    clock = event_clock(cuda)
+    clock = event_clock(0, cuda)
     first, second, third = clock(), clock(), clock()
     assert (3, 0) == (cuda.events, cuda.waits)
     assert [1000, 2000, -1000, 0] == [
@@ -58,7 +58,7 @@ def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
 
 def test_an_event_that_nobody_waited_for_tells_nothing() -> None:
     """Let what stands for CUDA refuse, as CUDA does: else the test above would show nothing."""
-    clock = event_clock(SimulatedCuda())
+    clock = event_clock(0, SimulatedCuda())
     first, second = clock(), clock()
     first.synchronize()
     with pytest.raises(RuntimeError, match="not ready"):
@@ -115,7 +115,7 @@ def test_a_bucket_is_marked_on_its_way() -> None:
     cuda = SimulatedCuda(now=now)
     hook = Sending(now)
     told: list[BucketMarks] = []
-    hook.observer, hook.clock = told.append, event_clock(cuda)
+    hook.observer, hook.clock = told.append, event_clock(0, cuda)
     since = hook.clock()
     hook.run(FakeBucket())
     (marks,) = told
@@ -130,7 +130,7 @@ def test_without_an_observer_no_event_is_made() -> None:
     """Cost a training that nobody watches nothing on a GPU."""
     cuda = SimulatedCuda()
     hook = Sending(lambda: None)
-    hook.clock = event_clock(cuda)
+    hook.clock = event_clock(0, cuda)
     hook.run(FakeBucket())
     assert 0 == cuda.events
 

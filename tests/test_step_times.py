@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulated_cuda import SimulatedCuda
+from stand_in import SimulatedCuda
 
 from commbench.ddp.step_times import StepLog, StepMarks, carried_in_turn
 from commbench.hooks import BucketMarks, BucketTimes
@@ -80,7 +80,7 @@ def queued(clock: Any) -> StepMarks:
 def test_a_step_is_read_when_the_next_is_queued() -> None:
     """Wait for nothing until a GPU has another step to go on with, and for the last one at the end."""
     cuda = SimulatedCuda()
-    clock, log = event_clock(cuda), StepLog()
+    clock, log = event_clock(0, cuda), StepLog()
     log.add(queued(clock))
     assert (0, []) == (cuda.waits, log.seconds)
     log.add(queued(clock))

@@ -193,7 +193,7 @@ class _Training:
         self.log.finish()
         sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
         digest = _digest(self.inner) if case.uses_ddp else 0
-        # the passes that follow are no part of the training
+        # Before further passes, which are no part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped), rig.device.peak_memory_bytes()
         error = self._gradient_error() if rig.deep and case.uses_ddp else None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from commbench.communicators.gpus import place
 from commbench.control import Control, gather_everywhere
-from commbench.ddp.local_step import with_tensors
+from commbench.ddp.local_step import moved_by
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
 from commbench.ddp.traffic import settled_sent_bytes
 from commbench.errors import InputError
@@ -86,7 +86,7 @@ class Gpu(Device):
         super().__init__()
         cuda.set_device(number)
         self.torch_device = torch.device("cuda", number)
-        self.clock = event_clock(cuda)
+        self.clock = event_clock(number, cuda)
         self.name = str(cuda.get_device_name(number))
         self.ranks_per_gpu = ranks_per_gpu
         self._number = number
@@ -98,9 +98,12 @@ class Gpu(Device):
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
         """See `Device.moved`; a model itself is moved. Copies of tensors are queued, from pinned memory."""
-        if hasattr(value, "to") and not isinstance(value, torch.Tensor):
-            return value.to(self.torch_device)
-        return with_tensors(value, lambda tensor: self.pinned(tensor).to(self.torch_device, non_blocking=True))
+        return moved_by(self._move, value)
+
+    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or what moves by itself
+        if isinstance(value, torch.Tensor):
+            return self.pinned(value).to(self.torch_device, non_blocking=True)
+        return value.to(self.torch_device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory that the GPU can copy from by itself."""

@@ -92,19 +92,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - what a model t
         yield from tensors_in(list(vars(value).values()))
 
 
-def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 - as `tensors_in`
-    """Return the like of a value, with every tensor that `tensors_in` finds in it changed."""
-    if isinstance(value, Tensor):
-        return change(value)
+def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
+    """Return the like of a value in which ``move`` was called with all that can move.
+
+    That are the tensors that `tensors_in` finds, and what else has a method ``to``, as models and some libraries'
+    batches have.
+    """
+    if hasattr(value, "to"):
+        return move(value)
     if isinstance(value, Mapping):
-        return {key: with_tensors(part, change) for key, part in value.items()}
+        return {key: moved_by(move, part) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [with_tensors(part, change) for part in value]
+        parts = [moved_by(move, part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for name, part in vars(value).items():
-            object.__setattr__(made, name, with_tensors(part, change))  # which may be frozen
+            object.__setattr__(made, name, moved_by(move, part))  # it may be frozen
         return made
     return value
 

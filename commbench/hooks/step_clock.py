@@ -17,12 +17,17 @@ Clock = Callable[[], Mark]
 host_clock: Clock = time.perf_counter_ns
 
 
-def event_clock(cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or what stands for it
-    """Return a clock of events. Each is in the stream that is current: in a future's callback one of its own."""
+def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or what stands for it
+    """Return a clock of events in whatever stream is current: in a future's callback that is one of its own.
+
+    Args:
+        number: of the GPU, which need not be the current one of every thread that marks.
+        cuda: ``torch.cuda``, or what stands for it.
+    """
 
     def mark() -> Mark:
         event = cuda.Event(enable_timing=True)
-        event.record()
+        event.record(cuda.current_stream(number))
         return event
 
     return mark
@@ -30,7 +35,8 @@ def event_clock(cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or
 
 def clock_of(model: nn.Module) -> Clock:
     """Return what reads the time where the model computes."""
-    return event_clock() if any(parameter.is_cuda for parameter in model.parameters()) else host_clock
+    device = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    return host_clock if device is None else event_clock(device.index)
 
 
 def elapsed_ns(first: Mark, last: Mark) -> int:
@@ -39,7 +45,8 @@ def elapsed_ns(first: Mark, last: Mark) -> int:
         return int(last - first)
     first.synchronize()
     last.synchronize()
-    return round(1e6 * first.elapsed_time(last))
+    milliseconds: float = first.elapsed_time(last)
+    return round(1e6 * milliseconds)
 
 
 def elapsed_ms(first: Mark, last: Mark) -> float:

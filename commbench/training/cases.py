@@ -92,6 +92,11 @@ class TrainingCase:
         return self.hook != LOCAL
 
     @property
+    def carrier(self) -> str:
+        """The backend of the collectives that DDP issues: NCCL not as a library, but as torch calls it."""
+        return "torch-nccl" if self.backend == "nccl" else self.backend
+
+    @property
     def caps_mb(self) -> tuple[float, ...]:
         """The numbers of ``bucket_cap_mb`` in MiB; empty for DDP's default."""
         return () if self.bucket_cap_mb == DEFAULT_CAP else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from reporting import leave
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from simulated_cuda import StandIn
+from stand_in import StandIn
 
 from commbench.communicators.mpi_control import MpiControl
 from commbench.control import gather_everywhere
