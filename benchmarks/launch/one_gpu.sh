@@ -34,7 +34,7 @@ step algorithms python -m commbench run -c all_reduce,all_gather --backend nccl,
     --algorithm auto,ring/ll,ring/simple,tree/simple,nvls --sizes 64K -n 2 --launches 2 --out "$out/algorithms_2ranks"
 step host_call_cost python benchmarks/host_call_cost.py --out "$out/host_call_cost.csv"
 for mib in 25 100; do
-    step "selection_" python benchmarks/cuda_selection.py --mib "" --out "$out/selection_mib"
+    step "selection_$mib" python benchmarks/cuda_selection.py --mib "$mib" --out "$out/selection_${mib}mib"
 done
 step training python -m commbench train --backend nccl --hook "$hooks" -n 2 --bucket-cap-mb default,5 --launches 2 \
     --out "$out/train_2ranks"
