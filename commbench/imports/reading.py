@@ -115,7 +115,7 @@ class OwnSetting:
 
 def own_setting(line: str) -> OwnSetting | None:
     """Read such a line; None if it is none. A library's name may have commas and comes before the words looked for."""
-    found = re.match(r"# backend (\w+), (\d+|\?) ranks(.*)", line)
+    found = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
     if not found:
         return None
     words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", found[3]))

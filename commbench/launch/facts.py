@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ def collect_session(
     Returns:
         ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
-        ``mpi_init_s`` (None without MPI),
+        ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
         ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
@@ -119,9 +119,16 @@ def collect_session(
         "libraries": libraries,
         "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
+        "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
         "oversubscribed": are_crowded(places),
     }
+
+
+def _takes_gpu_memory(communicators: Iterable[Communicator]) -> bool | None:
+    """What the MPI library among the backends says; None where there is none."""
+    said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
+    return next((takes for takes in said if takes is not None), None)
 
 
 def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
@@ -151,6 +158,7 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "ranks": ranks,
         "libraries": {**session["libraries"], **known.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
+        "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
         "shared_clock": session["shared_clock"],
         **_worst_clock(session, known),
         "oversubscribed": session["oversubscribed"],
