@@ -249,7 +249,7 @@ def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_
     page = (Path(__file__).parent.parent / "docs" / "predicting.md").read_text(encoding="utf-8")
     assert "EXAMPLE" not in page
     (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))
-    out = predict(network, both, "--world-size", "8", "--rate", "measured,10gbit")[1]
+    out = predict(network, both, "--world-size", "8", "--rate", "200mbit,10gbit")[1]
 
     def headings(text: str) -> set[str]:
         lines = text.splitlines()
