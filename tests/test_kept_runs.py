@@ -61,9 +61,12 @@ def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
     assert "complete" == stated.get("status", "complete")
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", [name for name in KEPT if (RESULTS / name / "run.json").exists()])
 def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
-    """Find hosts, rate and slow hosts of ``lab run`` in the environment, and none where the command names none."""
+    """Find hosts, rate and slow hosts of ``lab run`` in the environment, and none where the command names none.
+
+    A check of commbench itself makes its own clusters.
+    """
     emulated = (statement_of(name).get("environment") or {}).get("emulated")
     command = TABLE[name][1]
     words = command[: command.index("--")] if "--" in command else []
