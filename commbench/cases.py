@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from commbench.algorithms import AUTO, CHOOSING, Choice
 from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
@@ -21,12 +22,18 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-BACKENDS = ("mpi", "gloo", "nccl", "fake")
-#: Those whose buffers are in the memory of GPUs.
-DEVICE_BACKENDS = ("nccl",)
+#: Those whose buffers are in the memory of GPUs: NCCL as a library, and as DDP uses it.
+DEVICE_BACKENDS = ("nccl", "torch-nccl")
+BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS, "fake")
+#: What is measured where nothing is said; GPUs where there are any.
+USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
+CADENCES = ("isolated", "pipelined", "graph")
+#: Known to NCCL beforehand, so that it need not copy them; symmetric ones lie alike on every rank.
+REGISTERED = ("registered", "symmetric")
+BUFFERS = ("hot", "rotated", *REGISTERED)
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
@@ -53,22 +60,27 @@ class Case:
     buffers: str = "hot"
     world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    algorithm: str = AUTO
+    """What the library is asked to carry it with, in the words of `commbench.algorithms`."""
+    graph: bool = False
+    """Operations are captured once, several in one CUDA graph, and replayed."""
 
     @cached_property
     def key(self) -> str:
         """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
 
-        ``world_size`` stands in it only where it is given: keys are as they were before there was one.
+        What came later stands in it only where it is given: keys are as they were before.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.world_size is None:
-            del fields["world_size"]
+        for name, usual in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
+            if fields[name] == usual:
+                del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
     def cadence(self) -> str:
-        """``pipelined`` where operations follow each other unsynchronised, else ``isolated``."""
-        return "pipelined" if self.sync == "none" else "isolated"
+        """``graph`` where a graph is replayed, ``pipelined`` where operations are unsynchronised, else ``isolated``."""
+        return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
 
     def __str__(self) -> str:
         """Name the case for people: what differs from the defaults only."""
@@ -85,6 +97,9 @@ class Case:
             words.append(f"pattern {self.pattern}")
         if self.world_size is not None:
             words.append(f"on {self.world_size} ranks")
+        if self.algorithm != AUTO:
+            words.append(f"by {self.algorithm}")
+        words += ["from a graph"] * self.graph + [f"in {self.buffers} buffers"] * (self.buffers != "hot")
         return " ".join(words)
 
 
@@ -100,7 +115,7 @@ class Sweep:
     """Names from `commbench.collectives.OPERATIONS`."""
     sizes: Sequence[int] | str = DEFAULT_SIZES
     """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
-    backends: Sequence[str] = ("mpi", "gloo")
+    backends: Sequence[str] = USUAL_BACKENDS
     dtypes: Sequence[str] = ("float32",)
     redops: Sequence[str] = ("sum",)
     roots: Sequence[int] = (0,)
@@ -111,6 +126,13 @@ class Sweep:
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
     """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    algorithms: Sequence[str] = (AUTO,)
+    """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
+    cadences: Sequence[str] = ()
+    """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
+    buffers: Sequence[str] = ("hot",)
+    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns;
+    ``registered`` and ``symmetric``: hot ones that NCCL knows beforehand."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -123,10 +145,15 @@ class Sweep:
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
             ("in_place value", [self.in_place], IN_PLACE),
+            ("cadence", self.cadences, CADENCES),
+            ("kind of buffers", self.buffers, BUFFERS),
         ):
             _check_known(axis, given, known)
+        if self.sync == "none" and "isolated" in self.cadences:
+            raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
         for pattern in self.patterns:
             check_pattern(pattern)
+        object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
         for world_size in self.world_sizes:
             if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
                 raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
@@ -167,10 +194,12 @@ class Sweep:
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
-        names = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
+        names = itertools.product(
+            self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
+        )
         return (
             case
-            for operation, backend, dtype, redop, pattern in names
+            for operation, backend, dtype, redop, pattern, algorithm in names
             for root in self.roots
             for size in self.sizes
             for case in self._variants(
@@ -182,6 +211,7 @@ class Sweep:
                 pattern=pattern,
                 root=root,
                 requested=int(size),
+                algorithm=algorithm,
             )
         )
 
@@ -196,13 +226,14 @@ class Sweep:
         pattern: str,
         root: int,
         requested: int,
+        algorithm: str,
     ) -> Iterable[Case]:
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
                 self.in_place
             ]
-        for in_place in places:
+        for in_place, (sync, graph), buffers in itertools.product(places, self._manners(), self.buffers):
             yield Case(
                 backend=backend,
                 operation=operation.name,
@@ -214,10 +245,19 @@ class Sweep:
                 root=root if operation.rooted else None,
                 in_place=in_place,
                 pattern=pattern,
-                sync=self.sync,
+                sync=sync,
                 loop=self.loop,
+                buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
+                algorithm=algorithm if operation.name in CHOOSING else AUTO,
+                graph=graph,
             )
+
+    def _manners(self) -> list[tuple[str, bool]]:
+        """Of each cadence, how ranks start together, and whether a graph is replayed."""
+        if not self.cadences:
+            return [(self.sync, False)]
+        return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:

@@ -155,6 +155,26 @@ class KnownData:
         tile = self.dtype.encode(np.full(TILE, float(value)))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
 
+    def cancelling(self, pieces: Sequence[Piece]) -> Content:
+        """What a rank holds so that its sum, product or average over ranks is neutral, however often it is repeated.
+
+        Of each element one rank holds a value, the next one its inverse, all others the neutral element. A piece's
+        ``target`` is left out: a rank that adds what it holds again in each repetition. Of fewer than two others there
+        is nothing to cancel.
+        """
+        runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in pieces]
+        return Content(runs=runs, dtype=self.dtype)
+
+    def _cancelling_tile(self, piece: Piece) -> Values:
+        neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
+        rank, others = piece.source or 0, self.size - (piece.target < self.size)
+        if rank == piece.target or others < 2:  # noqa: PLR2004 - a pair
+            return neutral
+        distance = (rank - (rank > piece.target) - _first_contributor(others)) % others
+        values = np.full(TILE, -1.0) if self.redop == "prod" else _moved_tile(0, 0)
+        inverse = 1 / values if self.redop == "prod" else -values
+        return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
+
     def _content(self, pieces: Sequence[Piece], tolerance: float = 0.0) -> Content:
         runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in pieces]
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)

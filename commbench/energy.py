@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain
+from commbench.nvml import Nvml
 
 POWERCAP = Path("/sys/class/powercap")
 #: RAPL's counters move about once a millisecond: what lasts less is known worse than to 1 %.
@@ -83,15 +84,10 @@ def _processors(powercap: Path) -> dict[str, Counter]:
 
 def _gpus() -> dict[str, Counter]:
     """NVML's counters of all GPUs, millijoules since the driver was loaded (Volta and later)."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        for device in devices:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(device)
-    except Exception:  # noqa: BLE001 - NVML's errors have no common type before it is imported
+    nvml = Nvml.start()
+    if nvml is None:
         return {}
-    return {
-        f"gpu{number}": Counter(lambda device=device: nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3)  # type: ignore[misc]
-        for number, device in enumerate(devices)
-    }
+    asked = [partial(nvml.ask, "nvmlDeviceGetTotalEnergyConsumption", device) for device in nvml.devices()]
+    if any(ask() is None for ask in asked):
+        return {}
+    return {f"gpu{number}": Counter(lambda ask=ask: ask() / 1e3) for number, ask in enumerate(asked)}  # type: ignore[misc]

@@ -6,7 +6,6 @@ optional. :func:`unlike` takes either. What cannot be read is None or empty, nev
 fail because a file under /sys is missing.
 """
 
-import importlib
 import json
 import os
 import platform
@@ -21,6 +20,8 @@ from importlib import metadata
 from itertools import pairwise, repeat, starmap
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from commbench.nvml import Nvml
 
 ROOT = Path("/")
 
@@ -227,30 +228,17 @@ def _rdma_ports(root: Path) -> list[dict[str, object]]:
 
 def _nvml_gpus() -> list[dict[str, object]]:
     """List GPUs by nvidia-ml-py; empty where it, the driver or a device is missing."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-    except Exception:  # noqa: BLE001 - NVML's errors have no common type before it is imported, and we never fail
+    nvml = Nvml.start()
+    if nvml is None:
         return []
-
-    def ask(name: str, *arguments: object) -> object:
-        try:
-            answer = getattr(nvml, name)(*arguments)
-        except Exception:  # noqa: BLE001 - as above: a field that one GPU lacks must not hide the GPU
-            return None
-        return answer.decode() if isinstance(answer, bytes) else answer
-
-    handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
     return [
         {
-            "name": ask("nvmlDeviceGetName", handle),
-            "uuid": ask("nvmlDeviceGetUUID", handle),
-            "memory_total_bytes": getattr(ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
-            "driver_version": ask("nvmlSystemGetDriverVersion"),
+            "name": nvml.ask("nvmlDeviceGetName", handle),
+            "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
+            "memory_total_bytes": getattr(nvml.ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
+            "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
         }
-        for handle in handles
-        if handle is not None
+        for handle in nvml.devices()
     ]
 
 

@@ -19,11 +19,12 @@ from commbench.control import Control, gather_everywhere
 from commbench.energy import LEAST_S, EnergyMeter, own_meter
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
+from commbench.gpu_clocks import GpuClocks, Reading, clocks_between
 from commbench.grouping import carried_by, timed_groups, wrong_record
 from commbench.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.overlap import measure_overlap, try_out
 from commbench.patterns import rank_list
-from commbench.preparation import Prepared, prepare
+from commbench.preparation import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
 from commbench.records import Frozen, Overlap, PairTimes, Record
 from commbench.samples import Samples
 from commbench.sampling import Sampler
@@ -63,10 +64,14 @@ class Session:
     """Time for one case, in seconds; the budget's where None."""
     find_meter: Callable[[], EnergyMeter | None] = EnergyMeter.find
     """How the lowest rank of a machine finds its energy counters."""
+    find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
+    """How a rank finds the clock of its GPU, by PCI address."""
     _meter: tuple[EnergyMeter | None, bool] | None = None
+    _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
+    _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
-    _harness: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    _harness: dict[tuple[str, str, bool, int], float] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> StoppingRule:
@@ -98,6 +103,21 @@ class Session:
             return found, None
         return found, sum(used) / repetitions
 
+    def read_clock(self, communicator: Communicator) -> Reading | None:
+        """The clock of this rank's GPU now; None where it uses none or NVML knows of none."""
+        address = communicator.gpu
+        if address not in self._gpus:
+            self._gpus[address] = self.find_clocks(address) if address else None
+        clock = self._gpus[address]
+        return clock.read() if clock else None
+
+    def cache_bytes(self, communicator: Communicator) -> int:
+        """The largest cache that any rank's buffers go through; 0 where some rank's is unknown; all ranks together."""
+        if communicator.backend not in self._caches:
+            told = gather_everywhere(self.control, communicator.cache_bytes())
+            self._caches[communicator.backend] = max(told) if all(told) else 0
+        return self._caches[communicator.backend]
+
     def check(self, case: Case, communicator: Communicator) -> None:
         """Raise `UnsupportedError` where the backend cannot time the case as asked."""
         if case.loop not in ("auto", *communicator.loops):
@@ -108,6 +128,8 @@ class Session:
             raise UnsupportedError(
                 f"{case.backend} cannot start ranks by {case.sync}; use --sync {' or '.join(communicator.syncs)}"
             )
+        if case.graph:
+            communicator.check_capture()
 
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
         """The timed loop for a case, calibrated once a launch, all ranks together.
@@ -134,12 +156,15 @@ class Session:
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
         """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
-        key = (case.backend, case.loop, batch)
+        key = (case.backend, case.loop, case.graph, batch)
         if key not in self._harness:
             timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
-            calls = communicator.null_calls()
-            timer.run(calls, 10, batch)
-            seen = timer.run(calls, HARNESS_REPETITIONS, batch)
+            calls, times = communicator.null_calls(), batch
+            if case.graph:
+                timer.run(calls, 1, 1)  # before it is captured
+                calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
+            timer.run(calls, 10, times)
+            seen = timer.run(calls, HARNESS_REPETITIONS, times)
             self._harness[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
         return self._harness[key]
 
@@ -157,26 +182,29 @@ def measure(
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, frozen)
-    make = partial(prepare, case, communicator, session.hosts)
+    make = partial(_prepared, case, communicator, session)
     prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    record = replace(record, **_conditions(prepared, timer))
-    checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    prepared, checked = _verified(prepared, timer, session)
+    record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
+    before = session.read_clock(communicator)
     with stopwatch.measuring():
         timer = _suit_clock(prepared, communicator, timer, session, frozen)
         record = replace(record, **_conditions(prepared, timer))
         settled, samples, repetition_J = _sample(prepared, timer, session, frozen)  # noqa: N806 - a unit
         overlap = _overlap(prepared, communicator, timer, session)
+    after = session.read_clock(communicator)
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
-    transports = session.control.gather(prepared.communicator.transport())
-    if samples is None or transports is None:
+    told = session.control.gather((prepared.communicator.transport(), before, after))
+    if samples is None or told is None:
         return None
+    transports = [transport for transport, _, _ in told]
     record = replace(
         record,
         wrong=checked.wrong,
@@ -185,10 +213,13 @@ def measure(
         harness_us=harness_us,
         overlap=overlap,
         transport=carried_by(transports, prepared.participants),
+        clocks=clocks_between((one, other) for _, one, other in told if one and other),
     )
     if repetition_J is not None:
         record = replace(record, energy_J=repetition_J / _operations(record))
-    record = _with_samples(record, samples, session, stopwatch)
+    rotated_bytes = prepared.rotation * case.message_bytes
+    in_cache = case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
+    record = _with_samples(record, samples, session, stopwatch, in_cache=in_cache)
     return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
 
 
@@ -291,6 +322,22 @@ def _ready(
     return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
 
+def _prepared(case: Case, communicator: Communicator, session: Session) -> Prepared:
+    """Buffers and calls of a case, of as many sets of buffers as must take turns; all ranks together."""
+    rotated = case.buffers == "rotated"
+    sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
+    return prepare(case, communicator, session.hosts, sets)
+
+
+def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
+    """The case as it will be timed, and what verification says of it: in graphs once it has been right without."""
+    checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    if checked.refusal or checked.wrong or not prepared.case.graph:
+        return prepared, checked
+    captured = prepared.capture()
+    return captured, captured.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+
+
 def _suit_clock(
     prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
 ) -> Timer:
@@ -323,10 +370,11 @@ def _sample(
         reading_ns=session.reading_ns(timer),
         watched=prepared.participants if prepared.several else (0,),
     )
-    settled = sampler.settle(frozen)
+    together = prepared.captured  # a batch counts operations, the sampler calls
+    settled = sampler.settle(frozen and replace(frozen, batch=max(1, frozen.batch // together)))
     samples = Samples(prepared.participants, spanning=plan.spans_ranks, clock_error_ns=session.clock.error_ns)
     collected, repetition_J = session.metered(lambda: sampler.collect(samples, settled.batch))  # noqa: N806 - a unit
-    return settled, collected, repetition_J
+    return replace(settled, batch=settled.batch * together), collected, repetition_J
 
 
 def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
@@ -354,7 +402,9 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
     }
 
 
-def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
+def _with_samples(
+    record: Record, samples: Samples, session: Session, stopwatch: Stopwatch, *, in_cache: bool
+) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
         return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
@@ -364,6 +414,8 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
         "clock": _doubts_clock(record, samples.slowest_us(per), session),
+        "throttled": bool(record.clocks and record.clocks.slowed_by),
+        "in_cache": in_cache,
     }
     return replace(
         record,

@@ -1,8 +1,7 @@
-"""NVLink between the GPUs of a host: asked of NVIDIA's management library, else read from ``nvidia-smi topo -m``."""
+"""The links of a host's GPUs: asked of NVIDIA's management library, NVLinks else read from ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 import subprocess
@@ -11,11 +10,78 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from commbench.nvml import Nvml
+
 #: A GPU has at most so many (NVML_NVLINK_MAX_LINKS).
 MOST_LINKS = 18
 _SECONDS = 20
+#: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h): bindings have got single names wrong.
+_NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_PEER_STATUS = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled",
+    5: "not supported",
+}
+_READ, _SM_CLOCK = 0, 1
+_PORTS = {
+    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
+}
 
 Links = dict[tuple[int, int], str]
+
+
+def gpu_ports(addresses: Sequence[str]) -> list[dict[str, Any]]:
+    """The highest clock and the links of each GPU; all None where NVML does not tell.
+
+    Args:
+        addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
+
+    Returns:
+        ``sm_clock_max_MHz``; ``pcie_generation`` and ``pcie_width`` (lanes), which an idle GPU may lower, and what both
+        can be at most; ``nvlink_version`` of its first active link, as text.
+    """
+    nvml = Nvml.start() if addresses else None
+    if nvml is None:
+        return [dict.fromkeys(("sm_clock_max_MHz", *_PORTS, "nvlink_version"), None) for _ in addresses]
+    handles = [nvml.device(address) for address in addresses]
+    return [
+        {
+            "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
+            **{name: nvml.ask(function, handle) for name, function in _PORTS.items()},
+            "nvlink_version": _nvlink_version(nvml, handle),
+        }
+        for handle in handles
+    ]
+
+
+def peer_access(addresses: Sequence[str]) -> list[list[str]]:
+    """Whether each GPU (line) can read the memory of each other one: ok, or why not, ``X`` for itself.
+
+    Empty where NVML does not tell.
+    """
+    nvml = Nvml.start() if addresses else None
+    if nvml is None:
+        return []
+    gpus = list(enumerate(nvml.device(address) for address in addresses))
+    return [
+        [
+            "X" if place == at else _PEER_STATUS.get(nvml.ask("nvmlDeviceGetP2PStatus", one, other, _READ), "unknown")
+            for at, other in gpus
+        ]
+        for place, one in gpus
+    ]
+
+
+def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a handle
+    links = (link for link in range(MOST_LINKS) if nvml.ask("nvmlDeviceGetNvLinkState", handle, link))
+    first = next(links, None)
+    return None if first is None else _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, first))
 
 
 def nvlinks(addresses: Sequence[str]) -> Links:
@@ -26,10 +92,8 @@ def nvlinks(addresses: Sequence[str]) -> Links:
     """
     if len(addresses) < 2:  # noqa: PLR2004 - a pair
         return {}
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - NVML's errors have no common type before it is imported
+    nvml = Nvml.start()
+    if nvml is None:
         return _told_by_program(len(addresses))
     partners = [_partners(nvml, address) for address in addresses]
     places = {_plain(address): place for place, address in enumerate(addresses)}
@@ -41,17 +105,15 @@ def nvlinks(addresses: Sequence[str]) -> Links:
     }
 
 
-def _partners(nvml: Any, address: str) -> Counter[str]:  # noqa: ANN401 - a module without types
+def _partners(nvml: Nvml, address: str) -> Counter[str]:
     """How many active links of a GPU lead to which PCI address."""
     found: Counter[str] = Counter()
-    try:
-        handle = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-        for link in range(MOST_LINKS):
-            if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                bus_id = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
+    handle = nvml.device(address)
+    for link in range(MOST_LINKS):
+        if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
+            bus_id = getattr(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link), "busId", None)
+            if bus_id:
                 found[_plain(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)] += 1
-    except Exception:  # noqa: BLE001 - as above; a GPU without NVLink, or without so many, says so by an error
-        return found
     return found
 
 

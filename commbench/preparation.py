@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +10,23 @@ from typing import Any
 
 from commbench.arrangements import arranged
 from commbench.cases import Case
-from commbench.collectives import Operation, Shape, check_ranks, true_message_bytes, window_of
+from commbench.collectives import Operation, Piece, Shape, check_ranks, true_message_bytes, window_of
 from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group, groups_of
 from commbench.primitives import Buffers
-from commbench.timing.loops import Call, Timer
+from commbench.timing.loops import Call, Timer, Turns
 
 #: How late the last rank enters the barrier that is being verified.
 LATE_ENTRY_S = 0.002
+#: Operations in a graph, over which its launch is spread: a power of two, as batches are.
+GRAPH_OPERATIONS = 16
+#: Buffers that take turns are together so many times as large as the cache: what is evicted is not strictly the oldest.
+CACHES = 2
+#: The most sets of buffers, and the most bytes of messages in them: preparing them takes time, too.
+MOST_SETS, MOST_BYTES = 512, 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,12 @@ class Prepared:
     buffers: Buffers[Any]
     data: KnownData
     calls: Sequence[Call] = ()
+    more: Sequence[Buffers[Any]] = ()
+    """Further sets of buffers, which take turns with ``buffers``."""
+    rotation: int = 1
+    """How many sets take turns, on all ranks; one in no group has none of them."""
+    captured: int = 1
+    """Operations in a graph where ``calls`` replay graphs."""
 
     @property
     def active(self) -> tuple[Group, ...]:
@@ -91,6 +104,7 @@ class Prepared:
     ) -> Checked:
         """Run the operation once, all groups at once, and check it; all ranks together.
 
+        Where sets of buffers take turns, it is run on each of them; where graphs are replayed, each of these is once.
         With a native ``timer`` it is run again by that, on fresh data, and what is checked are the calls that will be
         timed. ``tamper`` gets this rank's result before it is checked: the test of this test.
         """
@@ -103,7 +117,7 @@ class Prepared:
             return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the very calls that have just been made
             self._fill()
-            timer.run(self.calls, 1, 1)
+            timer.run(self.calls, self.rotation, 1)
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
         return Checked(by_rank=gather_everywhere(control, self._count_wrong()))
@@ -112,9 +126,10 @@ class Prepared:
         """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
         refusal = ""
         try:
-            for call in self.calls:
-                call.run()
-            self.communicator.complete()
+            with self.communicator.watched():
+                for call in self.calls:
+                    call.run()
+                self.communicator.complete()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             if self.operation.kind == "pair" and control.size > len(self.participants):
@@ -142,45 +157,100 @@ class Prepared:
                 by_rank[rank] = int(stamps[rank][1] < last_entry)
         return Checked(by_rank=by_rank)
 
+    @property
+    def _sets(self) -> tuple[Buffers[Any], ...]:
+        """Every set of buffers."""
+        return (self.buffers, *self.more)
+
+    @property
+    def _accumulates(self) -> bool:
+        """Whether calls repeat what changes its own input, so that only what cancels has a known answer."""
+        in_place = self.operation.reduces and bool(self.case.in_place)
+        return in_place and self.captured > 1 and self.case.redop not in {"min", "max"}
+
     def _fill(self) -> None:
         """Receive buffers get bytes that no answer holds, then the inputs are written."""
-        send, receive = self.buffers.send, self.buffers.receive
-        if receive is not None:
-            self.communicator.spoil(receive)
-        source = send if send is not None else receive
         pieces = self.operation.inputs(self.shape) if self.shape else []
-        if pieces:
-            self.communicator.write(source, self.data.inputs(pieces))
+        content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(pieces)
+        for buffers in self._sets:
+            if buffers.receive is not None:
+                self.communicator.spoil(buffers.receive)
+            if pieces:
+                self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
+
+    def _contributions(self) -> list[Piece]:
+        """This rank's part in a reduction in place, each piece for the rank that alone holds the result there.
+
+        That rank adds what it holds again in each repetition. Of an all_reduce there is none such.
+        """
+        if self.shape is None:
+            return []
+        rank, size, block = self.shape.rank, self.shape.size, self.shape.block
+        if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: a block each
+            return [Piece(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
+        keeper = self.shape.root if self.operation.rooted else size
+        return [Piece(offset=0, count=self.shape.elements, source=rank, target=keeper)]
 
     def _count_wrong(self) -> int:
         pieces = self.operation.answer(self.shape) if self.shape else []
-        return self.communicator.count_wrong(self.buffers.receive, self.data.answer(pieces)) if pieces else 0
+        if not self.shape or not pieces:
+            return 0
+        expected = (
+            self.data.neutral(self.operation.receive(self.shape)) if self._accumulates else self.data.answer(pieces)
+        )
+        return sum(self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets)
 
     def refill(self) -> None:
         """Before timing: in-place reductions get neutral data, so that repeating them neither grows nor overflows."""
         if not (self.shape and self.operation.reduces and self.case.in_place):
             return
-        for buffer, layout in (
-            (self.buffers.receive, self.operation.receive),
-            (self.buffers.send, self.operation.send),
-        ):
-            if buffer is not None:
-                self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
+        for buffers in self._sets:
+            for buffer, layout in ((buffers.receive, self.operation.receive), (buffers.send, self.operation.send)):
+                if buffer is not None:
+                    self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
+
+    def capture(self) -> Prepared:
+        """The case with its operations in graphs, each of `GRAPH_OPERATIONS`; all have been run before."""
+        if not self.calls:
+            return replace(self, captured=GRAPH_OPERATIONS)
+        sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
+        turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
+        graphs = [[self.communicator.capture(turn)] for turn in turns]
+        calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
+        return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
 
 
-def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -> Prepared:
+def sets_needed(message_bytes: int, cache_bytes: int) -> int:
+    """How many sets of buffers must take turns so that none is still in the cache when its turn comes; a power of two.
+
+    Args:
+        message_bytes: the least that one operation touches.
+        cache_bytes: size of the last-level cache; 0 where it is not known.
+
+    Raises:
+        UnsupportedError: it is not known.
+    """
+    if not cache_bytes:
+        raise UnsupportedError("the size of the last-level cache is not known on every rank; use --buffers hot")
+    wanted = min(CACHES * cache_bytes, MOST_BYTES) / max(1, message_bytes)
+    return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(wanted))))
+
+
+def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1) -> Prepared:
     """Divide the ranks as the case's pattern says, allocate buffers and build the calls; all ranks together.
 
     Args:
         case: what is to be done in every group.
         communicator: of all ranks.
         hosts: the host of each rank; empty: all are on one.
+        sets: so many sets of buffers take turns.
 
     Raises:
         UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = arranged(case.operation, case.pattern, len(placed))
+    communicator = communicator.using(case.algorithm)
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     parts = [communicator.split(division) for division in operation.divisions(placed)]
@@ -194,7 +264,10 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
         communicator=communicator,
         buffers=Buffers(send=None, receive=None),
         data=KnownData(dtype=dtype, size=size, redop=case.redop),
+        rotation=sets,
     )
+    if operation.overlaps and case.buffers == "rotated":
+        raise UnsupportedError(f"{operation.name} and its overlap are timed on the same buffers; use --buffers hot")
     if within is None:
         return idle
     check_ranks(operation, size)
@@ -208,9 +281,11 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = ()) -
         parts=[part for part in parts if part],
     )
     check_count(shape.block if operation.divided else shape.elements, within)
-    buffers = _allocate(case, operation, shape, dtype, within)
-    calls = operation.call(within, buffers, shape, case.redop or "")
-    return replace(idle, communicator=within, shape=shape, buffers=buffers, calls=calls)
+    with within.allocating(case.buffers):
+        first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
+    turns = [operation.call(within, buffers, shape, case.redop or "") for buffers in (first, *more)]
+    calls = Turns(turns) if more else turns[0]
+    return replace(idle, communicator=within, shape=shape, buffers=first, more=more, calls=calls)
 
 
 def _check_root(case: Case, size: int) -> None:

@@ -44,6 +44,17 @@ class Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The clocks of all GPUs that took part, read before and after a case in one launch."""
+
+    sm_low_MHz: float | None = None  # noqa: N815 - a unit
+    """The lowest of the multiprocessors, where NVML tells."""
+    sm_high_MHz: float | None = None  # noqa: N815 - a unit
+    slowed_by: Sequence[str] = ()
+    """What kept any of them from running faster, other than having nothing to do or clocks that someone has set."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stated:
     """What another tool says of a case, of which it gives one time instead of every repetition's."""
 
@@ -207,6 +218,8 @@ class Record:
     """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation, on all hosts together, what they use while waiting included; None where it was not measured."""
+    clocks: Clocks | None = None
+    """Of backends on GPUs, where NVML tells."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
@@ -330,7 +343,12 @@ class Row:
     cadence: str = field(default="", metadata={"about": "isolated, pipelined or graph"})
     batch: int | None = field(default=None, metadata={"about": "operations timed together"})
     window: int | None = field(default=None, metadata={"about": "messages in flight"})
-    buffers: str = field(default="", metadata={"about": "hot: the same buffers each repetition"})
+    buffers: str = field(
+        default="",
+        metadata={
+            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, symmetric: known to NCCL"
+        },
+    )
     sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
     loop: str = field(default="", metadata={"about": "native, python or event"})
     launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
@@ -417,4 +435,6 @@ FLAGS = {
     "of its outputs",
     "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
     "shared_gpu": "several ranks took turns on a GPU; this is no measure of the interconnect",
+    "throttled": "a GPU was slowed down around the case; samples.jsonl says by what (clocks.slowed_by)",
+    "in_cache": "buffers took turns, but so small ones all fit into the cache together",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from commbench import stats
+from commbench.algorithms import AUTO
 from commbench.arrangements import arranged
 from commbench.cases import DEVICE_BACKENDS, Case
 from commbench.collectives import OPERATIONS
@@ -254,6 +255,7 @@ def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
         "message_bytes": case.message_bytes if OPERATIONS[case.operation].moves_data else None,
         "cadence": case.cadence,
         "buffers": case.buffers,
+        "algorithm_requested": "" if case.algorithm == AUTO else case.algorithm,
     }
 
 

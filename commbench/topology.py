@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.environment import ROOT, read_text
-from commbench.nvlink import nvlinks
+from commbench.nvlink import gpu_ports, nvlinks, peer_access
 
 Topology = dict[str, Any]
 
@@ -31,10 +31,11 @@ def collect_topology(root: Path = ROOT, emulated: Mapping[str, Any] | None = Non
 
     Returns:
         ``sockets``, ``cores``, ``threads``; ``caches`` (level, type, size_bytes, count, shared_by: CPUs that share
-        one); ``numa`` (node, cpus, memory_bytes, distances to all nodes); ``gpus`` (name, pci, numa_node); ``network``
-        (name, state, speed_Mbps, mtu, driver, numa_node, pci, emulated); ``rdma`` (device, port, state, rate,
-        link_layer, numa_node, pci); ``links`` (``devices``: GPU0, ..., names of adapters; ``matrix``: of each pair the
-        link in the words of ``nvidia-smi topo -m``, X for a device itself).
+        one); ``numa`` (node, cpus, memory_bytes, distances to all nodes); ``gpus`` (name, pci, numa_node and what
+        `commbench.nvlink.gpu_ports` tells); ``network`` (name, state, speed_Mbps, mtu, driver, numa_node, pci,
+        emulated); ``rdma`` (device, port, state, rate, link_layer, numa_node, pci); ``links`` (``devices``: GPU0, ...,
+        names of adapters; ``matrix``: of each pair the link in the words of ``nvidia-smi topo -m``, X for a device
+        itself); ``peer_access`` (see `commbench.nvlink.peer_access`).
     """
     gpus, network, rdma = _gpus(root), _network(root, emulated), _rdma(root)
     return {
@@ -45,6 +46,7 @@ def collect_topology(root: Path = ROOT, emulated: Mapping[str, Any] | None = Non
         "network": network,
         "rdma": rdma,
         "links": _links(root, gpus, [*_distinct(rdma), *(port for port in network if _is_apart(port, rdma))]),
+        "peer_access": peer_access([gpu["pci"] for gpu in gpus]),
     }
 
 
@@ -52,6 +54,12 @@ def cpu_list(text: str | None) -> list[int]:
     """The CPUs of a list as Linux writes it: ``0-2,8`` is 0, 1, 2, 8."""
     ranges = (part.partition("-") for part in (text or "").split(",") if part.strip())
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
+
+
+def last_level_cache_bytes(root: Path = ROOT) -> int:
+    """The size of a data cache of the highest level there is; 0 where /sys tells of none."""
+    data = [cache for cache in _caches(root) if cache["type"] != "instruction"]
+    return max((cache["size_bytes"] for cache in data if cache["level"] == data[-1]["level"]), default=0)
 
 
 def nodes_of(cpus: Iterable[int], numa: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -125,8 +133,9 @@ def _gpus(root: Path) -> list[dict[str, Any]]:
             "name": _gpu_name(root, address),
             "pci": address,
             "numa_node": _numa_node(root / "sys/bus/pci/devices" / address),
+            **ports,
         }
-        for address in addresses
+        for address, ports in zip(addresses, gpu_ports(addresses), strict=True)
     ]
 
 

@@ -1,15 +1,19 @@
 """cupy and NCCL in host memory, for ranks that are threads: what an operation means, and nothing of how fast it is.
 
 Each call is carried out when it is made, or where it stands in a group when the group ends: first all sends, which
-never wait, then collectives and receives. What NCCL would refuse (a size, a type, a peer) is asserted.
+never wait, then collectives and receives. On a stream that captures it is carried out whenever the graph is launched.
+What NCCL would refuse (a size, a type, a peer) is asserted.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from queue import Queue
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +28,8 @@ REDOPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 _TYPES = {code: DTYPES[name] for name, code in CODES.items()}
 _FOLDS = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum, 4: np.add}
 SECONDS = 20
+#: Of a simulated GPU.
+L2_BYTES = 64 * 1024
 
 
 class Array(np.ndarray):  # type: ignore[type-arg] # of any type
@@ -36,6 +42,10 @@ class Array(np.ndarray):  # type: ignore[type-arg] # of any type
 
 class NcclError(RuntimeError):
     """What cupy raises where NCCL refuses."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"NCCL_ERROR: {status}")
+        self.status = status
 
 
 class _Room:
@@ -56,6 +66,8 @@ class _State(threading.local):
 
 _ROOMS: dict[bytes, _Room] = {}
 _LOCK = threading.Lock()
+#: Every communicator that was made.
+COMMUNICATORS: list[NcclCommunicator] = []
 _STATE = _State()
 
 
@@ -65,25 +77,43 @@ def _memory(address: int, count: int, dtype: DataType) -> Any:
 
 
 class NcclCommunicator:
-    """As cupy's of the same name; ``calls`` are the names of what was asked for."""
+    """As cupy's of the same name, with what was asked of it: ``calls`` by name, ``streams`` by pointer.
+
+    ``addresses`` are those that operations which were carried out have read from, ``graphs`` the number that hold any.
+    """
 
     def __init__(self, size: int, identity: bytes, rank: int) -> None:
         with _LOCK:
             self._room = _ROOMS.setdefault(identity, _Room(size))
         self.size, self.rank = size, rank
         self.calls: list[str] = []
+        self.asked = os.environ.get("NCCL_ALGO", "")
+        COMMUNICATORS.append(self)
+        self.streams: set[int] = set()
+        self.addresses: list[int] = []
+        self.graphs = 0
         self._room.barrier.wait(SECONDS)
 
     def destroy(self) -> None:
         """Leave."""
+        assert not self.graphs, "NCCL would wait for ever for a graph that holds its operations"
         self._room.barrier.wait(SECONDS)
 
-    def _do(self, name: str, order: int, work: Any) -> None:
-        self.calls.append(name)
-        if _STATE.depth:
-            _STATE.queued.append((order, work))
-        else:
+    def abort(self) -> None:
+        """Leave without a word."""
+        self.calls.append("abort")
+
+    def _do(self, name: str, order: int, work: Callable[[], object], address: int, stream: int) -> None:
+        def carry_out() -> None:
+            self.addresses.append(address)
             work()
+
+        self.calls.append(name)
+        self.streams.add(stream)
+        if _STATE.depth:
+            _STATE.queued.append((order, lambda: _STREAMS[stream].take(self, carry_out)))
+        else:
+            _STREAMS[stream].take(self, carry_out)
 
     def _together(self, mine: Any) -> list[Any]:
         """What every rank has brought, by rank."""
@@ -103,16 +133,20 @@ class NcclCommunicator:
             total = _FOLDS[redop](total, value)
         return dtype.encode(total / len(values) if redop == REDOPS["avg"] else total)
 
-    def allReduce(self, send: int, receive: int, count: int, code: int, redop: int, _stream: int) -> None:  # noqa: N802
-        """Everyone gets the reduction."""
+    def allReduce(  # noqa: N802, PLR0917 - NCCL's own
+        self, send: int, receive: int, count: int, code: int, redop: int, stream: int
+    ) -> None:
+        """Everyone gets the reduction, but by an algorithm that there is no hardware for."""
+        if self.asked.startswith("nvls"):
+            raise NcclError(5)
 
         def work() -> None:
             _memory(receive, count, _TYPES[code])[:] = self._reduced(send, count, code, redop)
 
-        self._do("allReduce", 1, work)
+        self._do("allReduce", 1, work, send, stream)
 
     def reduce(  # noqa: PLR0917 - NCCL's own
-        self, send: int, receive: int, count: int, code: int, redop: int, root: int, _stream: int
+        self, send: int, receive: int, count: int, code: int, redop: int, root: int, stream: int
     ) -> None:
         """The root gets the reduction."""
 
@@ -121,42 +155,50 @@ class NcclCommunicator:
             if self.rank == root:
                 _memory(receive, count, _TYPES[code])[:] = found
 
-        self._do("reduce", 1, work)
+        self._do("reduce", 1, work, send, stream)
 
-    def reduceScatter(self, send: int, receive: int, count: int, code: int, redop: int, _stream: int) -> None:  # noqa: N802
+    def reduceScatter(  # noqa: N802, PLR0917 - as above
+        self, send: int, receive: int, count: int, code: int, redop: int, stream: int
+    ) -> None:
         """Everyone gets a block of the reduction."""
 
         def work() -> None:
             found = self._reduced(send, count * self.size, code, redop)
             _memory(receive, count, _TYPES[code])[:] = found[self.rank * count : (self.rank + 1) * count]
 
-        self._do("reduceScatter", 1, work)
+        self._do("reduceScatter", 1, work, send, stream)
 
-    def allGather(self, send: int, receive: int, count: int, code: int, _stream: int) -> None:  # noqa: N802
+    def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:  # noqa: N802
         """Everyone gets every block."""
 
         def work() -> None:
             blocks = self._together(_memory(send, count, _TYPES[code]).copy())
             _memory(receive, count * self.size, _TYPES[code])[:] = np.concatenate(blocks)
 
-        self._do("allGather", 1, work)
+        self._do("allGather", 1, work, send, stream)
 
-    def broadcast(self, send: int, receive: int, count: int, code: int, root: int, _stream: int) -> None:
+    def broadcast(  # noqa: PLR0917 - as above
+        self, send: int, receive: int, count: int, code: int, root: int, stream: int
+    ) -> None:
         """Everyone gets the root's message."""
 
         def work() -> None:
             messages = self._together(_memory(send, count, _TYPES[code]).copy())
             _memory(receive, count, _TYPES[code])[:] = messages[root]
 
-        self._do("broadcast", 1, work)
+        self._do("broadcast", 1, work, send, stream)
 
-    def send(self, buffer: int, count: int, code: int, peer: int, _stream: int) -> None:
+    def send(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
         """Put a message where the peer looks for it."""
         assert 0 <= peer < self.size
         mail = self._room.mail[self.rank, peer]
-        self._do("send", 0, lambda: mail.put((count, code, _memory(buffer, count, _TYPES[code]).copy())))
 
-    def recv(self, buffer: int, count: int, code: int, peer: int, _stream: int) -> None:
+        def work() -> None:
+            mail.put((count, code, _memory(buffer, count, _TYPES[code]).copy()))
+
+        self._do("send", 0, work, buffer, stream)
+
+    def recv(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
         """Wait for a message of the peer."""
         assert 0 <= peer < self.size
 
@@ -165,7 +207,7 @@ class NcclCommunicator:
             assert [count, code] == sent, "the sender has another count or type"
             _memory(buffer, count, _TYPES[code])[:] = message
 
-        self._do("recv", 2, work)
+        self._do("recv", 2, work, buffer, stream)
 
 
 def _group_start() -> None:
@@ -181,27 +223,78 @@ def _group_end() -> None:
             work()
 
 
+class Graph:
+    """What was captured: by whom each step was asked for, and what it does."""
+
+    def __init__(self, steps: Sequence[tuple[NcclCommunicator, Callable[[], object]]]) -> None:
+        self._steps = steps
+        self._communicators = {communicator for communicator, _ in steps}
+        for communicator in self._communicators:
+            communicator.graphs += 1
+
+    def __del__(self) -> None:
+        for communicator in self._communicators:
+            communicator.graphs -= 1
+
+    def upload(self, stream: _Stream) -> None:
+        """Prepare."""
+        assert stream.captured is None
+
+    def launch(self, stream: _Stream) -> None:
+        """Carry out what was captured."""
+        assert stream.captured is None
+        for _, work in self._steps:
+            work()
+
+
 class _Stream:
-    ptr = 7
+    _numbers = itertools.count(7)
 
     def __init__(self, *, non_blocking: bool) -> None:
         assert non_blocking, "the default stream would be waited for"
+        with _LOCK:
+            self.ptr = next(self._numbers)
+            _STREAMS[self.ptr] = self
+        self.captured: list[tuple[NcclCommunicator, Callable[[], object]]] | None = None
 
     def __enter__(self) -> None:
         """Queue what cupy does here."""
+        assert self.captured is None, "memory would be written when the graph is launched"
 
     def __exit__(self, *_: object) -> None:
         """Leave."""
 
     def synchronize(self) -> None:
         """Everything has been carried out already."""
+        assert self.captured is None, "CUDA refuses to wait for a stream that captures"
+
+    def take(self, communicator: NcclCommunicator, work: Callable[[], object]) -> None:
+        """Carry out what a communicator was asked for, or capture it."""
+        if self.captured is None:
+            work()
+        else:
+            self.captured.append((communicator, work))
+
+    def begin_capture(self) -> None:
+        """Carry out nothing from now on."""
+        assert self.captured is None
+        self.captured = []
+
+    def end_capture(self) -> Graph:
+        """What has been asked for since."""
+        assert self.captured, "nothing was captured"
+        steps, self.captured = self.captured, None
+        return Graph(steps)
+
+
+_STREAMS: dict[int, _Stream] = {}
 
 
 class _Event:
     stamp_s = 0.0
 
     def record(self, stream: _Stream) -> None:
-        assert stream.ptr == _Stream.ptr
+        assert _STREAMS[stream.ptr].captured is None
         self.stamp_s = time.perf_counter()
 
     def synchronize(self) -> None:
@@ -245,7 +338,11 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
         get_elapsed_time=lambda first, last: 1e3 * (last.stamp_s - first.stamp_s),
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
-            getDeviceProperties=lambda number: {"name": f"Simulated GPU {number}".encode()},
+            getDeviceProperties=lambda number: {
+                "name": f"Simulated GPU {number}".encode(),
+                "l2CacheSize": L2_BYTES,
+            },
+            deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
             CUDARuntimeError=RuntimeError,
         ),
     )

@@ -55,6 +55,7 @@ def test_the_product_of_all_axes_is_measured() -> None:
     """Multiply axes that apply."""
     sweep = Sweep(
         operations=["reduce"],
+        backends=["mpi", "gloo"],
         sizes="8:32",
         dtypes=["float32", "float64"],
         redops=["sum", "max"],
@@ -81,6 +82,8 @@ def test_several_sweeps_share_cases() -> None:
         ({"sync": "never"}, "Unknown synchronisation 'never'; choose from auto"),
         ({"loop": "endless"}, "Unknown loop 'endless'; choose from auto"),
         ({"in_place": "yes"}, "Unknown in_place value 'yes'; choose from default"),
+        ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph."),
+        ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric."),
         ({"sizes": [0]}, "Message size 0 is not a positive number of bytes."),
         ({"sizes": [-8]}, "Message size -8 is not a positive number of bytes."),
         ({"sizes": [8.5]}, "Message size 8.5 is not a positive number of bytes."),
@@ -113,13 +116,16 @@ def test_a_key_names_every_field() -> None:
         "redop": "max",
         "buffers": "cold",
         "world_size": 2,
+        "graph": True,
+        "algorithm": "ring",
     }
     keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
     assert 1 + len(changes) == len(keys)
     assert make_case().key == case.key
-    fields = asdict(make_case(world_size=2))
-    assert fields == json.loads(make_case(world_size=2).key)
-    assert {name: value for name, value in fields.items() if name != "world_size"} == json.loads(case.key)
+    fields = asdict(make_case(world_size=2, graph=True, algorithm="ring"))
+    assert fields == json.loads(make_case(world_size=2, graph=True, algorithm="ring").key)
+    later = {"world_size", "graph", "algorithm"}
+    assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
 
 
 def test_names_tell_what_differs_from_the_defaults() -> None:
@@ -134,6 +140,33 @@ def test_names_tell_what_differs_from_the_defaults() -> None:
 def test_unsynchronised_operations_are_pipelined() -> None:
     """Call operations that follow each other pipelined."""
     assert ("isolated", "pipelined") == (make_case().cadence, make_case(sync="none").cadence)
+
+
+def test_cadences_and_buffers_are_axes() -> None:
+    """Measure each cadence in each kind of buffers; a barrier has none."""
+    sweep = Sweep(
+        operations=["all_reduce", "barrier"],
+        sizes=[8],
+        backends=["nccl"],
+        cadences=["isolated", "pipelined", "graph"],
+        buffers=["hot", "rotated"],
+    )
+    cases = sweep.cases(2)
+    cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto")]
+    assert [(*cadence, kind) for cadence in cadences for kind in ("hot", "rotated")] == [
+        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
+    ]
+    assert [(*cadence, "hot") for cadence in cadences] == [
+        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "barrier"
+    ]
+    assert "nccl all_reduce 8 B float32 sum from a graph in rotated buffers" == str(cases[5])
+    assert "barrier" == replace(sweep, sync="barrier", cadences=["graph"]).cases(2)[0].sync
+
+
+def test_isolated_operations_start_together() -> None:
+    """Refuse a cadence that contradicts the synchronisation."""
+    with pytest.raises(InputError, match="by synchronisation none they do not"):
+        Sweep(cadences=["graph", "isolated"], sync="none")
 
 
 def test_the_order_follows_from_seed_and_launch() -> None:

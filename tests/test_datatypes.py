@@ -116,6 +116,25 @@ def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
     assert (value == reduce(FOLDS[redop], [value] * 1000)).all()
 
 
+@pytest.mark.parametrize(("name", "redop"), [pair for pair in PAIRS if pair[1] not in {"min", "max"}])
+@given(size=RANKS, target=st.integers(0, 300))
+@ROUGH
+def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, target: int) -> None:
+    """Hold in two ranks for each element what cancels, and nothing in the target, which may be no rank at all."""
+    dtype, known = DTYPES[name], KnownData(dtype=DTYPES[name], size=size, redop=redop)
+    target = min(target, size)
+    memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
+    for rank, buffer in enumerate(memory):
+        known.cancelling([Piece(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
+    held = np.stack([dtype.decode(buffer) for buffer in memory])
+    neutral = dtype.decode(known.neutral(TILE).runs[0][2])
+    assert 0 == known.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))
+    assert (held[target : target + 1] == neutral).all()
+    pairs = 2 if size - (target < size) > 1 else 0
+    assert {pairs} == set(np.unique((held != neutral).sum(axis=0)))
+    assert np.abs(FOLDS[redop].accumulate(held, axis=0)).max() <= EXACT_UP_TO[name]
+
+
 @given(pair=st.tuples(st.integers(0, 300), st.integers(0, 300)), target=st.integers(0, 300))
 @ROUGH
 def test_swapped_blocks_are_noticed(pair: tuple[int, int], target: int) -> None:

@@ -1,11 +1,14 @@
 """Tests of the NCCL backend on real GPUs: one rank, and two that may have to share a GPU."""
 
+import importlib.util
+import re
 from typing import Any
 
 import pytest
 
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
+from commbench.preparation import GRAPH_OPERATIONS
 
 pytest.importorskip("cupy")
 
@@ -33,3 +36,38 @@ def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]
 def test_the_barrier_waits(verified: dict[str, Any]) -> None:
     """Count no rank that leaves before the last has entered."""
     assert 0 == verified["barrier"]["nccl"]["real"]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+    """What the engine records of an all_reduce in every cadence and kind of buffers."""
+    found: dict[str, Any] = run_ranks(request.param, "device_cases.py", timeout=280)
+    return {"size": request.param, **found}
+
+
+def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
+    """Verify and time all of them; a graph holds many operations, and its destruction does not hang."""
+    records = measured["records"]
+    assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
+    assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
+        (record["cadence"], record["buffers"]) for record in records
+    }
+    assert all(record["batch"] % GRAPH_OPERATIONS == 0 for record in records if record["cadence"] == "graph")
+
+
+def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:
+    """Replay small operations within twice the time that they take one behind the other without a graph."""
+    times = {
+        record["cadence"]: record["time_us"]
+        for record in measured["records"]
+        if (record["buffers"], record["message_bytes"]) == ("hot", 1024)
+    }
+    assert times["graph"] < 2 * times["pipelined"]
+
+
+def test_the_gpu_is_known(measured: dict[str, Any]) -> None:
+    """Know the size of its L2 and its address, and its clock where NVML is there."""
+    assert measured["l2_bytes"] >= 2**20
+    assert re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d", measured["gpu"])
+    if importlib.util.find_spec("pynvml"):
+        assert all(record["clocks"]["sm_high_MHz"] > 0 for record in measured["records"])

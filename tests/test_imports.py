@@ -141,12 +141,20 @@ def test_nccl_versions(code: int, version: str) -> None:
     assert version == nccl_version(code)
 
 
-def test_groups_graphs_and_cpu_times_are_left_out() -> None:
-    """Refuse averages over groups, CUDA graphs and times of the CPU, each with its reason."""
+def test_operations_in_graphs_are_of_that_cadence() -> None:
+    """Read from text and from JSON that CUDA graphs were replayed."""
+    texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
+    for text, old, new in zip(texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True):
+        assert [{"pipelined"}, {"graph"}] == [
+            {record.case.cadence for record in load_text(each).records} for each in (text, text.replace(old, new))
+        ]
+
+
+def test_groups_and_cpu_times_are_left_out() -> None:
+    """Refuse averages over groups and times of the CPU, each with its reason."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     for old, new, words in (
         ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
-        ("graph: 0", "graph: 20", "CUDA graphs"),
         ("  time   algbw", "cputime   algbw", "times are of the CPU only"),
         ("all_reduce_perf", "hypercube_perf", "hypercube_perf of nccl-tests has no counterpart here"),
     ):
@@ -364,6 +372,16 @@ def test_imb() -> None:
     assert "Exchange is left out: both neighbours" in left_out(imported)
     assert "did not measure this size (time-out" in left_out(imported)
     assert "MPI_BYTE is counted as int8" in assumed(imported)
+
+
+def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
+    """Take it from the command line that it repeats."""
+    text = (DATA / "imb.txt").read_text()
+    called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
+    away = load_text(text.replace("# IMB-MPI1 pingpong", called)).records
+    assert {"hot"} == {record.case.buffers for record in load_text(text).records}
+    assert {"rotated"} == {record.case.buffers for record in away if record.case.dtype}
+    assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
 
 
 def test_imb_states_its_types() -> None:
@@ -586,6 +604,14 @@ def test_patterns_come_back() -> None:
         (back,) = rows_of(imported)
         assert ("fan-in", "pipelined") == (back.pattern, back.cadence)
         assert pytest.approx(row.busbw_GBps, rel=1e-3) == back.busbw_GBps
+
+
+def test_graphs_and_rotated_buffers_come_back() -> None:
+    """Keep both apart from what is isolated and hot."""
+    for style in ("nccl-tests", "osu"):
+        _, imported = printed(style, [make_case(message_bytes=4096, graph=True, buffers="rotated")], 50.0, 4)
+        (back,) = rows_of(imported)
+        assert ("graph", "rotated") == (back.cadence, back.buffers)
 
 
 def test_groups_that_ran_together_are_no_launches() -> None:

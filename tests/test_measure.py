@@ -98,6 +98,9 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
     [
         ({"loop": "native"}, "fake has no native loop"),
         ({"dtype": "int8", "redop": "avg"}, "average of int8"),
+        ({"graph": True}, "fake has no graphs of operations; use --cadence isolated or pipelined"),
+        ({"buffers": "rotated"}, "the size of the last-level cache is not known on every rank"),
+        ({"operation": "bandwidth", "pattern": "matrix", "buffers": "rotated"}, "a matrix is timed call by call"),
     ],
 )
 def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:

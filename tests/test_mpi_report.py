@@ -4,10 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from commbench.communicators.mpi_report import VERBOSE, Inquiry, algorithm_of, captured, parse_component
+from commbench.communicators.mpi_report import (
+    VERBOSE,
+    Inquiry,
+    algorithm_of,
+    captured,
+    parse_component,
+    takes_gpu_memory,
+)
 
 REPORT = """\
 [n0:12] coll:base:comm_select: new communicator: MPI COMM 3 DUP FROM 0 (cid 3)
@@ -17,6 +26,12 @@ REPORT = """\
 [n0:12] coll:base:comm_select: selecting         han, priority  35, Enabled
 [n0:12] coll:base:comm_select: selecting       tuned, priority  30, Enabled
 """
+
+
+def answer_with(answer: Any, value: int, code: int = 0) -> int:
+    """Answer through a pointer, as MPICH does, and return a code."""
+    answer._obj.value = value
+    return code
 
 
 def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> None:
@@ -157,3 +172,19 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
     done = subprocess.run([sys.executable, "-c", DYING], env=here, capture_output=True, text=True, check=False)
     assert -9 == done.returncode
     assert "a warning\nno such fabric" == done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (SimpleNamespace(), False),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), True),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 0, MPIX_GPU_query_support=lambda *_: 1 / 0), False),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda kind, answer: answer_with(answer, int(kind == 0))), True),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 0)), False),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 1, code=3)), False),
+    ],
+)
+def test_only_a_library_that_says_so_takes_gpu_memory(library: SimpleNamespace, expected: bool) -> None:
+    """Ask Open MPI's question, else MPICH's older one, and take no answer for a no."""
+    assert expected is takes_gpu_memory(library)

@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 from commbench.errors import CommbenchError, UnsupportedError
 from commbench.timing.clocks import GlobalClock, Line
-from commbench.timing.loops import Call
+from commbench.timing.loops import Call, Turns
 from commbench.timing.native import METHODS, NativeTimer, SyncCalls, address_of, call_table
 from commbench.timing.progress import Progress
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -187,3 +187,14 @@ def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
     found = run_ranks(1, "native_self.py")
     assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [found[method] for method in METHODS]
     assert "reported 6 errors" in found["error"]
+
+
+def test_sets_of_calls_take_turns() -> None:
+    """Use one set after the other, also within a batch, and go on from where the last run ended."""
+    function = Recorded(1)
+    turns = Turns([[call(function, arguments=(number,))] * 2 for number in range(4)])
+    timer, progress = make_timer()
+    timer.run(turns, 2, 1)
+    timer.run(turns, 3, 2)
+    assert [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3] == [argument for (argument,) in function.calls]
+    assert [5, 5] == progress.counters.tolist()

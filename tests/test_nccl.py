@@ -4,12 +4,16 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from simulated_cupy import simulated
+import simulated_cupy
+from simulated_cupy import L2_BYTES, Graph, NcclError, simulated
+from simulated_nvml import SimulatedNvml
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, all_cases
@@ -17,8 +21,9 @@ from commbench.collectives import OPERATIONS
 from commbench.control import Control, run_threads
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
-from commbench.measure import Session, measure
-from commbench.preparation import prepare
+from commbench.measure import Session, frozen_from, measure
+from commbench.preparation import GRAPH_OPERATIONS, prepare
+from commbench.records import Frozen
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 
@@ -197,7 +202,197 @@ def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.
         nccl.check_gpu()
 
 
-@pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")])
-def test_versions_are_read(nccl: ModuleType, number: int, text: str) -> None:
-    """Read both of NCCL's ways to number its versions."""
-    assert text == nccl.version_text(number)
+# ------------------------------------------------------------------------------------------------ cadences and buffers
+
+
+def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, frozen: Frozen | None = None) -> list[Any]:
+    """What rank 0 records of cases on so many ranks, and last what its communicator was asked for."""
+    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.02)
+
+    def work(control: Control) -> list[Any]:
+        communicator = nccl.NcclCommunicator(control)
+        session = Session(control=control, budget=budget, progress=Progress())
+        found = [measure(case, communicator, session, launch=0, frozen=frozen) for case in cases]
+        token, asked = communicator._token.address, communicator._comm
+        communicator.close()  # which asserts that no graph holds the communicator
+        return [*found, ([address for address in asked.addresses if address != token], asked.calls)]
+
+    return run_threads(size, work)[0]
+
+
+def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
+    """Return an all_reduce in place."""
+    fields = {"operation": "all_reduce", "dtype": "float32", "redop": "sum", "in_place": True, **changes}
+    return Case(backend="nccl", message_bytes=message_bytes, **fields)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
+    """Capture every operation, find the very graph right that is timed, and time it; the barrier, too."""
+    names = [name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size]
+    common: dict[str, Any] = {"backends": ["nccl"], "sizes": [size * ELEMENTS * 4], "cadences": ["graph"]}
+    sweeps = [
+        Sweep(operations=[*names, "barrier"], in_place="both", roots=[size - 1], **common),
+        Sweep(operations=REDUCING[:3], in_place="both", redops=["max", "prod", "avg"], **common),
+    ]
+    *records, _ = records_of(nccl, size, all_cases(sweeps, size))
+    assert {"all_to_all"} == {record.case.operation for record in records if record.status != "ok"}
+    timed = [record for record in records if record.status == "ok"]
+    assert {*names, "barrier"} == {record.case.operation for record in timed}
+    assert {("graph", 0, 0)} == {(r.case.cadence, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
+
+
+def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
+    """Carry out many times what was asked for seventeen times: once to try it, sixteen times to capture it."""
+    record, (addresses, _) = records_of(nccl, 2, [plain_case(graph=True)])
+    assert 0 == (len(addresses) - 1) % GRAPH_OPERATIONS
+    replayed = (len(addresses) - 1) // GRAPH_OPERATIONS
+    assert replayed > len(record.times_us) * record.batch // GRAPH_OPERATIONS
+    assert (record.harness_us or 0) > 0
+
+
+def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
+    """Replay as many operations together as the first launch did."""
+    first, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    second, _ = records_of(nccl, 2, [plain_case(graph=True)], frozen=frozen_from(first))
+    assert (first.batch, first.warmups) == (second.batch, second.warmups)
+
+
+@pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
+def test_a_graph_that_does_nothing_is_caught(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Find wrong elements, in place too, where what was captured is not what is carried out."""
+    monkeypatch.setattr(Graph, "launch", lambda *_: None)
+    record, _ = records_of(nccl, 3, [case])
+    assert ("wrong", True) == (record.status, (record.wrong or 0) > 0)
+
+
+def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say which version has."""
+    monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
+    record, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
+        record.status,
+        record.reason,
+    )
+
+
+def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what a part of the ranks does between the events of the whole."""
+
+    def work(control: Control) -> bool:
+        communicator = nccl.NcclCommunicator(control)
+        part = communicator.split([(0,), (1,)])
+        buffer = part.allocate(DTYPES["int32"], 1)
+        part.all_reduce(buffer, buffer, "sum").run()
+        found = part._comm.streams == {communicator._stream.ptr}
+        communicator.close()
+        return bool(found)
+
+    assert [True, True] == run_threads(2, work)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
+    """Use twice as much memory as the L2 has before any of it is used again."""
+    message_bytes, sets = L2_BYTES // 16, 32
+    record, (addresses, _) = records_of(nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)])
+    assert ("ok", 0, "rotated") == (record.status, record.wrong, record.case.buffers)
+    assert "in_cache" not in record.flags
+    counts = Counter(addresses)
+    assert sets == len(counts)
+    assert max(counts.values()) <= 2 * min(counts.values())
+    assert all(len(set(addresses[at : at + sets // 2])) == sets // 2 for at in range(len(addresses) - sets // 2))
+
+
+def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
+    """Say so where even many sets of buffers fit into the L2, and use one alone where that exceeds it."""
+    small, _ = records_of(nccl, 2, [plain_case(64, buffers="rotated")])
+    large, (addresses, _) = records_of(nccl, 2, [plain_case(2 * L2_BYTES, buffers="rotated")])
+    assert [True, False] == ["in_cache" in record.flags for record in (small, large)]
+    assert 1 == len(set(addresses))
+
+
+def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the clock of the rank's own GPU before and after a case."""
+    nvml = SimulatedNvml(["0000:00:00.0"], clocks_MHz=[1980] * 3 + [1100], reasons=[0x1] * 3 + [0x4])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    record, _ = records_of(nccl, 2, [plain_case()])
+    assert ("throttled" in record.flags, ("power cap",)) == (True, record.clocks.slowed_by)
+    assert (1100, 1980) == (record.clocks.sm_low_MHz, record.clocks.sm_high_MHz)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    record, _ = records_of(nccl, 2, [plain_case()])
+    assert (False, None) == ("throttled" in record.flags, record.clocks)
+
+
+# ---------------------------------------------------------------------------------------------- ranks that share a GPU
+
+
+def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) -> Callable[[], object]:
+    """Return what opens two ranks on so many GPUs where NCCL answers ncclInvalidUsage."""
+
+    def refuse(*_: object) -> None:
+        raise NcclError(5)
+
+    monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
+    monkeypatch.setattr(nccl.nccl, "NcclCommunicator", refuse)
+    return lambda: run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
+
+
+def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say what to unset where ranks share a GPU, and nothing of that where they do not."""
+    monkeypatch.setenv("NCCL_HOSTID", "mine")
+    with pytest.raises(InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"):
+        refused(nccl, monkeypatch, devices=1)()
+    with pytest.raises(NcclError):
+        refused(nccl, monkeypatch, devices=2)()
+
+
+def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take them from NCCL's log, whatever number of GPUs CUDA shows."""
+    line = "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA device 1000\n"
+    (tmp_path / "log").write_text(line)
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "log"))
+    with pytest.raises(InputError, match="NCCL finds ranks 1 and 3 on one GPU"):
+        refused(nccl, monkeypatch, devices=2)()
+
+
+# ---------------------------------------------------------------------------------------------------------- algorithms
+
+
+def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
+    """Records of an all_reduce as it is, by an algorithm, and as it is again, in one launch of so many ranks."""
+    simulated_cupy.COMMUNICATORS.clear()
+    *records, _ = records_of(nccl, size, [plain_case(algorithm=each) for each in ("auto", algorithm, "auto")])
+    return records
+
+
+def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
+    """Ask for it when a communicator is made, carry out the case by that alone, and ask for nothing afterwards."""
+    assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
+    asked = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    assert {"", "tree"} == set(asked)
+    assert min(asked.values()) > 5
+    assert "NCCL_ALGO" not in os.environ
+
+
+def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
+    """Say what NCCL says, go on with other cases, and give up the communicator that has failed."""
+    records = by_algorithm(nccl, "nvls")
+    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert "NCCL_ERROR: 5" in records[1].reason
+    assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
+
+
+def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
+    """Say what to use instead."""
+    record = by_algorithm(nccl, "ring/8ch", size=2)[1]
+    assert "unsupported" == record.status
+    assert "use --backend torch-nccl" in record.reason
+
+
+def test_other_algorithms_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what is carried in another way between the events of the whole, else they would time nothing."""
+    by_algorithm(nccl, "tree")
+    streams = [made.streams for made in simulated_cupy.COMMUNICATORS if made.calls]
+    assert all(each == streams[0] for each in streams)

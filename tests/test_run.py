@@ -12,6 +12,7 @@ import pytest
 
 from commbench.launch.launchers import MpirunLauncher
 from commbench.records import COLUMNS
+from commbench.topology import last_level_cache_bytes
 
 pytestmark = pytest.mark.mpi
 
@@ -177,3 +178,35 @@ def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> No
     ] == groups
     assert 8 == len(rows)
     assert "Scaling: time on the first n ranks" in done.stdout
+
+
+def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
+    """Verify and time rotated buffers on both backends, of which small ones fit into the cache; refuse graphs."""
+    if not last_level_cache_bytes():
+        pytest.skip("the system does not tell how large this machine's caches are")
+    arguments = (
+        "-c",
+        "all_reduce,all_gather",
+        "--sizes",
+        "8,1M",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--launches",
+        "1",
+        "--buffers",
+        "hot,rotated",
+        "--cadence",
+        "isolated,graph",
+    )
+    assert run(*arguments, "--out", "turns", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path / "turns")
+    found = {(row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"]) for row in rows}
+    each = [(backend, buffers) for backend in ("mpi", "gloo") for buffers in ("hot", "rotated")]
+    endings = [("isolated", "ok", "0"), ("graph", "unsupported", "")]
+    assert {(*one, *ending) for one in each for ending in endings} == found
+    assert all(
+        ("in_cache" in row["flags"].split(";")) == ((row["buffers"], row["message_bytes"]) == ("rotated", "8"))
+        for row in rows
+        if row["status"] == "ok"
+    )

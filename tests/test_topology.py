@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from simulated_nvml import SimulatedNvml
 
 from commbench.nvlink import nvlinks, parse_matrix
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.topology import collect_topology, cpu_list, nodes_of
+from commbench.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
 #: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a further adapter below a
 #: second switch, and an Ethernet adapter on a host bridge of its own; on the second two GPUs, each on its own port.
@@ -339,3 +340,30 @@ def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0 == done.returncode, done.stderr
     (port,) = json.loads(done.stdout)["topology"]["network"]
     assert ("eth0", "up", 200.0, True) == tuple(port[key] for key in ("name", "state", "speed_Mbps", "emulated"))
+
+
+def test_nvml_tells_of_each_gpu_s_links(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record PCIe and NVLink of each GPU, and which reads whose memory, past the oddities of the library."""
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
+    found = collect_topology(node)
+    ports = {"sm_clock_max_MHz": 1980, "pcie_generation": 1, "pcie_generation_max": 5}
+    ports |= {"pcie_width": 16, "pcie_width_max": 16, "nvlink_version": "4.0"}
+    first, *_, last = found["gpus"]
+    assert ports == {name: first[name] for name in ports}
+    assert {**ports, "nvlink_version": None} == {name: last[name] for name in ports}
+    assert "NV1" == found["links"]["matrix"][0][1]
+    assert ["X", "ok", "topology not supported", "topology not supported"] == found["peer_access"][0]
+
+
+def test_without_nvml_nothing_is_known_of_links(node: Path) -> None:
+    """Leave empty what it alone tells."""
+    found = collect_topology(node)
+    unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
+    assert {None} == {gpu[name] for gpu in found["gpus"] for name in unknown}
+    assert [] == found["peer_access"]
+
+
+def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:
+    """Take the size of one of them; nothing where none is known."""
+    assert 32 << 20 == last_level_cache_bytes(node)
+    assert 0 == last_level_cache_bytes(tmp_path / "empty")

@@ -16,8 +16,11 @@ from commbench.cli.training import default_sweep, find_training_budget, join_tra
 from commbench.launch.conductor import single_stage
 from commbench.options import SizeOptions, find_budget, lacking, make_request, parse_numbers, split_names, usable_suite
 from commbench.parameters import (
+    Algorithm,
     Backend,
     BudgetName,
+    BufferKinds,
+    Cadence,
     Collective,
     Dtype,
     Format,
@@ -108,8 +111,11 @@ def run(
     in_place: InPlace = None,
     pattern: Pattern = None,
     world_sizes: WorldSizes = None,
+    algorithm: Algorithm = None,
     sync: Sync = None,
     loop: Loop = None,
+    cadence: Cadence = None,
+    buffers: BufferKinds = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     like: Like = None,
@@ -131,9 +137,12 @@ def run(
         "roots": parse_numbers("--root", root, "ranks; write e.g. 0,3"),
         "in_place": in_place,
         "patterns": split_names(pattern),
+        "algorithms": split_names(algorithm),
         "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,
+        "cadences": split_names(cadence),
+        "buffers": split_names(buffers),
     }
     settings = replace(settings, style=output_format)
     return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))

@@ -7,14 +7,16 @@ primitives only; others also say how to allocate, fill and check their buffers, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from commbench.cases import SYNCS
+from commbench.algorithms import AUTO
+from commbench.cases import REGISTERED, SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
@@ -23,6 +25,7 @@ from commbench.primitives import Ends
 from commbench.timing.loops import Call, PythonTimer, Timer
 from commbench.timing.progress import Progress
 from commbench.timing.sync import SyncPlan
+from commbench.topology import last_level_cache_bytes
 
 #: Buffers begin on a page, as in OSU's benchmarks.
 ALIGNMENT = 4096
@@ -48,6 +51,8 @@ class Communicator(ABC):
     """The most elements that one call can take; None where there is no limit."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None where none is used."""
+    gpu: str = ""
+    """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
 
@@ -63,6 +68,19 @@ class Communicator(ABC):
         """What the library carries an operation with, where it can be known."""
         return ""
 
+    def using(self, algorithm: str) -> Communicator:
+        """The communicator that carries operations as asked, all ranks together; see `commbench.algorithms`."""
+        if algorithm == AUTO:
+            return self
+        raise UnsupportedError(
+            f"{self.backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around calls that are not timed, once a case: the library may be asked what it does with them."""
+        yield
+
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """A new timed loop, one of ``loops`` or ``auto`` for the best."""
@@ -74,6 +92,13 @@ class Communicator(ABC):
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
         """A buffer of ``count`` elements."""
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """What is allocated inside is one of `commbench.cases.BUFFERS`; most need nothing for it."""
+        if kind in REGISTERED:
+            raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
+        yield
 
     @abstractmethod
     def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
@@ -97,6 +122,18 @@ class Communicator(ABC):
 
     def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
         """Wait until every call issued so far has finished on the device."""
+
+    def cache_bytes(self) -> int:
+        """Size of the last cache that buffers go through, in bytes; 0 where it is not known."""
+        return 0
+
+    def check_capture(self) -> None:
+        """Raise `UnsupportedError` where calls cannot be captured in a graph."""
+        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
+
+    def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
+        """One call that replays several, which have been made before, without Python in between."""
+        raise self._cannot("graphs of operations")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
         """In place, the element of the whole buffer at which this rank's own block begins."""
@@ -244,6 +281,10 @@ class HostCommunicator(Communicator):
     def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`."""
         return content.count_wrong(buffer.memory)
+
+    def cache_bytes(self) -> int:
+        """See `Communicator.cache_bytes`."""
+        return last_level_cache_bytes()
 
 
 __all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]

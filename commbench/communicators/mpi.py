@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from commbench.collectives import Operation, Shape
 from commbench.communicators.base import HostBuffer, HostCommunicator
 from commbench.communicators.mpi_control import INQUIRY, MpiControl
-from commbench.communicators.mpi_report import algorithm_of
+from commbench.communicators.mpi_report import algorithm_of, takes_gpu_memory
 from commbench.control import gather_everywhere
 from commbench.datatypes import DTYPES, DataType
 from commbench.errors import UnsupportedError
@@ -74,6 +74,11 @@ class MpiCommunicator(HostCommunicator):
         """E.g. ``Open MPI 5.0.11``."""
         name, version = MPI.get_vendor()
         return f"{name} {'.'.join(map(str, version))}"
+
+    @property
+    def takes_gpu_memory(self) -> bool:
+        """Whether the library says that it takes addresses in GPU memory; others read them as the host's, and die."""
+        return takes_gpu_memory(self._library)
 
     def transport(self) -> str:
         """The component in use as the library reports it, e.g. ``sm``; empty where it does not say."""

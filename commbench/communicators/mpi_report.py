@@ -1,4 +1,4 @@
-"""What Open MPI says when it makes a communicator, caught before it reaches the terminal."""
+"""What an MPI library says of itself: Open MPI when it makes a communicator, caught before it reaches the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ _HAS = {"han": _HAN, "tuned": _HAN | {"all_to_all", "reduce_scatter"}}
 #: How an answer to our question looks, to Python and to grep alike.
 _ANSWER = r"^\[[^]]*\] (coll:|.*disqualifying myself)"
 _OURS = re.compile(_ANSWER)
+#: MPIX_GPU_SUPPORT_CUDA (MPICH's mpi.h).
+_GPU_CUDA = 0
 
 
 class Captured:
@@ -131,3 +133,16 @@ def parse_component(report: str) -> str:
 def algorithm_of(component: str, operation: str) -> str:
     """What carries a collective, e.g. ``coll/han``; empty where the preferred component may not have it."""
     return f"coll/{component}" if operation in _HAS.get(component, ()) else ""
+
+
+def takes_gpu_memory(library: Any) -> bool:  # noqa: ANN401 - a ctypes library, of functions without types
+    """Whether an initialised MPI library says that it takes addresses in the memory of NVIDIA's GPUs.
+
+    Open MPI and MPICH answer MPIX_Query_cuda_support, MPICH by what MPIR_CVAR_ENABLE_GPU allows; older ones of MPICH
+    have MPIX_GPU_query_support alone. What has neither, or says no, would read such an address as the host's.
+    """
+    query = getattr(library, "MPIX_Query_cuda_support", None)
+    if query is not None:
+        return bool(query())
+    query, answer = getattr(library, "MPIX_GPU_query_support", None), ctypes.c_int()
+    return query is not None and query(_GPU_CUDA, ctypes.byref(answer)) == 0 and bool(answer.value)

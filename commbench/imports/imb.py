@@ -45,6 +45,7 @@ _SETTINGS = {
     "dtype": re.compile(r"# MPI_Datatype\s+:\s+(\S+)"),
     "reduced": re.compile(r"# MPI_Datatype for reductions\s+:\s+(\S+)"),
     "redop": re.compile(r"# MPI_Op\s+:\s+MPI_(\S+)"),
+    "off_cache": re.compile(r"#\s+\S*IMB-MPI1\b.*\s-off_cache\s+(\S+)"),
 }
 
 
@@ -126,6 +127,7 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
         "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
         "in_place": False,
         "root": 0,
+        "buffers": "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot",
         **_elements(benchmark, operation, reading, asked),
     }
     if operation.rooted:

@@ -190,8 +190,6 @@ def cadence_of(blocking: int, reading: Reading) -> str:
 def _read_block(block: Block, reading: Reading, asked: Asked) -> None:
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
-    if block.settings.get("graph"):
-        raise LeftOutError("operations were timed inside CUDA graphs, which is another cadence")
     if len(block.groups) > 1:
         raise LeftOutError(f"{len(block.groups)} groups ran at the same time and only their average is printed")
     operation = operation_of(block.program, reading.name, asked)
@@ -212,7 +210,7 @@ def _read_block(block: Block, reading: Reading, asked: Asked) -> None:
 def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
     """The fields of `Timed` that a test's rows share."""
     if block.setting:
-        return {"time": SLOWEST_RANK, "sync": block.setting.sync}
+        return {"time": SLOWEST_RANK, **block.setting.manner}
     reading.assume(RANKS_AVERAGED)
     together = block.settings.get("iters", 1) * block.settings.get("aggregated", 1)
     devices = list(dict.fromkeys(place.device for place in block.places if place.device))
@@ -220,6 +218,7 @@ def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
         "time": RANK_MEAN,
         "sync": cadence_of(block.blocking, reading),
         "buffers": "",
+        "graph": bool(block.settings.get("graph")),
         "repetitions": 1 if "iters" in block.settings else None,
         "conditions": {"batch": together, "library": block.library, "device": " | ".join(devices)},
     }

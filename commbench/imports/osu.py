@@ -172,7 +172,7 @@ def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, aske
         "redop": (own.redop if own else "sum") if operation.reduces else None,
         "root": own.root if own else 0,
         "in_place": own.in_place if own else False,
-        "sync": own.sync if own else "none" if test.suite == "OMB-Py" and collective else "auto",
+        **(own.manner if own else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}),
         "conditions": conditions | ({"sync": "barrier"} if collective and test.suite == "OSU" else {}),
     }
 

@@ -104,14 +104,21 @@ class OwnSetting:
     redop: str | None = None
     in_place: bool = False
     root: int = 0
+    graph: bool = False
+    buffers: str = "hot"
+
+    @property
+    def manner(self) -> dict[str, Any]:
+        """The fields of `Timed` that say how operations followed each other, and in which buffers."""
+        return {"sync": self.sync, "graph": self.graph, "buffers": self.buffers}
 
 
 def own_setting(line: str) -> OwnSetting | None:
     """Read such a line; None if it is none. A library's name may have commas and comes before the words looked for."""
-    found = re.match(r"# backend (\w+), (\d+|\?) ranks(.*)", line)
+    found = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
     if not found:
         return None
-    words = dict(re.findall(r", (pattern|cadence|redop|root) (\S+?)(?=,|$)", found[3]))
+    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", found[3]))
     return OwnSetting(
         backend=found[1],
         ranks=None if found[2] == "?" else int(found[2]),
@@ -120,6 +127,8 @@ def own_setting(line: str) -> OwnSetting | None:
         redop=words.get("redop"),
         in_place=", in place" in found[3],
         root=int(words.get("root", 0)),
+        graph=words.get("cadence") == "graph",
+        buffers=words.get("buffers", "hot"),
     )
 
 
@@ -192,6 +201,7 @@ class Timed:
     pattern: str = "flat"
     sync: str = "auto"
     buffers: str = "hot"
+    graph: bool = False
     rank_mean_us: float | None = None
     wrong: int | None = None
     status: str = "ok"
@@ -231,6 +241,7 @@ class Timed:
                 pattern=self.pattern,
                 sync=self.sync,
                 buffers=self.buffers,
+                graph=self.graph,
             ),
             launch=0,
             status="wrong" if self.wrong or self.status == "wrong" else "ok",

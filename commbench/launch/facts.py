@@ -6,11 +6,10 @@ import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain, collect_host, collect_versions, unlike
 from commbench.errors import InputError
@@ -18,6 +17,16 @@ from commbench.launch.launchers import EMULATED
 from commbench.topology import collect_topology, nodes_of
 
 _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
+
+
+class Carrier(Protocol):
+    """What carries messages in a launch: an open backend, or a device that trains."""
+
+    ranks_per_gpu: int | None
+    """The most ranks of the launch on one GPU; None where none is used."""
+
+    def library(self) -> str:
+        """Name and version of the library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,7 @@ def gather_places(control: Control) -> list[Place]:
 def collect_session(
     control: Control,
     places: Sequence[Place],
-    communicators: Mapping[str, Communicator],
+    communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
 ) -> dict[str, Any] | None:
     """The session of a launch on rank 0, None elsewhere; all ranks together.
@@ -81,13 +90,13 @@ def collect_session(
     Args:
         control: the ranks.
         places: of every rank, as `gather_places` gives them.
-        communicators: the open backends, by name.
+        communicators: the open backends, by name, and what trains on GPUs.
         variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
 
     Returns:
         ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
-        ``mpi_init_s`` (None without MPI),
+        ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
         ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
@@ -110,9 +119,16 @@ def collect_session(
         "libraries": libraries,
         "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
+        "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
         "oversubscribed": are_crowded(places),
     }
+
+
+def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
+    """What the MPI library among the backends says; None where there is none."""
+    said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
+    return next((takes for takes in said if takes is not None), None)
 
 
 def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
@@ -142,6 +158,7 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "ranks": ranks,
         "libraries": {**session["libraries"], **known.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
+        "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
         "shared_clock": session["shared_clock"],
         **_worst_clock(session, known),
         "oversubscribed": session["oversubscribed"],

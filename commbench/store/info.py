@@ -196,6 +196,7 @@ class Info(Environment, total=False):
     environment: Environment
     libraries: Mapping[str, str]
     mpi_init_s: float | None
+    mpi_takes_gpu_memory: bool | None
     oversubscribed: bool
     launches: Sequence[Launch]
     imported: Sequence[Output]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from commbench.timing.loops import Call, Repetitions, quiet_interpreter, run_in_order
+from commbench.timing.loops import Call, Repetitions, order_of, quiet_interpreter
 from commbench.timing.progress import Progress
 from commbench.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
 
@@ -63,11 +63,11 @@ class EventTimer:
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""
-        run_once = run_in_order([call.run for call in calls] * batch)
+        steps = order_of(calls, repetitions, batch).steps(repetitions)
         together, device, counters = self.sync.plan.method != "none", self._device, self._counters
         events = self._pairs(repetitions)
         with quiet_interpreter():
-            for begun, ended in events:
+            for (begun, ended), run_once in zip(events, steps, strict=True):
                 if together:
                     self.sync.align()
                     device.meet()

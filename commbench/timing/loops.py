@@ -32,6 +32,51 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order:
+    """Which calls a timed loop makes in which repetition."""
+
+    turns: Sequence[Sequence[Call]]
+    """The calls of a repetition; several where sets of buffers take turns."""
+    first: int = 0
+    """The turn of the first repetition; the others follow, and after the last the first again."""
+    batch: int = 1
+    """How often a repetition makes the calls of its turn."""
+
+    def steps(self, repetitions: int) -> list[Callable[[], object]]:
+        """What each repetition does."""
+        made = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
+        return [made[(self.first + repetition) % len(made)] for repetition in range(repetitions)]
+
+
+class Turns(list[Call]):
+    """The calls of an operation on each of several sets of buffers, set after set; timed loops use the sets in turn.
+
+    Which set is next is kept from run to run: a run of few repetitions would use the first few alone.
+    """
+
+    def __init__(self, sets: Sequence[Sequence[Call]]) -> None:
+        super().__init__(call for calls in sets for call in calls)
+        self.sets = sets
+        self._next = 0
+
+    def order(self, repetitions: int, batch: int) -> Order:
+        """Each of ``batch`` operations on the next set, from where the last run ended."""
+        count = len(self.sets)
+        turns = [
+            [call for place in range(begin, begin + batch) for call in self.sets[place % count]]
+            for begin in range(0, count, batch)
+        ]
+        first = -(-self._next // batch) % len(turns)
+        self._next = (first + repetitions) * batch % count
+        return Order(turns=turns, first=first)
+
+
+def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
+    """In which order a timed loop makes so many repetitions of ``batch`` operations."""
+    return calls.order(repetitions, batch) if isinstance(calls, Turns) else Order(turns=[calls], batch=batch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Repetitions:
     """One rank's stamps of n repetitions on the clock of its `SyncPlan`, each an array of shape (n,)."""
 
@@ -76,13 +121,13 @@ class PythonTimer:
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `Timer.run`."""
-        run_once = run_in_order([call.run for call in calls] * batch)
+        steps = order_of(calls, repetitions, batch).steps(repetitions)
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
         counters, align, now = self._counters, self.sync.align, time.perf_counter_ns
         with quiet_interpreter():
-            for repetition in range(repetitions):
+            for repetition, run_once in enumerate(steps):
                 late[repetition] = align()
                 counters[0] += 1
                 begun = now()

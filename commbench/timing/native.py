@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from commbench.errors import CommbenchError, UnsupportedError
-from commbench.timing.loops import Call, Repetitions, quiet_interpreter
+from commbench.timing.loops import Call, Repetitions, order_of, quiet_interpreter
 from commbench.timing.progress import Progress
 from commbench.timing.sync import MINIMUM_SLACK_NS, Synchroniser
 
@@ -165,7 +165,8 @@ def _align(
 
 @njit(nogil=True, cache=True)
 def _timed_loop(
-    table: Table,
+    tables: Table,
+    first: int,
     batch: int,
     method: int,
     meet: Table,
@@ -185,6 +186,7 @@ def _timed_loop(
     timespec = np.zeros(2, dtype=np.int64)
     errors = 0
     for repetition in range(start.shape[0]):
+        table = tables[(first + repetition) % tables.shape[0]]
         late[repetition] = _align(
             method, meet, tell, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
         )
@@ -240,10 +242,13 @@ class NativeTimer:
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
         plan, here = self.sync.plan, self.sync.plan.clock.local_line
+        order = order_of(calls, repetitions, batch)
+        tables = np.stack([call_table([row for call in turn for row in call.rows]) for turn in order.turns])
         with quiet_interpreter():
             errors = _timed_loop(
-                call_table([row for call in calls for row in call.rows]),
-                batch,
+                tables,
+                order.first,
+                order.batch,
                 METHODS.index(plan.method),
                 self._meet,
                 self._tell,

@@ -1,0 +1,112 @@
+"""NVIDIA's management library as nvidia-ml-py shows it, of GPUs that are made up; its oddities are those seen in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+
+class NotSupportedError(Exception):
+    """What the library raises where a GPU or a driver cannot tell."""
+
+
+class SimulatedNvml:
+    """The module ``pynvml`` on a host with GPUs at ``addresses``, which are their handles.
+
+    Each of the readings is used once, the last one for ever. ``violations_ns``: by policy; others are not counted.
+    """
+
+    #: A bug of nvidia-ml-py: the constant is a tuple, which the function does not take.
+    NVML_P2P_CAPS_INDEX_READ = (0,)
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        clocks_MHz: Sequence[float] = (1980,),  # noqa: N803 - a unit
+        reasons: Sequence[int] = (0,),
+        violations_ns: Mapping[int, Sequence[int]] | None = None,
+        old_driver: bool = False,
+    ) -> None:
+        self.addresses = list(addresses)
+        self._readings = {"clock": list(clocks_MHz), "reasons": list(reasons)}
+        self._readings |= {f"policy {policy}": list(values) for policy, values in (violations_ns or {}).items()}
+        self._old_driver = old_driver
+
+    def _next(self, name: str) -> float:
+        if name not in self._readings:
+            raise NotSupportedError
+        values = self._readings[name]
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    def nvmlInit(self) -> None:  # noqa: N802 - the library's name, here and below
+        """Start."""
+
+    def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> str:  # noqa: N802
+        """Find a GPU."""
+        if address.decode() not in self.addresses:
+            raise NotSupportedError
+        return address.decode()
+
+    def nvmlDeviceGetClockInfo(self, _handle: str, kind: int) -> float:  # noqa: N802
+        """The clock of the multiprocessors."""
+        assert 1 == kind
+        return self._next("clock")
+
+    def nvmlDeviceGetMaxClockInfo(self, _handle: str, kind: int) -> int:  # noqa: N802
+        """The highest."""
+        assert 1 == kind
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
+        """What slows the clock, as bits; drivers before R535 do not know the name."""
+        if self._old_driver:
+            raise NotSupportedError
+        return self.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: str) -> int:  # noqa: N802
+        """The same by its old name."""
+        return int(self._next("reasons"))
+
+    def nvmlDeviceGetViolationStatus(self, _handle: str, policy: int) -> SimpleNamespace:  # noqa: N802
+        """How long a limit has held the clock back."""
+        return SimpleNamespace(referenceTime=0, violationTime=int(self._next(f"policy {policy}")))
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
+        """Lowered while the GPU is idle."""
+        return 1
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
+        """At most."""
+        return 5
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
+        """Lanes in use."""
+        return 16
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
+        """Lanes there are."""
+        return 16
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: N802
+        """Two links between the first two GPUs, of which the second is in use; others have none."""
+        if handle not in self.addresses[:2] or link > 1:
+            raise NotSupportedError
+        return link
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
+        """Name the other end, as bytes and in eight digits."""
+        assert 1 == link
+        other = self.addresses[1 - self.addresses.index(handle)]
+        return SimpleNamespace(busId=f"0000{other}".upper().encode())
+
+    def nvmlDeviceGetNvLinkVersion(self, _handle: str, link: int) -> int:  # noqa: N802
+        """NVML_NVLINK_VERSION_4_0."""
+        assert 1 == link
+        return 6
+
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
+        """Whether one reads the other's memory: between the first two, else the topology does not allow it."""
+        if not isinstance(capability, int):
+            raise TypeError("argument 3: wrong type")
+        return 0 if {one, other} <= set(self.addresses[:2]) else 3
