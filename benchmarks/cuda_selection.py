@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ from commbench.errors import CommbenchError, InputError, WrongDataError
 from commbench.options import default_out
 from commbench.stats import ratio_interval
 from commbench.terminal import make_console
-
-if TYPE_CHECKING:
-    import torch
 
 HERE = Path(__file__).parent
 #: Of the rate of a copy, at least; and what is aimed at beyond that.

@@ -232,9 +232,9 @@ def test_what_is_not_finite_is_told_to_all(cuda: Cuda, bad: float, position: int
 def test_float16_values_are_rounded_and_cut_as_on_the_host(cuda: Cuda) -> None:
     """Send every float16, what lies between two, and what no float16 holds."""
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    between: Floats = (halves[:-1] + halves[1:]) / np.float32(2)
+    between: Floats = ((halves[:-1] + halves[1:]) / np.float32(2))[::3].copy()
     large = np.array([65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32)
-    for gradient in (-halves[1:], between[::3], np.nextafter(between[::3], np.float32(1e9)), large):
+    for gradient in (-halves[1:], between, np.nextafter(between, np.float32(1e9)), large):
         check(cuda, gradient, np.zeros_like(gradient), len(gradient), value_dtype="float16")
 
 

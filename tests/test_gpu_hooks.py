@@ -125,7 +125,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
     """Train some steps on the GPU, where no hook may wait for it, and on the host, to the same parameters."""
     trained = []
     for device in (HOST, DEVICE):
-        hook = make_hook(name.split()[0], options=OPTIONS[name])
+        hook = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])
         model = make_model(device)
         assert hook is not None
         hook.register(model)
@@ -151,7 +151,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
 def test_a_scaler_drops_a_step(name: str) -> None:
     """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
-    hook: Any = make_hook(name.split()[0], options=OPTIONS[name])
+    hook: Any = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])
     hook.register(model := make_model(DEVICE), scaler=scaler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

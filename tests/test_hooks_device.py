@@ -23,9 +23,7 @@ CHECKS = (
 )
 KINDS = (
     "torch",
-    pytest.param(
-        "cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
-    ),
+    pytest.param("cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradients import DISTRIBUTIONS, ELEMENTS, N, Floats, make
+from gradients import DISTRIBUTIONS, ELEMENTS, Floats, N, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

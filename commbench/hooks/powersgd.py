@@ -153,13 +153,13 @@ class PowerSGD(FeedbackHook):
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:
             self._project_back(plan, total, slot.new.get("residual"), finite)
-            watch.decode_ns += now() - began
+            watch.decode_ns += _since(began, finite)
             if plan.matrices:
                 dist.all_reduce(plan.second, group=self._private)
             began = now()
             finite &= is_finite(plan.second)
         self._restore(plan, total, finite)
-        watch.decode_ns += now() - began
+        watch.decode_ns += _since(began, finite)
         return total
 
     def _project_back(
@@ -268,3 +268,8 @@ class PowerSGD(FeedbackHook):
         self._private = None
         if isinstance(self._lane, CommThread):
             give_back(self._group)
+
+
+def _since(began: int, flag: torch.Tensor) -> int:
+    """Nanoseconds of local work; 0 on a device, which has yet to do what was queued."""
+    return now() - began if on_host(flag) else 0

@@ -256,9 +256,10 @@ def _bytes(part: Part, block: torch.Tensor) -> torch.Tensor:
 
 
 def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Zero the elements that were sent: not those of slots that were left over, 0, or of what is not finite, NaN.
-
-    The momentum is taken from itself because a slot that was left over may name an element that was sent.
-    """
-    at = indices.long()
-    momentum.index_add_(0, at, torch.where(values.abs() > 0, momentum[at], 0.0), alpha=-1)
+    """Zero the elements that were sent: not those of slots that were left over, 0, or of what is not finite, NaN."""
+    sent = values.abs() > 0
+    if on_host(sent):
+        momentum.index_fill_(0, indices[sent].long(), 0.0)
+    else:  # taken from itself, for a slot that was left over may name an element that was sent
+        at = indices.long()
+        momentum.index_add_(0, at, torch.where(sent, momentum[at], 0.0), alpha=-1)

@@ -18,7 +18,7 @@ from commbench.hooks import PowerSGD, feedback, powersgd, randomk, selectors, to
 from commbench.hooks.base import Hook
 
 sys.path.append(str(Path(__file__).parents[1]))
-import cuda_on_host  # noqa: E402 - lies one folder above
+import cuda_on_host
 
 #: What makes the host wait for a device: a number, a truth value, a shape that depends on what is there.
 ASKING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique", "_unique2")
@@ -30,7 +30,7 @@ class NobodyAsks(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002 - the signature is torch's
+        types: Any,
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
