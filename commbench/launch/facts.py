@@ -125,7 +125,7 @@ def collect_session(
     }
 
 
-def _takes_gpu_memory(communicators: Iterable[Communicator]) -> bool | None:
+def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
     """What the MPI library among the backends says; None where there is none."""
     said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
     return next((takes for takes in said if takes is not None), None)
