@@ -315,7 +315,7 @@ def on_stand_in(trained: Any) -> Launch:
 
 
 def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
-    """Mark six instants of every step, five of every bucket that a hook tells of, and read all of them between steps."""
+    """Mark six instants of every step and five of every bucket that a hook tells of, and read them between steps."""
     asked = on_stand_in.device
     assert 0 == asked["inside"]
     blocks, steps = len(on_stand_in.begun), len(on_stand_in.begun) * STEPS

@@ -38,9 +38,7 @@ def test_buckets_count_from_the_last_backward_pass() -> None:
     """Give instants since the loss of the pass that exchanges was there, in the order in which buckets were told."""
     times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(in_turn=False)
     assert [1, 0] == [one.index for one in times]
-    assert [(5, 6, 9), (1, 2, 7)] == [
-        (one.ready_ns // MS, one.start_ns // MS, one.done_ns // MS) for one in times
-    ]
+    assert [(5, 6, 9), (1, 2, 7)] == [(one.ready_ns // MS, one.start_ns // MS, one.done_ns // MS) for one in times]
     assert [(1, 1), (1, 3)] == [(one.encode_ns // MS, one.decode_ns // MS) for one in times]
 
 

@@ -83,8 +83,8 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {listed(BACKENDS)}: gloo trains on CPUs, also where there are GPUs; nccl on GPUs, of which the k-th "
-        "rank of a host takes the k-th, in turn.",
+        help=f"One of {listed(BACKENDS)}: gloo trains on CPUs, also where there are GPUs; nccl on GPUs, of which the "
+        "k-th rank of a host takes the k-th, in turn.",
     ),
 ]
 Steps = Annotated[

@@ -145,9 +145,9 @@ class _Training:
         self.scaler = torch.amp.GradScaler(rig.device.torch_device.type, enabled=case.precision == "amp-fp16")
         self.autocast = _AUTOCAST.get(case.precision)
         self.model: Any = _wrap(self.inner, case, rig) if case.uses_ddp else self.inner
+        self.buckets: list[BucketMarks] = []
         self.hook = self._hook()
         self.batches = _cycle(rig.workload.batches)
-        self.buckets: list[BucketMarks] = []
         self.log = StepLog(in_turn=rig.device.carries_in_turn)
         self.one = torch.ones((), device=rig.device.torch_device)
         self.skipped = torch.zeros((), device=rig.device.torch_device)

@@ -1,7 +1,7 @@
 """Finds out whether a workload can be trained under DDP, and what its parameters and its local step are like.
 
-``python -m commbench.ddp.inspect SPEC [--batch N] [--gpu K]`` prints that as one line of JSON, for a conductor that does not
-import torch itself: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
+``python -m commbench.ddp.inspect SPEC [--batch N] [--gpu K]`` prints that as one line of JSON, for a conductor that
+does not import torch itself: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
 """
 
 from __future__ import annotations
