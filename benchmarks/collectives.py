@@ -15,5 +15,4 @@ SUITE = Sweep(
         "barrier",
     ),
     sizes="8:64M:2",
-    backends=("mpi", "gloo"),
 )

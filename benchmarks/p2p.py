@@ -5,5 +5,4 @@ from commbench import Sweep
 SUITE = Sweep(
     operations=("latency", "bandwidth", "bibandwidth", "sendrecv"),
     sizes="8:16M:2",
-    backends=("mpi", "gloo"),
 )

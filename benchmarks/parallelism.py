@@ -28,7 +28,6 @@ TENSOR = constant("TENSOR", 2)  # ranks that share a layer; must divide the numb
 STAGES = constant("STAGES", 2)  # pipeline stages
 EXPERTS_PER_TOKEN = constant("EXPERTS_PER_TOKEN", 2)  # experts that see a token
 DTYPE = os.environ.get("COMMBENCH_DTYPE", "float32")  # bfloat16 on GPUs; many MPI libraries cannot reduce in it
-BACKENDS = ("mpi", "gloo")
 
 BYTES = find_dtype(DTYPE).itemsize
 LAYERS_HERE = LAYERS // STAGES
@@ -56,7 +55,6 @@ class Traffic:
             patterns=(self.pattern,),
             sizes=(self.message_bytes,),
             dtypes=(DTYPE,),
-            backends=BACKENDS,
         )
 
 

@@ -2,23 +2,19 @@
 
 from commbench import Sweep
 
-BACKENDS = ("mpi", "gloo")
-
 SUITE = [
     # One large all_reduce: over everything, by levels, in each host alone, and one rank of each host (rails).
     Sweep(
         operations=("all_reduce",),
         sizes="64K,16M",
         patterns=("flat", "hierarchical", "node", "cross"),
-        backends=BACKENDS,
     ),
     # Links under load: pairs within and between hosts, the two halves of the cluster, a ring, and one busy rank.
     Sweep(
         operations=("bandwidth", "bibandwidth"),
         sizes="1M",
         patterns=("pairs:intra", "pairs:inter", "bisection", "ring", "fan-in", "fan-out"),
-        backends=BACKENDS,
     ),
     # The way of a small message: to a neighbour in the host, to another host, and the mean hop around all ranks.
-    Sweep(operations=("latency",), sizes="8", patterns=("pairs:intra", "pairs:inter", "ring"), backends=BACKENDS),
+    Sweep(operations=("latency",), sizes="8", patterns=("pairs:intra", "pairs:inter", "ring")),
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from commbench.algorithms import AUTO, CHOOSING, Choice
 from commbench.arrangements import arranged
 from commbench.collectives import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.datatypes import find_dtype
@@ -21,14 +22,22 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-BACKENDS = ("mpi", "gloo", "nccl", "fake")
+#: NCCL as a library, and as DDP uses it.
+DEVICE_BACKENDS = ("nccl", "torch-nccl")
+#: MPI on memory of the host, given that of GPUs, and carrying that through the host's.
+MPI_BACKENDS = ("mpi", "mpi-cuda", "mpi-staged")
 #: Those whose buffers are in the memory of GPUs.
-DEVICE_BACKENDS = ("nccl",)
+GPU_BACKENDS = (*DEVICE_BACKENDS, *MPI_BACKENDS[1:])
+BACKENDS = ("mpi", "gloo", *GPU_BACKENDS, "fake")
+#: What is measured where nothing is said; GPUs where there are any.
+USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
 CADENCES = ("isolated", "pipelined", "graph")
-BUFFERS = ("hot", "rotated")
+#: Known to NCCL beforehand, so that it need not copy them; symmetric ones lie alike on every rank.
+REGISTERED = ("registered", "symmetric")
+BUFFERS = ("hot", "rotated", *REGISTERED)
 
 #: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
@@ -55,6 +64,8 @@ class Case:
     buffers: str = "hot"
     world_size: Ranks | None = None
     """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    algorithm: str = AUTO
+    """What the library is asked to carry it with, in the words of `commbench.algorithms`."""
     graph: bool = False
     """Operations are captured once, several in one CUDA graph, and replayed."""
 
@@ -62,11 +73,11 @@ class Case:
     def key(self) -> str:
         """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
 
-        ``world_size`` and ``graph`` stand in it only where they are given: keys are as they were before there were any.
+        What came later stands in it only where it is given: keys are as they were before.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, default in (("world_size", None), ("graph", False)):
-            if fields[name] == default:
+        for name, usual in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
+            if fields[name] == usual:
                 del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
@@ -90,7 +101,9 @@ class Case:
             words.append(f"pattern {self.pattern}")
         if self.world_size is not None:
             words.append(f"on {self.world_size} ranks")
-        words += ["from a graph"] * self.graph + ["in rotated buffers"] * (self.buffers == "rotated")
+        if self.algorithm != AUTO:
+            words.append(f"by {self.algorithm}")
+        words += ["from a graph"] * self.graph + [f"in {self.buffers} buffers"] * (self.buffers != "hot")
         return " ".join(words)
 
 
@@ -106,7 +119,7 @@ class Sweep:
     """Names from `commbench.collectives.OPERATIONS`."""
     sizes: Sequence[int] | str = DEFAULT_SIZES
     """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
-    backends: Sequence[str] = ("mpi", "gloo")
+    backends: Sequence[str] = USUAL_BACKENDS
     dtypes: Sequence[str] = ("float32",)
     redops: Sequence[str] = ("sum",)
     roots: Sequence[int] = (0,)
@@ -117,10 +130,13 @@ class Sweep:
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
     """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    algorithms: Sequence[str] = (AUTO,)
+    """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
     cadences: Sequence[str] = ()
     """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
     buffers: Sequence[str] = ("hot",)
-    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns."""
+    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns;
+    ``registered`` and ``symmetric``: hot ones that NCCL knows beforehand."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -141,6 +157,7 @@ class Sweep:
             raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
         for pattern in self.patterns:
             check_pattern(pattern)
+        object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
         for world_size in self.world_sizes:
             if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
                 raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
@@ -181,10 +198,12 @@ class Sweep:
         for root in self.roots:
             if not 0 <= root < world_size:
                 raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
-        names = itertools.product(self.operations, self.backends, self.dtypes, self.redops, self.patterns)
+        names = itertools.product(
+            self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
+        )
         return (
             case
-            for operation, backend, dtype, redop, pattern in names
+            for operation, backend, dtype, redop, pattern, algorithm in names
             for root in self.roots
             for size in self.sizes
             for case in self._variants(
@@ -196,6 +215,7 @@ class Sweep:
                 pattern=pattern,
                 root=root,
                 requested=int(size),
+                algorithm=algorithm if operation in CHOOSING else AUTO,
             )
         )
 
@@ -210,6 +230,7 @@ class Sweep:
         pattern: str,
         root: int,
         requested: int,
+        algorithm: str,
     ) -> Iterable[Case]:
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
@@ -232,6 +253,7 @@ class Sweep:
                 loop=self.loop,
                 buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
+                algorithm=algorithm,
                 graph=graph,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from commbench.cases import Case
+from commbench.cases import DEVICE_BACKENDS, Case
 from commbench.records import Record, Status
 from commbench.training.cases import TrainingCase
 from commbench.training.records import TrainingRecord, is_training
@@ -32,7 +32,8 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - whatever a line holds
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: str) -> AnyRecord:
     """The record of a case that has not been measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
-        return TrainingRecord(case=case, launch=launch, status=status, reason=reason)
+        device = "" if case.backend in DEVICE_BACKENDS else "cpu"
+        return TrainingRecord(case=case, launch=launch, device=device, status=status, reason=reason)
     return Record(case=case, launch=launch, status=status, reason=reason)
 
 

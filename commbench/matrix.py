@@ -143,8 +143,8 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     check_ranks(operation, communicator.size)
     if case.world_size is not None:
         raise UnsupportedError("a matrix is of all ranks; leave --world-sizes out")
-    if case.graph or case.buffers == "rotated":
-        raise UnsupportedError("a matrix is timed call by call on the same buffers; leave graph and rotated out")
+    if case.graph or case.buffers != "hot":
+        raise UnsupportedError("a matrix is timed call by call on the same buffers; leave graph and other buffers out")
     dtype = DTYPES[case.dtype or "int8"]
     elements = case.message_bytes // dtype.itemsize
     check_count(elements, communicator)

@@ -186,8 +186,8 @@ def measure(
     prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    record = replace(record, **_conditions(prepared, timer))
     prepared, checked = _verified(prepared, timer, session)
+    record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
     if checked.wrong:

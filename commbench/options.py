@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from commbench.budgets import BUDGETS, Budget
-from commbench.cases import Case, all_cases
-from commbench.communicators import WITHOUT_MPI, missing_library
+from commbench.cases import DEVICE_BACKENDS, MPI_BACKENDS, Case, all_cases
+from commbench.communicators import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.environment import git_commit
 from commbench.errors import InputError
 from commbench.launch.plan import RunRequest, frozen_values
@@ -105,27 +105,37 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
 def usable_suite(suite: Suite, *, asked: bool, carries_mpi: bool = True) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
+    Nobody misses NCCL who has not asked for it and has no GPU: of that nothing is said.
+
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
     """
-    lacks = {backend: lacking(backend, carries_mpi=carries_mpi) for backend in suite.backends}
+    on_hosts = [backend for backend in suite.backends if backend not in DEVICE_BACKENDS]
+    tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
+    lacks = {backend: lacking(backend, asked=asked, carries_mpi=carries_mpi) for backend in tried}
     sentences = [sentence for sentence in lacks.values() if sentence]
     left = [backend for backend, sentence in lacks.items() if not sentence]
     if sentences and (asked or not left):
         raise InputError(sentences[0])
-    if not sentences:
+    if left == list(suite.backends):
         return suite, []
     kept = [(sweep, tuple(backend for backend in sweep.backends if backend in left)) for sweep in suite.sweeps]
     sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in kept if backends]
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def lacking(backend: str, *, carries_mpi: bool = True) -> str | None:
+def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True) -> str | None:
     """One sentence on why ``backend`` cannot be used on this machine; None where it can.
 
-    ``carries_mpi``: whether MPI sees the ranks, however they are started.
+    Args:
+        backend: its name.
+        asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
+        carries_mpi: whether MPI sees the ranks, however they are started.
     """
-    return WITHOUT_MPI if backend == "mpi" and not carries_mpi else missing_library(backend)
+    if backend in MPI_BACKENDS and not carries_mpi:
+        return WITHOUT_MPI
+    sentence = missing_library(backend)
+    return sentence if sentence or asked or backend not in DEVICE_BACKENDS else try_device(backend)
 
 
 def find_budget(name: str, launches: int | None) -> Budget:

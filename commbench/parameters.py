@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commbench.algorithms import ALGORITHMS, PROTOCOLS
 from commbench.cases import BACKENDS, BUFFERS, CADENCES, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives import OPERATIONS, REDOPS
 from commbench.datatypes import DTYPES
@@ -80,6 +81,15 @@ WorldSizes = Annotated[
         "others stand aside, and say how time grows.",
     ),
 ]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm",
+        metavar="NAMES",
+        help="How NCCL is to carry collectives, e.g. auto,ring,tree/ll,ring/simple/8ch: algorithm, protocol, channels, "
+        f"any of them ({listed(ALGORITHMS)}; {listed(PROTOCOLS)}). What it cannot do becomes a row that says so.",
+    ),
+]
 Sync = Annotated[
     str | None,
     typer.Option(
@@ -108,7 +118,8 @@ BufferKinds = Annotated[
         "--buffers",
         metavar="NAMES",
         help=f"Memory that messages are in: {listed(BUFFERS)}. hot (by default): the same each repetition; rotated: "
-        "sets that together exceed the last-level cache (the L2 of a GPU) take turns.",
+        "sets that together exceed the last-level cache (the L2 of a GPU) take turns; registered and symmetric: known to "
+        "NCCL beforehand (torch-nccl).",
     ),
 ]
 Ranks = Annotated[

@@ -126,9 +126,10 @@ class Prepared:
         """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
         refusal = ""
         try:
-            for call in self.calls:
-                call.run()
-            self.communicator.complete()
+            with self.communicator.watched():
+                for call in self.calls:
+                    call.run()
+                self.communicator.complete()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             if self.operation.kind == "pair" and control.size > len(self.participants):
@@ -249,6 +250,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = arranged(case.operation, case.pattern, len(placed))
+    communicator = communicator.using(case.algorithm)
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     parts = [communicator.split(division) for division in operation.divisions(placed)]
@@ -279,7 +281,8 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
         parts=[part for part in parts if part],
     )
     check_count(shape.block if operation.divided else shape.elements, within)
-    first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
+    with within.allocating(case.buffers):
+        first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
     turns = [operation.call(within, buffers, shape, case.redop or "") for buffers in (first, *more)]
     calls = Turns(turns) if more else turns[0]
     return replace(idle, communicator=within, shape=shape, buffers=first, more=more, calls=calls)

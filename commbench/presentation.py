@@ -13,13 +13,14 @@ from rich.text import Text
 
 from commbench.advice import advise_run
 from commbench.errors import InputError
+from commbench.framework import overheads
 from commbench.parameters import listed
 from commbench.report.formats import STYLES, render
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
 from commbench.report.scaling import render_growths
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
-from commbench.report.table import render_overlap, render_table, warnings_for
+from commbench.report.table import render_overheads, render_overlap, render_table, warnings_for
 from commbench.report.training import render_recommendation, render_training
 from commbench.report.tuning import render_cost, render_predictions
 from commbench.store import Run
@@ -87,6 +88,8 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(part)
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
+    if added := overheads(run_.whole_rows):
+        console.print(render_overheads(added))
     for part in render_matrices(run_.matrices, run_.findings):
         console.print(part)
     for warning in warnings_for(run_.rows, run_.info):

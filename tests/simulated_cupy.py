@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import time
 from collections import defaultdict
@@ -65,6 +66,8 @@ class _State(threading.local):
 
 _ROOMS: dict[bytes, _Room] = {}
 _LOCK = threading.Lock()
+#: Every communicator that was made.
+COMMUNICATORS: list[NcclCommunicator] = []
 _STATE = _State()
 
 
@@ -84,6 +87,8 @@ class NcclCommunicator:
             self._room = _ROOMS.setdefault(identity, _Room(size))
         self.size, self.rank = size, rank
         self.calls: list[str] = []
+        self.asked = os.environ.get("NCCL_ALGO", "")
+        COMMUNICATORS.append(self)
         self.streams: set[int] = set()
         self.addresses: list[int] = []
         self.graphs = 0
@@ -93,6 +98,10 @@ class NcclCommunicator:
         """Leave."""
         assert not self.graphs, "NCCL would wait for ever for a graph that holds its operations"
         self._room.barrier.wait(SECONDS)
+
+    def abort(self) -> None:
+        """Leave without a word."""
+        self.calls.append("abort")
 
     def _do(self, name: str, order: int, work: Callable[[], object], address: int, stream: int) -> None:
         def carry_out() -> None:
@@ -124,8 +133,12 @@ class NcclCommunicator:
             total = _FOLDS[redop](total, value)
         return dtype.encode(total / len(values) if redop == REDOPS["avg"] else total)
 
-    def allReduce(self, send: int, receive: int, count: int, code: int, redop: int, stream: int) -> None:  # noqa: N802
-        """Everyone gets the reduction."""
+    def allReduce(  # noqa: N802, PLR0917 - NCCL's own
+        self, send: int, receive: int, count: int, code: int, redop: int, stream: int
+    ) -> None:
+        """Everyone gets the reduction, but by an algorithm that there is no hardware for."""
+        if self.asked.startswith("nvls"):
+            raise NcclError(5)
 
         def work() -> None:
             _memory(receive, count, _TYPES[code])[:] = self._reduced(send, count, code, redop)
@@ -144,7 +157,9 @@ class NcclCommunicator:
 
         self._do("reduce", 1, work, send, stream)
 
-    def reduceScatter(self, send: int, receive: int, count: int, code: int, redop: int, stream: int) -> None:  # noqa: N802
+    def reduceScatter(  # noqa: N802, PLR0917 - as above
+        self, send: int, receive: int, count: int, code: int, redop: int, stream: int
+    ) -> None:
         """Everyone gets a block of the reduction."""
 
         def work() -> None:
@@ -162,7 +177,9 @@ class NcclCommunicator:
 
         self._do("allGather", 1, work, send, stream)
 
-    def broadcast(self, send: int, receive: int, count: int, code: int, root: int, stream: int) -> None:
+    def broadcast(  # noqa: PLR0917 - as above
+        self, send: int, receive: int, count: int, code: int, root: int, stream: int
+    ) -> None:
         """Everyone gets the root's message."""
 
         def work() -> None:
@@ -293,6 +310,12 @@ class _Device:
         """Every rank has the same memory."""
 
 
+def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    assert kind in {1, 2}
+    assert _STREAMS[stream].captured is None
+    ctypes.memmove(target, source, nbytes)
+
+
 def simulated(devices: int = 8) -> dict[str, ModuleType]:
     """Modules to put in place of cupy, on hosts of so many GPUs."""
     numbers = iter(range(10**9))
@@ -318,6 +341,7 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
         Stream=_Stream,
         Event=_Event,
         Device=_Device,
+        alloc_pinned_memory=bytearray,
         get_elapsed_time=lambda first, last: 1e3 * (last.stamp_s - first.stamp_s),
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
@@ -326,6 +350,9 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
                 "l2CacheSize": L2_BYTES,
             },
             deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+            memcpyAsync=_copy,
             CUDARuntimeError=RuntimeError,
         ),
     )

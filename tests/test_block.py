@@ -1,20 +1,17 @@
 """Blocks and launches of training on real Gloo ranks: what is sent, learnt, counted and refused."""
 
-import dataclasses
-import json
 import math
 from typing import Any
 
 import pytest
 from conftest import HERE, RunRanks
-from training_builders import make_training_case
+from trainings import Launch, case, launches_of
 
 pytest.importorskip("torch")
 
 from commbench.ddp.block import EARLY_STEPS
 from commbench.ddp.inspect import inspect
 from commbench.ddp.workloads import load_workload
-from commbench.training.cases import TrainingCase
 from commbench.training.layout import bucket_sizes, case_layout
 
 pytestmark = pytest.mark.mpi
@@ -24,13 +21,6 @@ STEPS = 7
 ELEMENTS, NORM_ELEMENTS, NORM_BUFFER_BYTES = 81_710, 600, 300 * 2 * 4 + 8
 #: Gloo's own words around the data of a bucket, and the barriers before and after a block, bytes a step.
 AROUND = 1500
-SMALL = "0.1"
-
-
-def case(hook: str = "none", cap: str = SMALL, workload: str = "tiny", **changes: Any) -> TrainingCase:
-    """Return a configuration of a workload of ``ranks/train_workloads.py``."""
-    return make_training_case(hook, cap, workload=workload, batch_per_rank=8, **changes)
-
 
 PLAIN = case(cap="default")
 HOOKS = {name: case(name) for name in ("passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:1")}
@@ -58,30 +48,8 @@ CASES = {
 EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph")
 REFUSED = ("static and accumulation", "broken", "nonsense")
 TWO_BLOCKS = ("plain", "passthrough", "local")
-
-
-def task(cases: dict[str, TrainingCase], launch: int = 0, most_blocks: int = 1000, **terms: Any) -> dict[str, Any]:
-    """Return what the script is to train in one launch."""
-    fields = [dataclasses.asdict(each) for each in cases.values()]
-    return {"cases": fields, "launch": launch, "most_blocks": most_blocks, "terms": {"block_s": 0.02, **terms}}
-
-
-class Launch:
-    """What came of a launch, by the names of its cases."""
-
-    def __init__(self, names: list[str], found: dict[str, Any]) -> None:
-        self.records = dict(zip(names, found["records"], strict=True))
-        self.seen = dict(zip(names, found["seen"], strict=True))
-        self.finished: bool = found["finished"]
-        self.begun: list[int] = found["begun"]
-        self.counters: list[int] = found["counters"]
-
-
-def launches_of(run_ranks: RunRanks, ranks: int, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]) -> Any:
-    """Train launches one after the other in the same ranks; return them by name."""
-    words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
-    found = run_ranks(ranks, "train_session.py", words)
-    return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, found, strict=True)}
+#: What is trained once more on what stands for a GPU.
+ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "batch norm", "scored", "local", "broken")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +59,7 @@ def trained(run_ranks: RunRanks) -> Any:
         run_ranks,
         2,
         first=(CASES, {"steps": STEPS}),
+        stand_in=({name: CASES[name] for name in ON_STAND_IN}, {"steps": STEPS, "backend": "stand-in"}),
         blocks=({name: CASES[name] for name in TWO_BLOCKS}, {"steps": STEPS, "blocks": 2, "launch": 1}),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
@@ -336,6 +305,63 @@ def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) 
     assert 1 == len({record["block_steps"] for record in shuffled.records.values()})
     blocks = {name: [len(of_rank) for of_rank in seen] for name, seen in shuffled.seen.items()}
     assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
+
+
+@pytest.fixture(scope="module")
+def on_stand_in(trained: Any) -> Launch:
+    """The launch that took what stands for a GPU: all that a GPU goes through but CUDA itself."""
+    launch: Launch = trained["stand_in"]
+    return launch
+
+
+def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
+    """Mark six instants of every step, five of every bucket that a hook tells of, and read all of them between steps."""
+    asked = on_stand_in.device
+    assert 0 == asked["inside"]
+    blocks, steps = len(on_stand_in.begun), len(on_stand_in.begun) * STEPS
+    told = sum(sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0])
+    assert asked["events"] > 6 * (steps - STEPS) + 5 * told  # a block of a broken hook makes fewer steps
+    assert asked["waits"] > asked["events"]
+    assert asked["copied"] > steps
+    assert blocks == asked["peak_resets"]
+
+
+@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
+def test_a_gpu_learns_what_a_host_does(first: Launch, on_stand_in: Launch, name: str) -> None:
+    """Have the losses, the buckets and the gradient's error of the same launch on the host."""
+    host, device = first.records[name], on_stand_in.records[name]
+    assert ("ok", True) == (device["status"], device["ranks_agree"])
+    assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
+    assert host["metrics"] == [[step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]]
+    for field in ("skipped_steps", "bucket_bytes", "expected_bytes", "block_lengths", "parameters"):
+        assert host[field] == device[field], field
+    if host["grad_rel_error"] is not None:
+        assert host["grad_rel_error"] == pytest.approx(device["grad_rel_error"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
+def test_records_of_a_gpu_say_so(on_stand_in: Launch, name: str) -> None:
+    """Name the GPU and its memory, time every part, and count no bytes, which may go by NVLink."""
+    record = on_stand_in.records[name]
+    assert ("Simulated GPU 0", 123_000_000, None) == (
+        record["device"],
+        record["peak_memory_bytes"],
+        record["sent_bytes"],
+    )
+    parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
+    assert all(0 < part < max(record["step_ms"]) for part in parts)
+    assert (name == "local") == (not record["buckets"])
+    for bucket in record["buckets"]:
+        assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
+        assert bucket["comm_ms"] >= 0
+        assert bucket["compress_ms"] >= 0
+
+
+def test_what_a_hook_breaks_on_a_gpu_costs_its_row_only(on_stand_in: Launch) -> None:
+    """Say the same as on a host, and on which device."""
+    record = on_stand_in.records["broken"]
+    assert ("failed", "Simulated GPU 0") == (record["status"], record["device"])
+    assert "Hook short returned a tensor of shape" in record["reason"]
 
 
 def test_some_of_the_ranks_train(some_of_three: Launch) -> None:

@@ -82,7 +82,7 @@ def test_several_sweeps_share_cases() -> None:
         ({"loop": "endless"}, "Unknown loop 'endless'; choose from auto"),
         ({"in_place": "yes"}, "Unknown in_place value 'yes'; choose from default"),
         ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph."),
-        ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated."),
+        ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric."),
         ({"sizes": [0]}, "Message size 0 is not a positive number of bytes."),
         ({"sizes": [-8]}, "Message size -8 is not a positive number of bytes."),
         ({"sizes": [8.5]}, "Message size 8.5 is not a positive number of bytes."),

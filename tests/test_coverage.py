@@ -65,6 +65,12 @@ def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> No
     assert all(len(set(of_key)) >= LEAST_SIZES for of_key in found.values())
 
 
+@pytest.mark.parametrize(("backend", "carrier"), [("gloo", "gloo"), ("nccl", "torch-nccl")])
+def test_the_network_is_timed_as_ddp_uses_it(backend: str, carrier: str) -> None:
+    """Time NCCL as torch calls it."""
+    assert {carrier} == {case.backend for case in network_cases(["topk:0.01"], make_facts(), 2, backend)}
+
+
 def test_huge_models() -> None:
     """Time no size beyond 64 MiB."""
     largest = max(case.message_bytes for case in network_cases([], make_facts(200, 1.0), 3, "gloo"))

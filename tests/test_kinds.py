@@ -30,6 +30,15 @@ def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
     assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
 
 
+@pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("nccl", "")])
+def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
+    """Leave the device empty where nobody came to tell which GPU it was."""
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
+    record = blank_record(case, launch=0, status="hung", reason="rank 1 is stopped")
+    assert isinstance(record, TrainingRecord)
+    assert device == record.device
+
+
 def test_records_are_told_apart() -> None:
     """Keep the order within a kind."""
     records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]

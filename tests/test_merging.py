@@ -28,7 +28,7 @@ JUNK = (1e3, 1e3, 1e3, 1e3)
 Buckets = Sequence[Sequence[float]]
 
 
-def make_events(buckets: Buckets, began_ns: int, scale: float = 1.0) -> list[BucketTimes]:
+def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
     """Return the buckets of a step, the last one first, as a thread may finish them."""
     events = []
     for index, times in enumerate(buckets):
@@ -38,9 +38,9 @@ def make_events(buckets: Buckets, began_ns: int, scale: float = 1.0) -> list[Buc
                 index=index,
                 numel=250,
                 is_last=index == len(buckets) - 1,
-                ready_ns=began_ns + ready,
-                start_ns=began_ns + start,
-                done_ns=began_ns + done,
+                ready_ns=ready,
+                start_ns=start,
+                done_ns=done,
                 encode_ns=encode,
                 decode_ns=decode,
             )
@@ -48,23 +48,18 @@ def make_events(buckets: Buckets, began_ns: int, scale: float = 1.0) -> list[Buc
     return events[::-1]
 
 
-def make_samples(
-    timed: Sequence[Sequence[float]], buckets: Buckets = (), clock: int = 0, **changes: Any
-) -> BlockSamples:
+def make_samples(timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any) -> BlockSamples:
     """Return samples of a block whose early steps are absurd.
 
     In the second timed step every instant of a bucket comes three times as late as in the first.
     """
-    steps = EARLY_STEPS + len(timed)
-    began = [clock + 1000 * MS * step for step in range(steps)]
-    watched = [make_events(buckets[:1], began[step], scale=100) for step in range(EARLY_STEPS)]
-    watched += [make_events(buckets, began[EARLY_STEPS + n], 2 * n + 1) for n in range(len(timed))]
+    watched = [make_events(buckets[:1], scale=100) for _ in range(EARLY_STEPS)]
+    watched += [make_events(buckets, 2 * n + 1) for n in range(len(timed))]
     fields: dict[str, Any] = {
         "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
         "losses": [],
         "metrics": [],
         "watched": watched,
-        "backward_began_ns": began,
         "sent_bytes": None,
         "expected_bytes": None,
         "bucket_bytes": [1000] * len(buckets),
@@ -80,8 +75,8 @@ def make_samples(
 
 
 def make_ranks(**changes: Any) -> list[BlockSamples]:
-    """Return a block of both ranks, whose clocks have nothing to do with each other."""
-    return [make_samples(TIMES_0, RANK_0, **changes), make_samples(TIMES_1, RANK_1, clock=10**15, **changes)]
+    """Return a block of both ranks."""
+    return [make_samples(TIMES_0, RANK_0, **changes), make_samples(TIMES_1, RANK_1, **changes)]
 
 
 def merged(
@@ -146,8 +141,7 @@ def test_steps_with_other_buckets_are_left_out() -> None:
     expected = merged([ranks])
     for samples, odd in zip(ranks, (RANK_0, RANK_1[:1]), strict=True):
         for buckets in (odd, RANK_0[:1]):
-            samples.watched.append(make_events(buckets, 0, scale=50))
-            samples.backward_began_ns.append(0)
+            samples.watched.append(make_events(buckets, scale=50))
     found = merged([ranks])
     assert expected.buckets == found.buckets
     assert expected.comm_ms == found.comm_ms

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import simulated_cupy
 from simulated_cupy import L2_BYTES, Graph, NcclError, simulated
 from simulated_nvml import SimulatedNvml
 
@@ -26,6 +27,8 @@ from commbench.records import Frozen
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 
+#: Those that import cupy.
+MODULES = ("commbench.communicators.nccl", "commbench.communicators.cupy_memory")
 ELEMENTS = 301
 MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
@@ -39,9 +42,11 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     before = dict(os.environ)
     for name, module in simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "commbench.communicators.nccl", raising=False)
-    yield importlib.import_module("commbench.communicators.nccl")
-    sys.modules.pop("commbench.communicators.nccl", None)
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(MODULES[0])
+    for name in MODULES:
+        sys.modules.pop(name, None)
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
 
@@ -195,16 +200,10 @@ def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.
     with pytest.raises(
         InputError, match=r"needs a GPU, and CUDA finds none on .* \(no CUDA-capable device is detected\)"
     ):
-        nccl.check_gpu()
+        sys.modules[MODULES[1]].check_gpu_of("nccl")
     monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     with pytest.raises(InputError, match="CUDA finds none"):
-        nccl.check_gpu()
-
-
-@pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")])
-def test_versions_are_read(nccl: ModuleType, number: int, text: str) -> None:
-    """Read both of NCCL's ways to number its versions."""
-    assert text == nccl.version_text(number)
+        sys.modules[MODULES[1]].check_gpu_of("nccl")
 
 
 # ------------------------------------------------------------------------------------------------ cadences and buffers
@@ -360,3 +359,44 @@ def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.Mo
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "log"))
     with pytest.raises(InputError, match="NCCL finds ranks 1 and 3 on one GPU"):
         refused(nccl, monkeypatch, devices=2)()
+
+
+# ---------------------------------------------------------------------------------------------------------- algorithms
+
+
+def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
+    """Records of an all_reduce as it is, by an algorithm, and as it is again, in one launch of so many ranks."""
+    simulated_cupy.COMMUNICATORS.clear()
+    *records, _ = records_of(nccl, size, [plain_case(algorithm=each) for each in ("auto", algorithm, "auto")])
+    return records
+
+
+def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
+    """Ask for it when a communicator is made, carry out the case by that alone, and ask for nothing afterwards."""
+    assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
+    asked = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    assert {"", "tree"} == set(asked)
+    assert min(asked.values()) > 5
+    assert "NCCL_ALGO" not in os.environ
+
+
+def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
+    """Say what NCCL says, go on with other cases, and give up the communicator that has failed."""
+    records = by_algorithm(nccl, "nvls")
+    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert "NCCL_ERROR: 5" in records[1].reason
+    assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
+
+
+def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
+    """Say what to use instead."""
+    record = by_algorithm(nccl, "ring/8ch", size=2)[1]
+    assert "unsupported" == record.status
+    assert "use --backend torch-nccl" in record.reason
+
+
+def test_other_algorithms_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what is carried in another way between the events of the whole, else they would time nothing."""
+    by_algorithm(nccl, "tree")
+    streams = [made.streams for made in simulated_cupy.COMMUNICATORS if made.calls]
+    assert all(each == streams[0] for each in streams)

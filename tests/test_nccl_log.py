@@ -1,6 +1,6 @@
 """Tests of what is read from NCCL's log."""
 
-from commbench.communicators.nccl_log import duplicates_in, transports_in
+from commbench.communicators.nccl_log import algorithms_in, duplicates_in, transports_in
 
 LOG = """\
 node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -11,12 +11,31 @@ node1:4242:4260 [0] NCCL INFO Channel 01 : 0[0] -> 2[1] via SHM/direct/direct
 node1:4242:4260 [0] NCCL INFO Channel 02/0 : 0[0] -> 3[2] via P2P/CUMEM
 node1:4242:4260 [0] NCCL INFO Connected all rings
 """
+CHOSEN = """\
+node1:1:1 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..0}
+node1:1:1 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}
+node1:1:1 [0] NCCL INFO ReduceScatter: 4096 Bytes -> Algo COLLNET_DIRECT proto Simple channel{Lo..Hi}={2..3}
+node1:1:1 [0] NCCL INFO Broadcast: 32768 Bytes -> Algo NVLS_TREE proto LL channel{Lo..Hi}={0..3}
+node1:1:1 [0] NCCL INFO AllGather [Symmetric]: 4096 Bytes -> Kernel AllGather_LLMC nchannels 2 nthreads 512
+node1:1:1 [0] NCCL INFO SendRecv: 4096 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..0}
+"""
 
 
 def test_transports_are_read() -> None:
     """Name each kind once, without the adapter's number."""
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
+
+
+def test_algorithms_are_read() -> None:
+    """Say of each operation how it was carried last, in the words in which it is asked for."""
+    assert {
+        "all_reduce": "ring/ll128/16ch",
+        "reduce_scatter": "collnetdirect/simple/2ch",
+        "broadcast": "nvlstree/ll/4ch",
+        "all_gather": "symmetric/allgather_llmc",
+    } == algorithms_in(CHOSEN)
+    assert {} == algorithms_in(LOG)
 
 
 def test_ranks_on_one_gpu_are_read() -> None:

@@ -1,6 +1,7 @@
 """Tests of what becomes of what a person typed."""
 
 import dataclasses
+import re
 from typing import Any
 
 import psutil
@@ -9,6 +10,7 @@ from builders import make_case
 
 from commbench import Sweep
 from commbench.budgets import BUDGETS
+from commbench.communicators import has_gpus, try_device
 from commbench.errors import InputError
 from commbench.options import (
     BUFFERS_PER_RANK,
@@ -186,3 +188,28 @@ def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
     """Blame the launcher that was chosen, not one that was not found."""
     with pytest.raises(InputError, match="not by torchrun; or choose --backend gloo"):
         usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, carries_mpi=False)
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch, gpus: bool) -> None:
+    """Try GPUs where there are any and say what is wrong with them; say nothing of NCCL where there are none."""
+    monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.options.has_gpus", lambda: gpus)
+    monkeypatch.setattr(
+        "commbench.options.try_device", lambda name: "torch has no NCCL." if name == "torch-nccl" else None
+    )
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False)
+    expected = (("mpi", "gloo", "nccl"), ["torch has no NCCL."]) if gpus else (("mpi", "gloo"), [])
+    assert expected == (left.backends, sentences)
+    alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
+    with pytest.raises(InputError, match="torch has no NCCL"):
+        usable_suite(alone, asked=False)
+    assert (alone, []) == usable_suite(alone, asked=True)  # the ranks may run on other machines: they will say
+
+
+def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
+    """Say in one sentence what this machine lacks, as a rank would."""
+    if has_gpus():
+        pytest.skip("this machine has a GPU")
+    pytest.importorskip("torch")
+    assert re.fullmatch(r"Backend torch-nccl needs a (GPU|torch built for CUDA), .*\.", try_device("torch-nccl") or "")

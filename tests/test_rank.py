@@ -110,13 +110,15 @@ def train_in_turns(
     *,
     launch: int,
     control: ThreadControl,
+    device: Any,
     progress: Progress,
     begin: Callable[[int], None],
     finish: Callable[[TrainingRecord], None],
     out_of_time: Callable[[], bool],
 ) -> bool:
     """Play what trains: two blocks of every case, then the records."""
-    assert (TRAINED, TERMS) == (cases, terms)
+    assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="fake") for case in cases], terms)
+    assert cases[0].backend == device.backend
     for index in (1, 0, 1, 0):
         if out_of_time():
             return False
@@ -127,13 +129,21 @@ def train_in_turns(
     return True
 
 
+def open_device(backend: str, _control: ThreadControl) -> Any:
+    """Play what opens a device: for NCCL a GPU that two ranks share."""
+    shared = 2 if backend == "nccl" else None
+    return types.SimpleNamespace(backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 nccl 2.28.9")
+
+
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train without torch."""
-    session = types.ModuleType("commbench.ddp.session")
+    session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
     session.train_launch = train_in_turns  # type: ignore[attr-defined]
+    devices.open_device = open_device  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
     monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
+    monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
 
 
 @pytest.mark.usefixtures("training")
@@ -145,6 +155,34 @@ def test_a_rank_trains_what_is_to_be_trained() -> None:
     expected += [("record", case, 3, "ok") for case in TRAINED]
     assert [*expected, ("end", True)] == told
     assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
+
+
+@pytest.mark.usefixtures("training")
+def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open Gloo for all that is no part of it, no NCCL of our own, and state torch's, and that ranks share a GPU."""
+    opened: list[str] = []
+
+    def note(name: str, control: ThreadControl, launch: int) -> Any:
+        opened.append(name)
+        return FakeCommunicator(control, launch=launch)
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
+    cases = [dataclasses.replace(case, backend="nccl") for case in TRAINED]
+    plan = dataclasses.replace(TRAINING, cases=[PlannedCase(case=case) for case in cases])
+    stated: dict[str, Any] = {}
+
+    class Stated(ListSink):
+        def session(self, facts: Mapping[str, object]) -> None:
+            stated.update(facts)
+
+    def work(control: ThreadControl) -> None:
+        run_rank(plan, control, Stated() if control.rank == 0 else None, Heart(control.rank, Progress()), {})
+
+    run_threads(2, work)
+    assert ["gloo", "gloo"] == opened
+    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 nccl 2.28.9"} == stated["libraries"]
+    assert (2, True) == (stated["ranks_per_gpu"], stated["training"])
+    assert "nccl_library" not in stated["environment"]
 
 
 @pytest.mark.usefixtures("training")

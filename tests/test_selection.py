@@ -5,13 +5,13 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gradients import DISTRIBUTIONS, ELEMENTS, N, Floats, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -20,31 +20,12 @@ from numpy.typing import NDArray
 pytest.importorskip("numba")
 
 from commbench.compression import kernels
-from commbench.compression.selection import ExactSelector, TopKSelector, decode_add, payload_bytes, prepare
+from commbench.compression.payload import payload_bytes
+from commbench.compression.selection import ExactSelector, TopKSelector, decode_add, prepare
 from commbench.errors import InputError, WrongDataError
 
-Floats = NDArray[np.float32]
-
-#: Not a multiple of anything: some elements are left over by every block, chunk and vector.
-N = 20_011
 DENSITIES = (0.001, 0.01, 0.03, 0.3, 1.0)
 VALUE_TYPES = ("float32", "float16")
-#: 3e9 and 1e30 are beyond what float16 holds, and beyond where 65504 can be taken away from a float32.
-DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], Any]] = {
-    "gauss": lambda rng, n: rng.standard_normal(n),
-    "student t2": lambda rng, n: rng.standard_t(2, n),
-    "blocky": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) // 500 % 20 == 3, 100, 1),
-    "all large ones first": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) < n // 30, 100, 1),
-    "ascending": lambda _, n: np.arange(n) / n,
-    "mostly zeros": lambda rng, n: rng.standard_normal(n) * (rng.random(n) < 0.004),
-    "all equal": lambda _, n: np.full(n, -0.3),
-    "plus and minus one": lambda rng, n: rng.choice([-1, 1], n),
-    "few values": lambda rng, n: rng.choice([-2, -1, -0.0, 0, 1, 2, 5], n, p=[0.01, 0.3, 0.2, 0.18, 0.3, 0.005, 0.005]),
-    "all zero": lambda rng, n: rng.choice([-0.0, 0.0], n),
-    "denormals": lambda rng, n: rng.integers(-1000, 1000, n) * 2.0**-149,
-    "float16's denormals": lambda rng, n: rng.standard_normal(n) * 1e-6,
-    "huge": lambda rng, n: rng.standard_normal(n) * rng.choice([1e4, 3e9, 1e30], n),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +37,6 @@ class Sent:
     values: NDArray[np.floating]
     payload: NDArray[np.uint8]
     rest: Floats | None
-
-
-def make(name: str, n: int = N, seed: int = 0) -> Floats:
-    """Draw ``n`` elements of a distribution."""
-    drawn: Floats = DISTRIBUTIONS[name](np.random.default_rng(seed), n).astype(np.float32)
-    return drawn
 
 
 def send(selector: TopKSelector, gradient: Floats, residual: Floats | None, **options: Any) -> Sent:
@@ -117,12 +92,6 @@ def test_the_largest_are_sent_and_nothing_is_lost(name: str, density: float, val
         gradient = make(name, seed=3)
         check(gradient, residual, send(selector, gradient, residual, step=step))
         check(gradient, None, send(selector, gradient, None, step=step))
-
-
-ELEMENTS = st.one_of(
-    st.floats(-(2.0**126), 2.0**126, width=32),
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-126), 65504.0, 65519.0, 65520.0, -(2.0**29), 2.0**100]),
-)
 
 
 @settings(max_examples=150, deadline=None)

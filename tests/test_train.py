@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,7 +230,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("--launches 0", "--launches 0 was asked for"),
         ("--confirm-launches 0", "--confirm-launches 0 was asked for"),
         ("--budget endless", "Unknown budget 'endless'"),
-        ("--backend nccl", "Unknown training backend 'nccl'"),
+        ("--backend mpi", "Unknown training backend 'mpi'"),
     ],
 )
 def test_bad_words_are_refused_at_once(
@@ -237,7 +238,7 @@ def test_bad_words_are_refused_at_once(
 ) -> None:
     """Say what was asked and what to do, before anything is tried out."""
 
-    def probe(*_: object) -> None:
+    def probe(*_: object, **__: object) -> None:
         pytest.fail("the workload was tried out")
 
     monkeypatch.setattr("commbench.cli.training.probe_workload", probe)
@@ -250,6 +251,10 @@ def test_bad_words_are_refused_at_once(
         ("--workload missing.py:make", "There is no file missing.py"),
         ("--workload own.py:half", "left_out.weight, left_out.bias got no gradient"),
         ("--world-size 3 --workload mlp", "A world size of 3 was asked for but 2 ranks are started"),
+        pytest.param(
+            *("--backend nccl", "Backend nccl needs a GPU, and torch"),
+            marks=pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a host without a GPU"),
+        ),
         *(
             pytest.param(line, words, marks=pytest.mark.slow)
             for line, words in (

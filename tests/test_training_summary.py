@@ -71,7 +71,7 @@ def test_row_says_what_was_asked_for_and_where() -> None:
     case = make_training_case("topk:0.01:values=float16", "1+5", precision="amp-bf16", accumulation=2, bucket_view=True)
     (row,) = training_rows([make_training_record(case)], make_training_info(ranks_per_gpu=1))
     assert ("mine", "mlp", "gloo", "cpu") == (row.run_id, row.workload, row.backend, row.device)
-    assert (2, 1, 2, 1, 7, 1) == (
+    assert (2, 1, 2, None, 7, 1) == (
         row.world_size,
         row.nodes,
         row.ranks_per_node,
@@ -89,6 +89,18 @@ def test_row_says_what_was_asked_for_and_where() -> None:
     )
     assert 8_700_000 == row.parameters
     assert DDP_COLUMNS == tuple(dataclasses.asdict(row))
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
+def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool) -> None:
+    """Say on which GPU, how many ranks were on one, and flag where these were several; no bytes were counted."""
+    case = make_training_case(backend="nccl")
+    record = make_training_record(case, device="NVIDIA H100", sent_bytes=None)
+    (row,) = training_rows([record], make_training_info(ranks_per_gpu=ranks_per_gpu))
+    assert ("nccl", "NVIDIA H100", ranks_per_gpu) == (row.backend, row.device, row.ranks_per_gpu)
+    assert shared == ("shared_gpu" in row.flags.split(";"))
+    assert row.sent_MB_per_step is None
+    assert "traffic" not in row.flags
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
         ("--confirm-launches 0", "--confirm-launches 0 was asked for; give at least 1"),
         ("--time-limit -3", "--time-limit -3 was asked for; give more than 0 s"),
         ("--max-accuracy-loss -1", "--max-accuracy-loss -1 was asked for"),
-        ("--backend nccl", "Unknown training backend 'nccl'"),
+        ("--backend mpi", "Unknown training backend 'mpi'"),
         ("-n 1", "takes 2 ranks or more"),
         ("--workload no_such", "no_such"),
     ],

@@ -23,11 +23,11 @@ def export(
             "--out",
             metavar="PATH",
             help="Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each by default in RUN; "
-            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says.",
+            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN.",
         ),
     ] = None,
 ) -> int:
-    """Write a run for Prometheus, data frames, TensorBoard or MLflow; needs neither torch nor MPI."""
+    """Write a run for Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
     if style not in EXPORTS:
         raise InputError(f"Unknown format {style!r}; choose from {listed(EXPORTS)}.")
     make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from commbench.cli.training import default_sweep, find_training_budget, join_tra
 from commbench.launch.conductor import single_stage
 from commbench.options import SizeOptions, find_budget, lacking, make_request, parse_numbers, split_names, usable_suite
 from commbench.parameters import (
+    Algorithm,
     Backend,
     BudgetName,
     BufferKinds,
@@ -110,6 +111,7 @@ def run(
     in_place: InPlace = None,
     pattern: Pattern = None,
     world_sizes: WorldSizes = None,
+    algorithm: Algorithm = None,
     sync: Sync = None,
     loop: Loop = None,
     cadence: Cadence = None,
@@ -135,6 +137,7 @@ def run(
         "roots": parse_numbers("--root", root, "ranks; write e.g. 0,3"),
         "in_place": in_place,
         "patterns": split_names(pattern),
+        "algorithms": split_names(algorithm),
         "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
         "sync": sync,
         "loop": loop,

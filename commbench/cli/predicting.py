@@ -125,7 +125,7 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
     """Why nothing can be predicted, and what would help."""
     if network.unknown:
         return next(iter(network.unknown.values()))
-    backend = next((r.case.backend for run in runs for r in run.training_records), "gloo,mpi")
+    backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
     names = " and ".join(str(run.path) for run in runs)
     return (
         f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3 message sizes, from "

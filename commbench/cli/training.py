@@ -78,7 +78,15 @@ WorldSizes = Annotated[
         help="Train on so many of the ranks, comma-separated.",
     ),
 ]
-TrainingBackend = Annotated[str, typer.Option("--backend", metavar="NAME", help=f"One of {listed(BACKENDS)}.")]
+TrainingBackend = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"One of {listed(BACKENDS)}: gloo trains on CPUs, also where there are GPUs; nccl on GPUs, of which the k-th "
+        "rank of a host takes the k-th, in turn.",
+    ),
+]
 Steps = Annotated[
     int | None,
     typer.Option(
@@ -213,7 +221,8 @@ def plan_training(
         InputError: the workload cannot be trained with DDP, or a number is out of range.
     """
     check_counts({"--steps": steps, "--threads": threads})
-    facts = probe_workload(sweep.workload, sweep.batches[0] if sweep.batches else None, sweep.hooks)
+    batch = sweep.batches[0] if sweep.batches else None
+    facts = probe_workload(sweep.workload, batch, sweep.hooks, backend=sweep.backend)
     return TrainingPlan(
         sweep=sweep,
         facts=facts,

@@ -101,7 +101,8 @@ def tune(
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        facts = known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks)
+        known = known_facts(settings, workload, batch)
+        facts = known or probe_workload(workload, batch, hooks, backend=backend)
         return tuning_task(
             TuningPlan(
                 workload=workload,

@@ -7,14 +7,16 @@ primitives only; others also say how to allocate, fill and check their buffers, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from commbench.cases import SYNCS
+from commbench.algorithms import AUTO
+from commbench.cases import REGISTERED, SYNCS
 from commbench.collectives import Operation, Shape
 from commbench.datatypes import Content, DataType, Raw
 from commbench.errors import UnsupportedError
@@ -66,6 +68,19 @@ class Communicator(ABC):
         """What the library carries an operation with, where it can be known."""
         return ""
 
+    def using(self, algorithm: str) -> Communicator:
+        """The communicator that carries operations as asked, all ranks together; see `commbench.algorithms`."""
+        if algorithm == AUTO:
+            return self
+        raise UnsupportedError(
+            f"{self.backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around calls that are not timed, once a case: the library may be asked what it does with them."""
+        yield
+
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """A new timed loop, one of ``loops`` or ``auto`` for the best."""
@@ -77,6 +92,13 @@ class Communicator(ABC):
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
         """A buffer of ``count`` elements."""
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """What is allocated inside is one of `commbench.cases.BUFFERS`; most need nothing for it."""
+        if kind in REGISTERED:
+            raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
+        yield
 
     @abstractmethod
     def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate

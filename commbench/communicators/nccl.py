@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import cupy
 from cupy.cuda import nccl
 
-from commbench.communicators.base import STALE, Communicator
-from commbench.communicators.nccl_log import duplicates_in, transports_in
+from commbench.algorithms import AUTO, Choice
+from commbench.communicators.cupy_memory import CupyMemory, DeviceBuffer
+from commbench.communicators.nccl_runtime import LOG, variables_set, version_text
 from commbench.control import Control, gather_everywhere
-from commbench.datatypes import DTYPES, Content, DataType
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import Group
 from commbench.primitives import Ends
@@ -42,42 +40,18 @@ _REDOPS = {
     "prod": nccl.NCCL_PROD,
     "avg": nccl.NCCL_AVG,
 }
-#: Settings under which ranks that share a GPU can talk at all: NCCL takes each for a host of its own, and goes by TCP.
-_SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
+_FREE = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
 _REFUSALS = (4, 5)
 #: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
 _FIRST_WITH_GRAPHS = 20900
 
 
-@dataclass(frozen=True)
-class DeviceBuffer:
-    """Elements in device memory: ``memory`` has shape (count,) in the data type's storage."""
+class NcclCommunicator(CupyMemory):
+    """An NCCL communicator of its own on the GPU of this rank.
 
-    memory: Any
-    dtype: DataType
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return int(self.memory.size)
-
-    @property
-    def address(self) -> int:
-        """Where the first element is."""
-        return self.address_of(0)
-
-    def address_of(self, element: int) -> int:
-        """Where an element is."""
-        return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
-
-    def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether the two overlap: the operation is in place."""
-        return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
-
-
-class NcclCommunicator(Communicator):
-    """An NCCL communicator of its own on the GPU of this rank: the k-th rank of a host takes its k-th GPU, in turn."""
+    Those of groups, and those that carry operations in another way, work on the device and the stream of the ``whole``.
+    """
 
     backend = "nccl"
     loops = ("event",)
@@ -87,24 +61,29 @@ class NcclCommunicator(Communicator):
     def __init__(
         self,
         control: Control,
+        whole: NcclCommunicator | None = None,
+        *,
         members: Group = (),
         identity: object = None,
-        stream: Any = None,  # noqa: ANN401 - cupy's
+        choice: Choice = _FREE,
     ) -> None:
         self._control = control
         self._members = members or tuple(range(control.size))
+        self._choice = choice
         self.rank, self.size = self._members.index(control.rank), len(self._members)
+        if whole is None:
+            self.take_gpu(control)
+        else:
+            self._stream = whole._stream  # noqa: SLF001 - of the same class
         if not members:
-            self._choose_device()
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
-        self._stream = cupy.cuda.Stream(non_blocking=True) if stream is None else stream
         self._comm = self._join(identity)
         self._alone: Any = None
+        self._chosen: dict[str, NcclCommunicator] = {}
+        self._heard: dict[str, str] = {}
+        self._failed = False
         self._token = self.allocate(DTYPES["int8"], 1)
-        number = cupy.cuda.Device().id
-        self._properties = cupy.cuda.runtime.getDeviceProperties(number)
-        self.device = self._properties["name"].decode()
-        self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
+        self.know_gpu()
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
         """A communicator of NCCL.
@@ -113,10 +92,10 @@ class NcclCommunicator(Communicator):
             InputError: NCCL finds two ranks on one GPU of what it takes for one host.
         """
         try:
-            return nccl.NcclCommunicator(self.size, identity, self.rank)
+            with variables_set(self._choice.variables):
+                return nccl.NcclCommunicator(self.size, identity, self.rank)
         except nccl.NcclError as error:
-            log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
-            pair = duplicates_in(log.read_text(errors="replace")) if log.is_file() else None
+            pair = LOG.duplicates()
             if pair is None and not (error.status in _REFUSALS and (self.ranks_per_gpu or 1) > 1):
                 raise
             ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
@@ -126,32 +105,53 @@ class NcclCommunicator(Communicator):
                 "they share GPUs, or start no more ranks on a host than it has GPUs."
             ) from error
 
-    def _choose_device(self) -> None:
-        """Take a GPU; before NCCL reads its settings, allow ranks to share one and have it say how messages travel."""
-        host = socket.gethostname()
-        hosts = gather_everywhere(self._control, host)
-        place, ranks = hosts[: self._control.rank].count(host), hosts.count(host)
-        devices = cupy.cuda.runtime.getDeviceCount()
-        self.ranks_per_gpu = max(gather_everywhere(self._control, -(-ranks // devices)))
-        if self.ranks_per_gpu > 1:
-            _set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{place}"})
-            if len(set(hosts)) == 1:
-                _set_missing({"NCCL_SOCKET_IFNAME": "lo"})
-        if "NCCL_DEBUG" not in os.environ:
-            log = Path(tempfile.gettempdir()) / f"commbench-nccl-{os.getpid()}.log"
-            _set_missing({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)})
-        cupy.cuda.Device(place % devices).use()
-
     def library(self) -> str:
         """The version that is loaded, e.g. ``NCCL 2.28.9``."""
         return f"NCCL {version_text(nccl.get_version())}"
 
     def transport(self) -> str:
         """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
-        if self.size == 1:
-            return "self"
-        log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
-        return "+".join(transports_in(log.read_text(errors="replace"))) if log.is_file() else ""
+        return "self" if self.size == 1 else LOG.transport()
+
+    def algorithm(self, operation: str) -> str:
+        """As NCCL's log had it when the case was verified: its first rank alone tells."""
+        return self._heard.get(operation, "")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
+        try:
+            with LOG.hearing() as heard:
+                yield
+        except RuntimeError:
+            self._failed, self._heard = True, {}
+            raise
+        self._heard = dict(heard) or self._heard
+
+    def using(self, algorithm: str) -> NcclCommunicator:
+        """By a communicator of its own, for NCCL reads what it is asked for when one is made."""
+        if algorithm == AUTO:
+            return self
+        choice = Choice.parse(algorithm)
+        if choice.channels:
+            raise UnsupportedError(
+                "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set "
+                "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a whole run"
+            )
+        chosen = self._chosen.get(algorithm)
+        if chosen is None or chosen.failed:
+            if chosen is not None:
+                chosen.abort()
+            try:
+                chosen = self._chosen[algorithm] = NcclCommunicator(self._control, self, choice=choice)
+            except RuntimeError as error:
+                raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
+        return chosen
+
+    @property
+    def failed(self) -> bool:
+        """Whether NCCL has refused something here or in a group."""
+        return self._failed or any(part.failed for part in self._parts)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Events on the stream."""
@@ -173,57 +173,34 @@ class NcclCommunicator(Communicator):
         own = next((group for group in groups if self._control.rank in group), None)
         leads = own is not None and own[0] == self._control.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
-        return None if own is None else NcclCommunicator(self._control, own, identities[own[0]], self._stream)
+        if own is None:
+            return None
+        return NcclCommunicator(self._control, self, members=own, identity=identities[own[0]], choice=self._choice)
+
+    @property
+    def _parts(self) -> list[NcclCommunicator]:
+        return [part for part in self._splits.values() if isinstance(part, NcclCommunicator)]
+
+    def abort(self) -> None:
+        """Give up what cannot end in order any more."""
+        for communicator in (*self._parts, self._comm):
+            communicator.abort()
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
+        for chosen in self._chosen.values():
+            (chosen.abort if chosen.failed else chosen.close)()
         super().close()
         self.complete()
         gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
         for communicator in (self._comm, self._alone):
             if communicator is not None:
                 communicator.destroy()
-        if self.size == self._control.size and "commbench-nccl-" in os.environ.get("NCCL_DEBUG_FILE", ""):
-            Path(os.environ["NCCL_DEBUG_FILE"]).unlink(missing_ok=True)
-
-    # Buffers: what cupy does with them is queued on the stream of the operations, in order with these
-
-    def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
-        with self._stream:
-            return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
-
-    def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
-        """See `Communicator.part`."""
-        return DeviceBuffer(buffer.memory[offset : offset + count], buffer.dtype)
-
-    def like(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
-        """See `Communicator.like`."""
-        return self.allocate(buffer.dtype, count)
-
-    def write(self, buffer: DeviceBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        with self._stream:
-            content.moved(cupy.asarray).write(buffer.memory)
-        self.complete()
-
-    def spoil(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.spoil`."""
-        with self._stream:
-            buffer.memory.view("uint8")[:] = STALE
-
-    def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; compared on the device."""
-        with self._stream:
-            return content.moved(cupy.asarray).count_wrong(buffer.memory)
+        LOG.remove()
 
     def empty(self) -> DeviceBuffer:
         """One byte: what NCCL makes of no elements is not documented."""
         return self.allocate(DTYPES["int8"], 1)
-
-    def cache_bytes(self) -> int:
-        """The GPU's L2."""
-        return int(self._properties.get("l2CacheSize", 0))
 
     # Graphs
 
@@ -244,10 +221,6 @@ class NcclCommunicator(Communicator):
         return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
     # The device, as its timed loop sees it
-
-    def complete(self) -> None:
-        """See `Communicator.complete`."""
-        self._stream.synchronize()
 
     def meet(self) -> None:
         """See `DeviceClock.meet`: an all-reduce of one byte."""
@@ -370,33 +343,5 @@ class NcclCommunicator(Communicator):
         return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
 
 
-def check_gpu() -> None:
-    """Notice that there is no GPU before NCCL is asked for anything.
-
-    Raises:
-        InputError: this host has none that CUDA can use.
-    """
-    try:
-        devices = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        reason = str(error).partition(": ")[2] or str(error)
-        raise InputError(
-            f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()} ({reason})."
-        ) from error
-    if not devices:
-        raise InputError(f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()}.")
-
-
-def version_text(number: int) -> str:
-    """NCCL's version number as people write it: 22809 is 2.28.9, and before 2.9 it was 2708 for 2.7.8."""
-    major, rest = divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)  # noqa: PLR2004 - NCCL's rule
-    return f"{major}.{rest // 100}.{rest % 100}"
-
-
 def _code(buffer: DeviceBuffer) -> int:
     return int(_CODES[buffer.dtype.name])
-
-
-def _set_missing(variables: dict[str, str]) -> None:
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)

@@ -29,6 +29,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 #: An address for documentation (RFC 5737), which nobody has.
 _FAR_AWAY = ("192.0.2.1", 9)
+#: The control planes of those that use the default group, each as often as it has been joined.
+_joined: list[Control] = []
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def join_world(control: Control) -> None:
     Raises:
         InputError: other hosts cannot reach this one.
     """
+    _joined.append(control)
     if dist.is_initialized():
         return
     torch.set_num_threads(1)
@@ -67,6 +70,13 @@ def join_world(control: Control) -> None:
     store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=TIMEOUT)
     with unpinned():
         dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT)
+
+
+def leave_world(control: Control) -> None:
+    """Destroy the default group once all that joined it have left, unless it is the control plane's own."""
+    _joined.remove(control)
+    if not _joined and not isinstance(control, TorchControl):
+        dist.destroy_process_group()
 
 
 def choose_interface(*, one_host: bool) -> None:

@@ -1,30 +1,18 @@
-"""Top-k selection with error feedback on host arrays: what to send, packed, and what stays for the next step.
-
-A payload is a byte array that collectives can carry as it is: k indices (int32), then k values (float32 or float16),
-then, where k is odd and values take two bytes, two bytes of zero, so that payloads in one buffer stay aligned.
-"""
+"""Top-k selection with error feedback on host arrays: what to send, packed, and what stays for the next step."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench.compression import kernels
+from commbench.compression.payload import ValueType, check_slots, payload_bytes
 from commbench.errors import InputError, WrongDataError
 
 Floats: TypeAlias = NDArray[np.float32]
 Payload: TypeAlias = NDArray[np.uint8]
-ValueType: TypeAlias = Literal["float32", "float16"]
-
-#: One more element could not be named by an int32.
-LARGEST_N = 2**31 - 1
-
-
-def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
-    """Bytes of a payload of ``k`` slots, a multiple of 4."""
-    return 4 * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
 
 
 class TopKSelector:
@@ -39,7 +27,7 @@ class TopKSelector:
         Raises:
             InputError: k is not in 1..n, n does not fit an int32, or the type is none of the two.
         """
-        _check_slots(n, k, value_dtype)
+        check_slots(n, k, value_dtype)
         self.n = n
         self.k = k
         self.value_dtype: ValueType = value_dtype
@@ -147,7 +135,7 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
         InputError: an array has another type, shape or layout than n, k and the type of the values say.
         WrongDataError: the payload names elements that are not there; ``into`` is left alone.
     """
-    _check_slots(n, k, value_dtype)
+    check_slots(n, k, value_dtype)
     _check_array("payload", payload, np.uint8, payload_bytes(k, value_dtype))
     _check_array("gradient to add to", into, np.float32, n, written=True)
     indices, values = _slots(payload, k, value_dtype)
@@ -180,14 +168,6 @@ def _slots(payload: Payload, k: int, value_dtype: ValueType) -> tuple[NDArray[np
 def _overlap_in_part(a: Floats, b: Floats) -> bool:
     """Whether two arrays of one size share some memory, but not all."""
     return a is not b and np.may_share_memory(a, b) and a.ctypes.data != b.ctypes.data
-
-
-def _check_slots(n: int, k: int, value_dtype: str) -> None:
-    """Raise InputError where there is no such payload."""
-    if not 1 <= n <= LARGEST_N or not 1 <= k <= n:
-        raise InputError(f"Cannot send {k} of {n} elements; give 1 <= k <= n < 2**31.")
-    if value_dtype not in get_args(ValueType):
-        raise InputError(f"Values cannot be sent as {value_dtype!r}; choose float32 or float16.")
 
 
 def _check_array(name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False) -> None:

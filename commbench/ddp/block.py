@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.collector import without_collector
+from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
-from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
-from commbench.ddp.traffic import settled_sent_bytes
+from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.energy import LEAST_S, EnergyMeter
 from commbench.errors import InputError, UnsupportedError
-from commbench.hooks import BucketTimes, Hook, PassThrough, make_hook
+from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
+from commbench.hooks.step_clock import Mark
 from commbench.timing.progress import Progress
 from commbench.training.cases import TrainingCase
 from commbench.training.workload import Workload
@@ -53,9 +54,7 @@ class BlockSamples:
     """Of every step; empty where the workload has no loss that means anything."""
     metrics: list[tuple[int, float]]
     watched: list[list[BucketTimes]]
-    """Per step the buckets in the order in which they were finished; empty without DDP."""
-    backward_began_ns: list[int]
-    """When the last backward pass of each watched step began, on the clock of `BucketTimes`."""
+    """Per step the buckets, instants since its last backward pass began; empty without DDP."""
     sent_bytes: float | None
     """Per step after the early ones."""
     expected_bytes: float | None
@@ -82,21 +81,24 @@ class Rig:
     progress: Progress
     group: dist.ProcessGroup
     """The ranks that train."""
+    meeting: dist.ProcessGroup
+    """The same ranks over Gloo, for what is no part of the training; may be the same group."""
     workload: Workload
-    """Its model holds the initial weights and is never trained itself."""
+    """Its model holds the initial weights, where the device computes, and is never trained itself."""
     seed: int
     steps: int
     deep: bool
     """Whether to spend extra passes on the gradient's error and on watching a configuration without hook."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: Device = field(default_factory=Device)
     meter: EnergyMeter | None = None
     """Of this machine, with its lowest rank."""
     is_metered: bool = False
     """Whether every machine has a meter."""
 
     def barrier(self) -> None:
-        """Wait, without taking a core from anybody, until all ranks that train have come."""
-        dist.barrier(self.group)
+        """Wait, without taking a core from anybody, until all ranks that train have come, and their devices."""
+        self.device.wait()
+        dist.barrier(self.meeting)
 
 
 def run_block(case: TrainingCase, rig: Rig) -> BlockSamples:
@@ -123,7 +125,7 @@ def run_block(case: TrainingCase, rig: Rig) -> BlockSamples:
 def _start_afresh(rig: Rig) -> None:
     """Blocks of one launch see the same random numbers, and none the memory of the one before."""
     gc.collect()
-    reset_peak_memory()
+    rig.device.reset_peak_memory()
     seed = rig.seed * 1009 + rig.group.rank()
     torch.manual_seed(seed)
     random.seed(seed)  # a person's own data may draw from any of them
@@ -140,14 +142,15 @@ class _Training:
         self.inner.train()
         make = rig.workload.optimizer or default_optimizer
         self.optimizer = make(self.inner.parameters())
-        self.scaler = torch.amp.GradScaler(rig.device.type, enabled=case.precision == "amp-fp16")
+        self.scaler = torch.amp.GradScaler(rig.device.torch_device.type, enabled=case.precision == "amp-fp16")
         self.autocast = _AUTOCAST.get(case.precision)
-        self.model: Any = _wrap(self.inner, case, rig.group) if case.uses_ddp else self.inner
+        self.model: Any = _wrap(self.inner, case, rig) if case.uses_ddp else self.inner
         self.hook = self._hook()
         self.batches = _cycle(rig.workload.batches)
-        self.events: list[BucketTimes] = []
-        self.backward_began_ns = 0
-        self.skipped = 0
+        self.buckets: list[BucketMarks] = []
+        self.log = StepLog(in_turn=rig.device.carries_in_turn)
+        self.one = torch.ones((), device=rig.device.torch_device)
+        self.skipped = torch.zeros((), device=rig.device.torch_device)
 
     def _hook(self) -> Hook | None:
         if not self.case.uses_ddp:
@@ -157,7 +160,7 @@ class _Training:
 
     def _register(self, hook: Hook) -> Hook:
         hook.register(self.model, scaler=self.scaler if self.scaler.is_enabled() else None)
-        hook.observer = self._note
+        hook.observer, hook.clock = self.buckets.append, self.rig.device.clock
         return hook
 
     def close(self) -> None:
@@ -169,11 +172,8 @@ class _Training:
     def run(self) -> BlockSamples:
         """All steps of the block, timed and looked at; then what costs extra passes."""
         rig, case = self.rig, self.case
-        times = np.zeros((rig.steps, 4))
         losses: list[torch.Tensor] = []
         metrics: list[tuple[int, float]] = []
-        watched: list[list[BucketTimes]] = []
-        began_ns: list[int] = []
         every = max(1, rig.steps // EVALUATIONS)
         begun, sent_before = time.monotonic(), None
         energy_before: dict[str, float] = {}
@@ -181,28 +181,29 @@ class _Training:
         rig.barrier()
         for step in range(rig.steps):
             if step == EARLY_STEPS:
+                rig.device.wait()
                 sent_before = self._sent()
                 energy_before, metered_s = rig.meter.read() if rig.meter else {}, time.monotonic()
-            loss = self._step(times[step])
-            losses.append(loss)
-            watched.append(self._take_events())
-            began_ns.append(self.backward_began_ns)
+            losses.append(self._step())
             if (step + 1) % every == 0 or step + 1 == rig.steps:
                 metrics += self._evaluate(step + 1)
+        rig.device.wait()
         seconds = time.monotonic() - begun
         energy = self._energy(energy_before, time.monotonic() - metered_s)
+        self.log.finish()
         sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
         digest = _digest(self.inner) if case.uses_ddp else 0
-        skipped, peak = self.skipped, peak_memory_bytes()  # the passes that follow are no part of the training
+        # Before further passes, which are no part of the training.
+        times, watched = np.array(self.log.seconds), self.log.buckets
+        skipped, peak = int(self.skipped), rig.device.peak_memory_bytes()
         error = self._gradient_error() if rig.deep and case.uses_ddp else None
         if rig.deep and case.uses_ddp and self.hook is None:
-            watched, began_ns = self._watch()
+            watched = self._watch()
         return BlockSamples(
             times=times,
             losses=[float(loss) for loss in losses] if case.uses_ddp and rig.workload.steps else [],
             metrics=metrics,
             watched=watched,
-            backward_began_ns=began_ns,
             sent_bytes=sent,
             expected_bytes=self._expected_bytes(),
             bucket_bytes=_integers(self._logged("bucket_sizes")),
@@ -218,31 +219,31 @@ class _Training:
 
     # One step
 
-    def _step(self, times: NDArray[np.float64]) -> torch.Tensor:
-        """One optimiser step; ``times`` receives seconds of forward, backward, optimiser and all of it."""
-        progress = self.rig.progress
+    def _step(self) -> torch.Tensor:
+        """One optimiser step, which goes to the log; its loss. Nothing in it waits for a GPU."""
+        progress, device = self.rig.progress, self.rig.device
+        clock = device.clock
         progress.counters[0] += 1
         accumulation = self.case.accumulation
-        forward = backward = 0.0
+        passes: list[tuple[Mark, Mark, Mark]] = []
         total = torch.zeros(())
-        began = time.perf_counter()
+        begun = clock()
         for micro in range(accumulation):
             with self._exchanging(last=micro == accumulation - 1):
-                batch = next(self.batches)
-                start = time.perf_counter()
+                batch = device.moved(next(self.batches))
+                start = clock()
                 loss = self._loss(batch)
-                between = time.perf_counter()
+                between = clock()
                 progress.counters[0] += 1  # a rank that never comes to the exchange is then seen to be behind
-                self.backward_began_ns = time.perf_counter_ns()
                 self.scaler.scale(loss / accumulation).backward()
-                end = time.perf_counter()
-            forward += between - start
-            backward += end - between
+                passes.append((start, between, clock()))
             total = total + loss.detach() / accumulation
-        start = time.perf_counter()
+        updating = clock()
         self._optimise()
-        end = time.perf_counter()
-        times[:] = forward, backward, end - start, end - began
+        ended = clock()
+        buckets = self.buckets.copy()
+        self.buckets.clear()
+        self.log.add(StepMarks(begun=begun, passes=passes, updating=updating, ended=ended, buckets=buckets))
         progress.counters[1] += 1
         return total
 
@@ -251,25 +252,19 @@ class _Training:
         return contextlib.nullcontext() if last or not self.case.uses_ddp else self.model.no_sync()
 
     def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
-        with torch.autocast(self.rig.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        kind = self.rig.device.torch_device.type
+        with torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None):
             return self.rig.workload.loss(self.model, batch)
 
     def _optimise(self) -> None:
-        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        scale = self.scaler.scale(self.one)  # asking for the number would wait for a GPU
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.is_enabled() and self.scaler.get_scale() < scale:
-            self.skipped += 1
+        if self.scaler.is_enabled():
+            self.skipped += self.scaler.scale(self.one) < scale
 
     # What is looked at
-
-    def _note(self, times: BucketTimes) -> None:
-        self.events.append(times)
-
-    def _take_events(self) -> list[BucketTimes]:
-        events, self.events = self.events, []
-        return events
 
     def _evaluate(self, steps: int) -> list[tuple[int, float]]:
         """The workload's metric on every rank, so that none waits for another in the next step."""
@@ -286,7 +281,7 @@ class _Training:
         if not self.case.uses_ddp:
             return None
         self.rig.barrier()
-        sent = settled_sent_bytes()
+        sent = self.rig.device.sent_bytes()
         self.rig.barrier()
         return sent
 
@@ -327,30 +322,30 @@ class _Training:
             return ""
         return str(self.model._get_ddp_logging_data().get(f"rebuilt_{name}", ""))  # noqa: SLF001 - the only way
 
-    def _watch(self) -> tuple[list[list[BucketTimes]], list[int]]:
+    def _watch(self) -> list[list[BucketTimes]]:
         """A few further steps with the pass-through hook, which DDP accepts also after a backward pass."""
         self.hook = self._register(PassThrough())
-        watched, began_ns = [], []
+        self.log = StepLog(in_turn=self.rig.device.carries_in_turn)
         for _ in range(EARLY_STEPS + WATCHED_STEPS):  # the early ones are left out later, as in a block
-            self._step(np.zeros(4))
-            watched.append(self._take_events())
-            began_ns.append(self.backward_began_ns)
-        return watched, began_ns
+            self._step()
+        self.log.finish()
+        return self.log.buckets
 
     def _gradient_error(self) -> float | None:
         """How far the exchanged gradient is from the mean over ranks, on one batch; None where either is not finite."""
-        batch, state = next(self.batches), torch.get_rng_state()
+        device = self.rig.device
+        batch, state = device.moved(next(self.batches)), device.random_state()
         with self.model.no_sync():
             self.scaler.scale(self._loss(batch)).backward()
         mean = self._flat_gradient()
         dist.all_reduce(mean, group=self.rig.group)
         mean /= self.rig.group.size()
         self.optimizer.zero_grad(set_to_none=True)
-        torch.set_rng_state(state)
+        device.set_random_state(state)
         self.scaler.scale(self._loss(batch)).backward()
         error = float((self._flat_gradient() - mean).norm() / mean.norm())
         self.optimizer.zero_grad(set_to_none=True)
-        self.events.clear()
+        self.buckets.clear()
         return error if np.isfinite(error) else None
 
     def _flat_gradient(self) -> torch.Tensor:
@@ -372,7 +367,7 @@ def _ddp_options() -> Collection[str]:
     return inspect.signature(DistributedDataParallel.__init__).parameters
 
 
-def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) -> DistributedDataParallel:
+def _wrap(model: torch.nn.Module, case: TrainingCase, rig: Rig) -> DistributedDataParallel:
     """DDP as the case asks for it. Initial weights are equal already, so they are not broadcast again."""
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError(
@@ -391,7 +386,8 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, group: dist.ProcessGroup) 
         options["bucket_cap_mb_list"] = list(caps)
     return DistributedDataParallel(
         model,
-        process_group=group,
+        device_ids=rig.device.numbers,
+        process_group=rig.group,
         gradient_as_bucket_view=case.bucket_view,
         static_graph=case.static_graph,
         **options,

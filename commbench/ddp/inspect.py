@@ -1,6 +1,6 @@
 """Finds out whether a workload can be trained under DDP, and what its parameters and its local step are like.
 
-``python -m commbench.ddp.inspect SPEC [--batch N]`` prints that as one line of JSON, for a conductor that does not
+``python -m commbench.ddp.inspect SPEC [--batch N] [--gpu K]`` prints that as one line of JSON, for a conductor that does not
 import torch itself: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
 """
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from commbench.ddp.devices import Device
     from commbench.ddp.local_step import LocalStep
 
 #: Timed steps end after so many, or once they have taken so long.
@@ -37,21 +38,28 @@ NAMED = 3
 QUOTED = 300
 
 
-def inspect(workload: Workload) -> WorkloadFacts:
-    """Check a workload, do a few local steps of it, and leave the model as it was.
+def inspect(workload: Workload, device: Device | None = None) -> WorkloadFacts:
+    """Check a workload, do a few local steps of it, and leave the model with the weights that it had.
+
+    Args:
+        workload: the model is moved to the device.
+        device: where to make the steps; None: on this host's CPUs.
 
     Raises:
         InputError: if it cannot be trained under DDP; the sentence says why and what to do.
     """
     import torch
 
+    from commbench.ddp.devices import Device
     from commbench.ddp.local_step import median_step
 
+    device = device or Device()
     check_workload(workload)
+    device.moved(workload.model)
     before = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
     try:
         with torch.random.fork_rng(devices=[]):
-            step = median_step(_local_steps(workload))
+            step = median_step(_local_steps(workload, device))
             _check_evaluation(workload)
     finally:
         workload.model.load_state_dict(before)
@@ -59,11 +67,11 @@ def inspect(workload: Workload) -> WorkloadFacts:
     return _facts(workload, step)
 
 
-def _local_steps(workload: Workload) -> list[LocalStep]:
+def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
     """Return timed steps; one before them, in which memory is allocated, is checked and not timed."""
     from commbench.ddp.local_step import local_step, trainable
 
-    batches = endless(workload.batches)
+    batches = map(device.moved, endless(workload.batches))
     optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
     checked_step(workload.model, workload.loss, next(batches), optimizer)
     steps: list[LocalStep] = []
@@ -304,10 +312,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="samples per rank and step (default: the workload's own)")
     parser.add_argument("--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
+    parser.add_argument("--gpu", type=int, help="of this host's GPUs the one of this number, in turn (default: none)")
     options = parser.parse_args(arguments)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own file may print
-            facts = _inspect_spec(options.spec, options.batch, options.seed, options.hook)
+            facts = _inspect_spec(options.spec, options.batch, options.seed, options.hook, options.gpu)
     except InputError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
@@ -315,13 +324,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str]) -> WorkloadFacts:
+def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None) -> WorkloadFacts:
     if importlib.util.find_spec("torch") is None:
         raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
+    from commbench.ddp.devices import Gpu, count_gpus
     from commbench.ddp.workloads import load_workload
 
+    device = None if gpu is None else Gpu(gpu % count_gpus())
     _try_hooks(hooks)
-    return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch))
+    return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch), device)
 
 
 def _try_hooks(hooks: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def local_step(
     """
     optimizer.zero_grad(set_to_none=True)
     clock = clock_of(model)
-    ready: dict[str, Any] = {}
+    ready: dict[str, Mark] = {}
     with ready_hooks(trainable(model), lambda name, _: ready.__setitem__(name, clock())):
         begun = clock()
         value = loss(model, batch)
@@ -90,6 +92,27 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - what a model t
         yield from tensors_in(list(vars(value).values()))
 
 
+def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
+    """Return the like of a value in which ``move`` was called with all that can move.
+
+    That are the tensors that `tensors_in` finds, and what else has a method ``to``, as models and some libraries'
+    batches have.
+    """
+    if hasattr(value, "to"):
+        return move(value)
+    if isinstance(value, Mapping):
+        return {key: moved_by(move, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [moved_by(move, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(made, name, moved_by(move, part))  # it may be frozen
+        return made
+    return value
+
+
 def median_step(steps: Sequence[LocalStep]) -> LocalStep:
     """Return the median of every time; gradients are ordered by their median, ties as in the first step."""
     medians = {name: _median(step.ready_ms[name] for step in steps) for name in steps[0].ready_ms}
@@ -103,21 +126,6 @@ def median_step(steps: Sequence[LocalStep]) -> LocalStep:
 
 def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-def clock_of(model: nn.Module) -> Callable[[], Any]:
-    """Return what reads the time where the model computes: a CUDA event in its stream, else this process's clock."""
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        return lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
-    return time.perf_counter_ns
-
-
-def elapsed_ms(start: Any, end: Any) -> float:  # noqa: ANN401 - two readings of the same clock
-    """Return the milliseconds from one reading of a clock of `clock_of` to another; waits for a device."""
-    if isinstance(start, int):
-        return float(end - start) / 1e6
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 @contextmanager

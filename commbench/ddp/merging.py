@@ -143,20 +143,19 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
     """Per timed step the stamps of all ranks, shape (ranks, buckets, 5), in ns since each rank's backward began."""
     per_rank = [timed_events(rank.watched) for rank in ranks]
-    steps = []
-    for number, events in enumerate(zip(*per_rank, strict=False)):
-        if len({len(of_rank) for of_rank in events}) == 1 and events[0]:
-            began = [rank.backward_began_ns[EARLY_STEPS + number] for rank in ranks]
-            steps.append(np.array([_stamps(of_rank, t0) for of_rank, t0 in zip(events, began, strict=True)]))
-    return steps
+    return [
+        np.array([_stamps(of_rank) for of_rank in events])
+        for events in zip(*per_rank, strict=False)
+        if len({len(of_rank) for of_rank in events}) == 1 and events[0]
+    ]
 
 
-def _stamps(events: Sequence[BucketTimes], began_ns: int) -> list[tuple[float, ...]]:
+def _stamps(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
     return [
         (
-            float(event.ready_ns - began_ns),
-            float(event.start_ns - began_ns),
-            float(event.done_ns - began_ns),
+            float(event.ready_ns),
+            float(event.start_ns),
+            float(event.done_ns),
             float(event.encode_ns),
             float(event.decode_ns),
         )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from commbench.communicators.torch_control import TIMEOUT, join_world, unpinned
 from commbench.control import Control, gather_everywhere
 from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
+from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
 from commbench.ddp.workloads import load_workload
 from commbench.energy import own_meter
@@ -39,6 +40,7 @@ def train_launch(
     *,
     launch: int,
     control: Control,
+    device: Device,
     progress: Progress,
     begin: Callable[[int], None],
     finish: Callable[[TrainingRecord], None],
@@ -51,6 +53,7 @@ def train_launch(
         terms: how they are trained.
         launch: its number, which with the seed fixes order, weights and data.
         control: the ranks.
+        device: where this one trains.
         progress: counts steps.
         begin: is told which case's block begins.
         finish: is given a case's record after its last block, on rank 0 only.
@@ -61,7 +64,7 @@ def train_launch(
     """
     order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
-    session = _Session(terms, launch, control, progress, paces=_find_baseline(cases))
+    session = _Session(terms, launch, control, device, progress, paces=_find_baseline(cases))
     for case in cases:  # before a case's time runs: a person's workload may read much
         session.build(case)
     compile_hooks(case.hook for case in cases)
@@ -95,11 +98,19 @@ def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Groups:
+    """Process groups of the same ranks: one that trains, and one over Gloo for all else, the same where both are."""
+
+    training: dist.ProcessGroup
+    meeting: dist.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Built:
-    """A workload with its initial weights, the same on all ranks that train, and the group of these."""
+    """A workload with its initial weights, the same on all ranks that train, and the groups of these."""
 
     workload: Workload
-    group: dist.ProcessGroup
+    groups: _Groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +124,15 @@ class _Outcome:
 class _Session:
     """What the blocks of a launch share."""
 
-    def __init__(self, terms: Terms, launch: int, control: Control, progress: Progress, *, paces: TrainingCase) -> None:
+    def __init__(
+        self, terms: Terms, launch: int, control: Control, device: Device, progress: Progress, *, paces: TrainingCase
+    ) -> None:
         self.paces = paces
         self.terms = terms
         self.launch = launch
         self.seed = terms.seed + launch
         self.control = control
+        self.device = device
         self.progress = progress
         self.threads = terms.threads or _fair_threads(control)
         join_world(control)
@@ -127,7 +141,7 @@ class _Session:
         gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch
         self.steps = terms.steps
         self._meter, self._is_metered = own_meter(control)
-        self._groups: dict[int, dist.ProcessGroup] = {}
+        self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
 
@@ -145,7 +159,9 @@ class _Session:
         gathered = self.control.gather(samples)
         if refused:
             status, reason = refused
-            record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, status=status, reason=reason)
+            record = TrainingRecord(
+                case=case, launch=self.launch, seed=self.seed, device=self.device.name, status=status, reason=reason
+            )
             return _Outcome(over=True, record=record if gathered is not None else None)
         if gathered is None:
             blocks.append([])
@@ -162,11 +178,13 @@ class _Session:
         if self.control.rank < case.world_size:
             rig = Rig(
                 progress=self.progress,
-                group=built.group,
+                group=built.groups.training,
+                meeting=built.groups.meeting,
                 workload=built.workload,
                 seed=self.seed,
                 steps=steps,
                 deep=deep,
+                device=self.device,
                 meter=self._meter,
                 is_metered=self._is_metered,
             )
@@ -180,13 +198,21 @@ class _Session:
         return samples, refusal
 
     def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
-        return merge(case, blocks, built.workload, launch=self.launch, seed=self.seed, threads_per_rank=self.threads)
+        return merge(
+            case,
+            blocks,
+            built.workload,
+            launch=self.launch,
+            seed=self.seed,
+            threads_per_rank=self.threads,
+            device=self.device.name,
+        )
 
     def build(self, case: TrainingCase) -> _Built:
         """The case's workload, made once a launch; its weights are rank 0's everywhere, as DDP would have them."""
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
-            group = self._group(case.world_size)
+            groups = self._groups_of(case.world_size)
             rank = min(self.control.rank, case.world_size - 1)
             torch.manual_seed(self.seed)
             workload = load_workload(
@@ -196,17 +222,20 @@ class _Session:
                 world_size=case.world_size,
                 batch_size=case.batch_per_rank,
             )
+            self.device.moved(workload.model)
             if self.control.rank < case.world_size:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
-                    dist.broadcast(tensor.detach(), 0, group=group)
-            self._built[key] = _Built(workload=workload, group=group)
+                    dist.broadcast(tensor.detach(), 0, group=groups.training)
+            self._built[key] = _Built(workload=workload, groups=groups)
         return self._built[key]
 
-    def _group(self, ranks: int) -> dist.ProcessGroup:
-        """The first ``ranks`` ranks, in a process group that carries nothing but training."""
+    def _groups_of(self, ranks: int) -> _Groups:
+        """The first ``ranks`` ranks, in process groups of their own."""
         if ranks not in self._groups:
+            backends = dict.fromkeys((self.device.backend, "gloo"))
             with unpinned():
-                self._groups[ranks] = dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend="gloo")
+                made = [dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend) for backend in backends]
+            self._groups[ranks] = _Groups(training=made[0], meeting=made[-1])
         return self._groups[ranks]
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from commbench.ddp.local_step import LocalStep, batch_length, clock_of, elapsed_ms, ready_hooks, tensors_in
+from commbench.ddp.local_step import LocalStep, batch_length, ready_hooks, tensors_in
+from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: No more backward passes than that are watched: medians are sharp by then, and the rest of a training costs nothing.
 MOST_PASSES = 100
@@ -21,8 +22,8 @@ MOST_PASSES = 100
 class Forward:
     """One forward pass; readings of the clock."""
 
-    start: Any
-    end: Any = None
+    start: Mark
+    end: Mark = None
     batch: int = 1
     used: bool = False
     """A backward pass went through it."""
@@ -34,12 +35,12 @@ class BackwardPass:
 
     task: int
     """Autograd's number for the call of backward."""
-    since: Any
+    since: Mark
     """What came before it was over: a forward pass, another backward pass or the optimiser."""
-    start: Any
+    start: Mark
     """The first gradient of an output of the model was there."""
     forwards: list[Forward] = field(default_factory=list)
-    ready: dict[str, Any] = field(default_factory=dict)
+    ready: dict[str, Mark] = field(default_factory=dict)
     """When each gradient was accumulated, in that order."""
 
     def step(self) -> LocalStep:
@@ -58,10 +59,10 @@ class BackwardPass:
 class Update:
     """One step of an optimiser; readings of the clock."""
 
-    start: Any
+    start: Mark
     passes_before: int
     """Backward passes since the beginning, before it."""
-    end: Any = None
+    end: Mark = None
     passes: int = 0
     """Likewise after it: a closure makes some in between."""
 
@@ -97,7 +98,7 @@ class Watch:
         self._forward: Forward | None = None
         self._open: BackwardPass | None = None
         """The backward pass under way; nobody says when it is over, so the last until something else begins."""
-        self._latest: Any = None
+        self._latest: Mark = None
         self._depth = 0
         self._hooks = ExitStack()
         self._hooks.enter_context(ready_hooks(parameters, self._note_ready))

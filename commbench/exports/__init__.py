@@ -1,9 +1,10 @@
-"""Runs in the forms of other tools: metrics for Prometheus, columns for data frames, trials for experiment trackers."""
+"""Runs in the forms of other tools: metrics, data frames, trials of experiment trackers, rules for NCCL."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from commbench.exports.mlflow import write_mlflow
+from commbench.exports.nccl_tuner import write_nccl_tuner
 from commbench.exports.openmetrics import write_openmetrics
 from commbench.exports.parquet import write_parquet
 from commbench.exports.tensorboard import write_tensorboard
@@ -17,4 +18,5 @@ EXPORTS: Mapping[str, Callable[[Run, Path | None], Path | str]] = {
     "parquet": write_parquet,
     "tensorboard": write_tensorboard,
     "mlflow": write_mlflow,
+    "nccl-tuner": write_nccl_tuner,
 }

@@ -48,7 +48,7 @@ def _case_labels(row: Row, *more: str) -> Labels:
     if row.in_place is not None and row.in_place != OPERATIONS[row.operation].default_in_place:
         words.append("in place" if row.in_place else "out of place")
     words += [f"root {row.root}"] if row.root else []
-    words += ["rotated buffers"] if row.buffers == "rotated" else []
+    words += [f"{row.buffers} buffers"] if row.buffers not in {"", "hot"} else []
     words += [word for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, *more) if word]
     values = (
         *(row.backend, row.operation, row.pattern, row.group if makes_groups(row.pattern) else ""),

@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise InputError("Communication hooks need PyTorch, which is not installed: pip install torch.") from error
 
-from commbench.hooks.base import BucketTimes, Hook
+from commbench.hooks.base import BucketMarks, BucketTimes, Hook
 from commbench.hooks.dense import BF16, FP16, PassThrough
 from commbench.hooks.guard import Guard
 from commbench.hooks.powersgd import PowerSGD
@@ -19,6 +19,7 @@ __all__ = [
     "BF16",
     "FP16",
     "HOOKS",
+    "BucketMarks",
     "BucketTimes",
     "Guard",
     "Hook",

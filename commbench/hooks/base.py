@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.results import Expected
+from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_clock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-now = time.perf_counter_ns
+now = host_clock
 
 #: What a hook makes of the value of its collective's future: the averaged bucket, shape (numel,).
 Finish = Callable[[Any], torch.Tensor]
@@ -29,7 +29,7 @@ Shapes = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketTimes:
-    """When one bucket was ready, on its way and done: instants of ``time.perf_counter_ns``, durations in ns."""
+    """When one bucket was ready, on its way and done: instants since a mark of one's choice, and durations, in ns."""
 
     index: int
     numel: int
@@ -46,22 +46,71 @@ class BucketTimes:
     """Local work after the first collective was issued."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketMarks:
+    """The instants of one bucket as marks of its hook's clock: a GPU comes to them only after the hook has returned."""
+
+    index: int
+    numel: int
+    is_last: bool
+    ready: Mark
+    encoded: Mark
+    start: Mark
+    arrived: Mark
+    """The last collective is over; what is left is local work."""
+    done: Mark
+    decode_ns: int
+    """Local work between collectives."""
+
+    def times(self, since: Mark) -> BucketTimes:
+        """Read the clock, instants in ns since that mark of it; waits until a GPU has come to all of them."""
+        return BucketTimes(
+            index=self.index,
+            numel=self.numel,
+            is_last=self.is_last,
+            ready_ns=elapsed_ns(since, self.ready),
+            start_ns=elapsed_ns(since, self.start),
+            done_ns=elapsed_ns(since, self.done),
+            encode_ns=elapsed_ns(self.ready, self.encoded),
+            decode_ns=self.decode_ns + elapsed_ns(self.arrived, self.done),
+        )
+
+
 class Stopwatch:
-    """Notes the instants of one bucket on its way; a few clock reads, so that it always runs."""
+    """Marks the instants of one bucket on its way; a few clock reads, so that it always runs."""
 
-    __slots__ = ("decode_ns", "encode_ns", "ready_ns", "start_ns")
+    __slots__ = ("arrived_at", "clock", "decode_ns", "encoded_at", "ready", "start")
 
-    def __init__(self) -> None:
-        self.ready_ns = now()
-        self.start_ns = self.encode_ns = self.decode_ns = 0
+    def __init__(self, clock: Clock = host_clock) -> None:
+        self.clock = clock
+        self.ready = self.encoded_at = self.start = self.arrived_at = clock()
+        self.decode_ns = 0
 
     def encoded(self) -> None:
         """The autograd thread's part is done."""
-        self.encode_ns = now() - self.ready_ns
+        self.encoded_at = self.clock()
 
     def started(self) -> None:
         """The first collective is being issued."""
-        self.start_ns = now()
+        self.start = self.clock()
+
+    def arrived(self) -> None:
+        """The last collective is over."""
+        self.arrived_at = self.clock()
+
+    def marks(self, bucket: Expected) -> BucketMarks:
+        """Say when all this was of the bucket whose average is there now."""
+        return BucketMarks(
+            index=bucket.index,
+            numel=bucket.numel,
+            is_last=bucket.is_last,
+            ready=self.ready,
+            encoded=self.encoded_at,
+            start=self.start,
+            arrived=self.arrived_at,
+            done=self.clock(),
+            decode_ns=self.decode_ns,
+        )
 
 
 class Hook(ABC):
@@ -74,8 +123,10 @@ class Hook(ABC):
     """
 
     name: ClassVar[str]
-    #: Told about every finished bucket, on whichever thread finished it.
-    observer: Callable[[BucketTimes], None] | None = None
+    #: Told about every bucket that is finished, or will be when a GPU gets to it, on whichever thread finished it.
+    observer: Callable[[BucketMarks], None] | None = None
+    #: What its marks are made by; `register` takes that of the device on which the model is.
+    clock: Clock = staticmethod(host_clock)
     #: The first error this hook met; once there is one, the model cannot be trained further.
     failure: Exception | None = None
 
@@ -97,6 +148,7 @@ class Hook(ABC):
         except RuntimeError as error:
             raise InputError(f"DDP refused hook {self.name}: {error}") from error
         self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
+        self.clock = clock_of(ddp_model)
         return self
 
     def _check_model(self, ddp_model: object) -> None:
@@ -152,7 +204,7 @@ class Hook(ABC):
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future:
         """What DDP calls for each bucket: the future of the averaged bucket, with the result checked."""
-        watch = Stopwatch()
+        watch = Stopwatch(self.clock if self.observer is not None else host_clock)  # events nobody reads cost more
         try:
             expected = Expected.of(bucket)
             if expected.index == 0:
@@ -169,13 +221,13 @@ class Hook(ABC):
         """The callback of a bucket: decode, check, tell the observer."""
         try:
             value = expected.value_of(self.name, done)
-            began = now()
+            watch.arrived()
             result = expected.check(self.name, finish(value))
         except Exception as error:
             self._fail(error)
             raise
         if self.observer is not None:
-            self.observer(_times(expected, watch, began))
+            self.observer(watch.marks(expected))
         return result
 
     def _fail(self, error: Exception) -> None:
@@ -197,20 +249,6 @@ class Hook(ABC):
 def ring_bytes(nbytes: int, world_size: int) -> int:
     """Bytes one rank sends in a ring all-reduce of ``nbytes``: 2(p-1)/p of them (Patarasuk and Yuan, 2009)."""
     return round(2 * (world_size - 1) * nbytes / world_size)
-
-
-def _times(expected: Expected, watch: Stopwatch, began: int) -> BucketTimes:
-    done = now()
-    return BucketTimes(
-        index=expected.index,
-        numel=expected.numel,
-        is_last=expected.is_last,
-        ready_ns=watch.ready_ns,
-        start_ns=watch.start_ns,
-        done_ns=done,
-        encode_ns=watch.encode_ns,
-        decode_ns=watch.decode_ns + done - began,
-    )
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:

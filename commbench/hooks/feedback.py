@@ -2,6 +2,10 @@
 
 e is the residual of one rank: a = g + e is compressed and sent, and what was not sent is the next e (Stich et al. 2018,
 Karimireddy et al. 2019). Over any number of steps, what was sent plus the last residual is the sum of the gradients.
+
+Whether a bucket is finite decides what is kept. On the host that is asked and branched on. On a device nothing asks:
+the host would have to wait for all that the device has yet to do, and the device for the host after that. There the
+answer stays a tensor, and `put` writes under it.
 """
 
 from __future__ import annotations
@@ -39,17 +43,18 @@ class Slot:
 class Memory:
     """Tensors kept per parameter from step to step, in the layout of the buckets so that a step copies nothing.
 
-    When the buckets are built anew, they are moved by parameter. With ``held_back``, updates go to second tensors,
-    which `settle` takes over only where no bucket of the step was rejected.
+    When the buckets are built anew, they are moved by parameter. With ``held_back``, updates go to second tensors that
+    `settle` takes over only where no bucket of the step was rejected: by exchanging the two on the host, by `put` on a
+    device.
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.kinds = tuple(kinds)
         self.held_back = False
-        self.discarded = 0
+        self.discarded: int | torch.Tensor = 0
         self._slots: dict[int, Slot] = {}
         self._waiting: dict[str, Tensors] = {kind: {} for kind in self.kinds}
-        self._rejected = False
+        self._rejections: list[torch.Tensor] = []
 
     def open(self, index: int, layout: Layout, like: torch.Tensor) -> Slot:
         """Return the slot of a bucket whose update is about to be written."""
@@ -60,18 +65,26 @@ class Memory:
         slot.pending = True
         return slot
 
-    def reject(self) -> None:
-        """Let the next `settle` drop every update of this step; called from any thread."""
-        self._rejected = True
+    def reject(self, where: torch.Tensor) -> None:
+        """Let the next `settle` drop every update of this step if ``where``, a truth value, holds; from any thread."""
+        self._rejections.append(where)
 
     def settle(self) -> None:
         """End a step: take over the updates that were held back, or drop them all."""
+        rejections, self._rejections = self._rejections, []
+        rejected = torch.stack(rejections).any() if rejections else torch.zeros((), dtype=torch.bool)
         for slot in self._slots.values():
-            if slot.pending and self.held_back and not self._rejected:
-                slot.old, slot.new = slot.new, slot.old
+            if slot.pending and self.held_back:
+                self._take_over(slot, rejected)
             slot.pending = False
-        self.discarded += self._rejected
-        self._rejected = False
+        self.discarded += int(rejected) if on_host(rejected) else rejected
+
+    def _take_over(self, slot: Slot, rejected: torch.Tensor) -> None:
+        if not on_host(rejected):
+            for kind in self.kinds:
+                put(slot.old[kind], slot.new[kind], where=~rejected)
+        elif not rejected:
+            slot.old, slot.new = slot.new, slot.old
 
     def scale(self, kind: str, factors: Mapping[str, float]) -> None:
         """Multiply what is remembered of each parameter named."""
@@ -94,7 +107,7 @@ class Memory:
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Forget everything and wait for the buckets of these parameters."""
         self._slots.clear()
-        self._rejected = False
+        self._rejections = []
         for kind in self.kinds:
             self._waiting[kind] = {name: tensor.clone() for name, tensor in state.get(kind, {}).items()}
 
@@ -132,7 +145,8 @@ class FeedbackHook(Hook):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layouts: dict[int, Layout] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._scale = 1.0
+        self._scale: float | torch.Tensor = 1.0
+        self._device = torch.device("cpu")
         self._optimizer: torch.optim.Optimizer | None = None
         self._rates: dict[str, float] = {}
 
@@ -143,14 +157,19 @@ class FeedbackHook(Hook):
 
     @property
     def discarded_steps(self) -> int:
-        """Steps whose residual updates were dropped because an averaged bucket was not finite."""
+        """Steps whose residual updates were dropped because an averaged bucket was not finite; waits for a device."""
         self.memory.settle()
-        return self.memory.discarded
+        return int(self.memory.discarded)
 
     @property
-    def divisor(self) -> float:
+    def divisor(self) -> float | torch.Tensor:
         """What the sum over ranks is divided by: their number, and the loss scale that was taken out before."""
         return self.world_size / self._scale
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the gradients carry a loss scale; one that is on a device is not asked whether it is 1."""
+        return isinstance(self._scale, torch.Tensor) or self._scale != 1.0
 
     @abstractmethod
     def exchange(
@@ -185,6 +204,8 @@ class FeedbackHook(Hook):
                 raise InputError(f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use passthrough.")
             self._names[id(parameter)] = name
             self._shapes[name] = tuple(parameter.shape)
+            if parameter.requires_grad:
+                self._device = parameter.device
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None
@@ -193,9 +214,16 @@ class FeedbackHook(Hook):
         """Count, end the step before, and look up the loss scale this step's gradients carry."""
         self._steps += 1
         self.memory.settle()
-        self._scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+        self._scale = self._loss_scale()
         if self._optimizer is not None and self.feedback:
             self._follow_rates(self._optimizer)
+
+    def _loss_scale(self) -> float | torch.Tensor:
+        """What the gradients of this step carry: a number on the host, else a tensor, for `get_scale` would wait."""
+        if self._scaler is None:
+            return 1.0
+        one = torch.ones((), device=self._device)
+        return float(self._scaler.get_scale()) if on_host(one) else self._scaler.scale(one)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Multiply residuals by old rate / new rate; a rate of 0 is waited out."""
@@ -215,15 +243,15 @@ class FeedbackHook(Hook):
         """Find the bucket's memory, take out the loss scale, exchange."""
         buffer, layout = bucket.buffer(), self._layout_of(bucket)
         slot = self.memory.open(bucket.index(), layout, buffer)
-        if self._scale != 1.0:
+        if self.is_scaled:
             buffer.mul_(1.0 / self._scale)
         future, finish = self.exchange(buffer, layout, slot, watch)
         return future, lambda value: self._inspected(finish(value))
 
     def _inspected(self, result: torch.Tensor) -> torch.Tensor:
         """The averaged bucket; where a scaler will skip the step because of it, this step's updates are dropped."""
-        if self._scaler is not None and not is_finite(result):
-            self.memory.reject()
+        if self._scaler is not None:
+            self.memory.reject(~is_finite(result))
         return result
 
     def _layout_of(self, bucket: dist.GradBucket) -> Layout:
@@ -264,12 +292,33 @@ class FeedbackHook(Hook):
                     )
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is infinite or NaN; one pass without a temporary."""
+def is_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Whether no element is infinite or NaN, as a truth value where the tensor is; one pass without a temporary."""
     if tensor.numel() == 0:
-        return True
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    return torch.isfinite(low) & torch.isfinite(high)
+
+
+def on_host(flag: torch.Tensor) -> bool:
+    """Whether a value can be asked for without waiting for a device."""
+    return bool(flag.is_cpu)
+
+
+def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None:
+    """Write ``value`` to ``into``, of its shape, if ``where``, a truth value, holds; on a device without asking it."""
+    if not on_host(where):
+        torch.where(where, value.to(into.dtype), into, out=into)
+    elif where:
+        into.copy_(value)
+
+
+def spoil(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
+    """Make everything NaN unless a truth value holds; on a device without asking it."""
+    if not on_host(unless):
+        tensor.masked_fill_(~unless, torch.nan)
+    elif not unless:
+        tensor.fill_(torch.nan)
 
 
 def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:

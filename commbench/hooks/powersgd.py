@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.base import Finish, Shapes, Stopwatch, now, ring_bytes
+from commbench.hooks.comm_stream import CommStream
 from commbench.hooks.comm_thread import CommThread, borrow, give_back
-from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite
+from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put, spoil
 from commbench.hooks.layout import Layout, Piece
 from commbench.hooks.randomk import seeded
 from commbench.training.message import matrix_sides
@@ -67,7 +68,7 @@ class PowerSGD(FeedbackHook):
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
         seed: of the first right factors, which all ranks draw alike.
 
-    All its collectives run on the `comm_thread` of the model's process group.
+    All its collectives run on the `comm_thread` of the model's process group, on a GPU on a `comm_stream`.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -85,17 +86,18 @@ class PowerSGD(FeedbackHook):
         self.start = start
         self.min_compression_rate = min_compression_rate
         self.seed = seed
-        self._thread: CommThread
+        self._lane: CommThread | CommStream
         self._private: dist.ProcessGroup = None
         self._plans: dict[Layout, _Plan] = {}
         self._warm: dict[str, torch.Tensor] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Besides: refuse a GPU's gradients, whose streams a host thread would have to wait for."""
+        """Besides: refuse gradients that are elsewhere than on the host or on one GPU."""
         super().attach(ddp_model, scaler)
-        devices = {parameter.device.type for parameter in ddp_model.module.parameters() if parameter.requires_grad}
-        if devices != {"cpu"}:
-            raise InputError(f"Hook powersgd works on CPU models only, this one is on {', '.join(sorted(devices))}.")
+        devices = {str(parameter.device) for parameter in ddp_model.module.parameters() if parameter.requires_grad}
+        if len(devices) != 1 or self._device.type not in {"cpu", "cuda"}:
+            places = ", ".join(sorted(devices))
+            raise InputError(f"Hook powersgd works on models on the host or on one GPU, this one is on {places}.")
 
     def register(
         self,
@@ -104,32 +106,36 @@ class PowerSGD(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `FeedbackHook.register`, and by all ranks at the same point: they make a process group together."""
+        """As `FeedbackHook.register`, and by all ranks at the same point: for Gloo they make a process group."""
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
-        self._thread, self._private = borrow(self._group)
+        if self._device.type == "cuda":
+            self._lane, self._private = CommStream(self._device), self._group
+        else:
+            self._lane, self._private = borrow(self._group)
         return self
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Project on the autograd thread; all-reduce, orthogonalise and project back on the communication thread."""
+        """Project on the autograd thread; all-reduce, orthogonalise and project back where collectives are in order."""
         if self._private is None:
             raise InputError("Hook powersgd was used after its close(): close hooks when training is over.")
         if self.step < self.start:
             accumulate(buffer, slot).div_(self.divisor)  # a residual is there only after a resumption
             for residual in slot.new.values():
                 residual.zero_()
-            future = self._thread.submit(lambda: self._send_all(buffer, watch))
+            future = self._lane.submit(lambda: self._send_all(buffer, watch))
         else:
             plan = self._plan_of(layout, buffer)
             self._project(plan, accumulate(buffer, slot))
-            future = self._thread.submit(lambda: self._refine(plan, buffer, slot, watch))
+            future = self._lane.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
         return future, lambda _: buffer
 
-    def _send_all(self, tensor: torch.Tensor, watch: Stopwatch) -> None:
+    def _send_all(self, tensor: torch.Tensor, watch: Stopwatch) -> torch.Tensor:
         watch.started()
         dist.all_reduce(tensor, group=self._private)
+        return tensor
 
     def _project(self, plan: _Plan, total: torch.Tensor) -> None:
         """P = M Q / ranks for every matrix; a bucket that is not finite is NaN in all of it, for all to see."""
@@ -138,51 +144,57 @@ class PowerSGD(FeedbackHook):
         for piece, whole in plan.rest:
             whole.copy_(piece.flat(total))
         plan.first.div_(self.world_size)
-        if not is_finite(total):
-            plan.first.fill_(torch.nan)
+        spoil(plan.first, unless=is_finite(total))
 
-    def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> None:
+    def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Both all-reduces of a bucket; every rank takes the same turns because it has the same sums."""
         self._send_all(plan.first, watch)
         began = now()
         finite = is_finite(plan.first)
-        if finite:
-            self._project_back(plan, total, slot.new.get("residual"))
+        if not on_host(finite) or finite:
+            self._project_back(plan, total, slot.new.get("residual"), finite)
             watch.decode_ns += now() - began
             if plan.matrices:
                 dist.all_reduce(plan.second, group=self._private)
             began = now()
-            finite = is_finite(plan.second)
-        if finite:
-            self._restore(plan, total)
-        else:
-            total.fill_(torch.nan)
+            finite &= is_finite(plan.second)
+        self._restore(plan, total, finite)
         watch.decode_ns += now() - began
+        return total
 
-    def _project_back(self, plan: _Plan, total: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def _project_back(
+        self, plan: _Plan, total: torch.Tensor, residual: torch.Tensor | None, finite: torch.Tensor
+    ) -> None:
         """P = an orthonormal basis of P, Q = M^T P, and of M what P Q^T does not hold stays with us.
 
         As in the paper's algorithm 2, the product is this rank's own: with the ranks' mean in its place residuals would
         drift apart, as sums of the differences between the ranks' gradients.
         """
-        for piece, _ in plan.rest if residual is not None else ():
-            piece.flat(residual).zero_()
+        left = None if residual is None else residual if on_host(finite) else total
+        for piece, _ in plan.rest if left is not None else ():
+            piece.flat(left).zero_()
         for matrix in plan.matrices:
+            whole = matrix.of(total)
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
-            torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
-            if residual is not None:
-                torch.addmm(matrix.of(total), matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(residual))
+            torch.mm(whole.T, matrix.p, out=matrix.next_q)
+            if left is total:
+                whole.addmm_(matrix.p, matrix.next_q.T, alpha=-1)
+            elif left is not None:
+                torch.addmm(whole, matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(left))
+        if left is total:
+            put(residual, total, where=finite)  # a device comes here with what is not finite, too
         plan.second.div_(self.world_size)
 
-    def _restore(self, plan: _Plan, total: torch.Tensor) -> None:
-        """Put the averaged bucket together from its factors, and the loss scale back in."""
-        plan.warm.copy_(plan.second)
+    def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
+        """Put the averaged bucket together from its factors, and the loss scale back in; NaN where it is not finite."""
+        put(plan.warm, plan.second, where=finite)
         for matrix in plan.matrices:
             torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
         for piece, whole in plan.rest:
             piece.flat(total).copy_(whole)
-        if self._scale != 1.0:
+        if self.is_scaled:
             total.mul_(self._scale)
+        spoil(total, unless=finite)
 
     # Plans
 
@@ -254,4 +266,5 @@ class PowerSGD(FeedbackHook):
         if self._private is None:
             return
         self._private = None
-        give_back(self._group)
+        if isinstance(self._lane, CommThread):
+            give_back(self._group)

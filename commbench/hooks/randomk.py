@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
-from commbench.hooks.feedback import FeedbackHook, Slot, is_finite
+from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put
 from commbench.hooks.layout import Layout
 from commbench.training.message import check_density, kept
 
@@ -26,15 +26,18 @@ class RandomK(FeedbackHook):
         super().__init__(feedback=feedback)
         self.density = check_density(self.name, density)
         self.seed = seed
+        self._under_way: dict[Layout, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Gather the drawn elements, sum them, scatter them."""
         count = kept(layout.numel, self.density)
-        chosen = draw(layout.numel, count, self._generator(layout)).to(buffer.device)
+        chosen = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, chosen)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
+        # Another stream uses both on a GPU: memory let go before the next step, which waits for it, would be used anew.
+        self._under_way[layout] = chosen, values
         watch.encoded()
         watch.started()
         future = dist.all_reduce(values, group=self._group, async_op=True).get_future()
@@ -45,7 +48,10 @@ class RandomK(FeedbackHook):
 
         The elements at fault may not be among those drawn, and every rank must learn of them.
         """
-        if not is_finite(buffer):
+        finite = is_finite(buffer)
+        if not on_host(finite):
+            return torch.where(finite, self._take_on_device(buffer, slot, chosen, finite), torch.nan)
+        if not finite:
             return torch.full_like(chosen, torch.nan, dtype=buffer.dtype)
         if not self.feedback:
             return buffer[chosen]
@@ -54,9 +60,22 @@ class RandomK(FeedbackHook):
         residual.index_fill_(0, chosen, 0.0)
         return values
 
+    def _take_on_device(
+        self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor, finite: torch.Tensor
+    ) -> torch.Tensor:
+        """The values, whatever they are, in the buffer's own memory; the residual is written if all is finite."""
+        values = accumulate(buffer, slot)[chosen]
+        if self.feedback:
+            put(slot.new["residual"], buffer.index_fill_(0, chosen, 0.0), where=finite)
+        return values
+
     def _generator(self, layout: Layout) -> torch.Generator:
         """A generator of this step and bucket, the same on every rank; the global one is left alone."""
         return seeded(self.seed, self.step, layout.pieces[0].name)
+
+    def forget(self, layout: Layout) -> None:
+        """Drop the bucket's indices and values."""
+        self._under_way.pop(layout, None)
 
     def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
         """2(p-1)/p x 4k."""
@@ -80,3 +99,8 @@ def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
     within = (torch.rand(k, generator=generator, dtype=torch.float64) * length).to(torch.int64)
     turn = torch.randint(n, (1,), generator=generator)
     return (edges[:-1] + torch.minimum(within, length - 1) + turn).remainder_(n)
+
+
+def _moved(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Indices on a device, without waiting for it; what GPUs draw themselves depends on their number of processors."""
+    return indices if device.type == "cpu" else indices.pin_memory().to(device, non_blocking=True)

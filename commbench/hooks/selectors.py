@@ -1,19 +1,23 @@
-"""The k largest elements of a tensor as bytes of a message, and back: by torch anywhere, or compiled on the host."""
+"""The k largest elements of a tensor as bytes of a message, and back: compiled for the host or a GPU, or by torch."""
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Protocol
 
 import torch
 
-from commbench.hooks.feedback import is_finite
+from commbench.hooks.feedback import put
 from commbench.training.message import INDEX_BYTES, Values
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class Selector(Protocol):
-    """Selects k of n elements; a payload is uint8: k int32 indices, then k values."""
+    """Selects k of n elements; a payload is uint8: k int32 indices, then k values.
+
+    On a device all is only queued, on the stream under way: nothing is asked, for the host would have to wait.
+    """
 
     def encode(
         self,
@@ -23,10 +27,10 @@ class Selector(Protocol):
         *,
         out_residual: torch.Tensor | None,
         step: int,
-    ) -> bool:
+    ) -> None:
         """Write the payload of a = gradient + residual, and to ``out_residual`` what stays of a.
 
-        ``gradient`` may be overwritten. Where a is not finite: False, NaN in the payload, ``out_residual`` untouched.
+        ``gradient`` may be overwritten. Where a is not finite: NaN in the payload's values, ``out_residual`` untouched.
         """
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
@@ -48,20 +52,17 @@ class TorchSelector:
         *,
         out_residual: torch.Tensor | None,
         step: int,  # noqa: ARG002 - which of equal elements torch.topk takes is its own affair
-    ) -> bool:
+    ) -> None:
         """As `Selector.encode`."""
         total = gradient if residual is None else gradient.add_(residual)
-        chosen = torch.topk(total.abs(), self._k, sorted=False).indices
+        magnitudes, chosen = torch.topk(total.abs(), self._k, sorted=False)
+        finite = magnitudes.isfinite().all()  # torch.topk, too, takes what is not finite for the largest
         indices, values = split(payload, self._k, self._dtype)
         indices.copy_(chosen)
-        if not is_finite(total):
-            values.fill_(torch.nan)
-            return False
-        exact = total[chosen]
-        values.copy_(exact.clamp_(-_largest(self._dtype), _largest(self._dtype)))
+        values.fill_(torch.nan)
+        put(values, total[chosen].clamp_(-_largest(self._dtype), _largest(self._dtype)), where=finite)
         if out_residual is not None:
-            out_residual.copy_(total).index_add_(0, chosen, values.to(total.dtype), alpha=-1)
-        return True
+            put(out_residual, total.index_add_(0, chosen, values.to(total.dtype), alpha=-1), where=finite)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """As `Selector.add`."""
@@ -87,15 +88,78 @@ class NativeSelector:
         *,
         out_residual: torch.Tensor | None,
         step: int,
-    ) -> bool:
+    ) -> None:
         """As `Selector.encode`."""
         old = None if residual is None else residual.numpy()
         new = None if out_residual is None else out_residual.numpy()
-        return bool(self._selector.encode(gradient.numpy(), old, payload.numpy(), out_residual=new, step=step))
+        self._selector.encode(gradient.numpy(), old, payload.numpy(), out_residual=new, step=step)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """As `Selector.add`."""
         self._decode_add(payload.numpy(), self._n, self._k, self._values, into.numpy())
+
+
+class CudaSelector:
+    """The CUDA kernels of `commbench.compression`, on a GPU's memory."""
+
+    def __init__(self, n: int, k: int, values: Values, device: torch.device) -> None:
+        from commbench.compression.cuda import CudaTopK
+
+        self._selector = CudaTopK(n, k, value_dtype=values, device=device.index, stream=stream_of(device))
+
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        *,
+        out_residual: torch.Tensor | None,
+        step: int,
+    ) -> None:
+        """As `Selector.encode`."""
+        self._selector.encode(
+            gradient.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            payload.data_ptr(),
+            out_residual=0 if out_residual is None else out_residual.data_ptr(),
+            step=step,
+            stream=stream_of(gradient.device),
+        )
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """As `Selector.add`; an index that is not there becomes NaN."""
+        self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
+
+
+def make_selector(n: int, k: int, values: Values, *, fast: bool, device: torch.device) -> Selector:
+    """The compiled selection if ``fast`` and there is one for the device, else torch's."""
+    if fast and device.type == "cpu":
+        return NativeSelector(n, k, values)
+    if fast and has_kernels(device):
+        return CudaSelector(n, k, values, device)
+    return TorchSelector(k, values)
+
+
+def prepare(device: torch.device) -> None:
+    """Compile what `make_selector` makes for a device, so that no step has to wait for it."""
+    if device.type == "cpu":
+        from commbench.compression.selection import prepare as prepare_host
+
+        prepare_host()
+    elif has_kernels(device):
+        from commbench.compression.cuda import prepare as prepare_device
+
+        prepare_device(device.index, stream_of(device))
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether cupy is there to compile kernels for a GPU of NVIDIA; torch calls AMD's cuda, too."""
+    return device.type == "cuda" and torch.version.cuda is not None and importlib.util.find_spec("cupy") is not None
+
+
+def stream_of(device: torch.device) -> int:
+    """The number of the stream under way on a GPU."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
-from commbench.hooks.feedback import FeedbackHook, Slot, is_finite
+from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.hooks.selectors import DTYPES, NativeSelector, Selector, TorchSelector, split
+from commbench.hooks.selectors import DTYPES, Selector, make_selector, prepare, split
 from commbench.training.message import Message, Part, Selection, check_density
 
 #: 2.13 renamed all_gather_into_tensor.
@@ -39,8 +39,8 @@ class TopK(FeedbackHook):
 
     Args:
         density: k/n.
-        selection: ``fast`` is the compiled selection on the host; elsewhere, and with ``exact``, torch.topk selects.
-            Both send exactly k elements and none smaller than one left out.
+        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or where there is none,
+            torch.topk selects. All send exactly k elements and none smaller than one left out.
         values: the type values travel in; what float16 rounds off stays in the residual.
         scope: what is selected over. With ``bucket`` the result depends on the bucket size.
         dense_below: tensors of fewer elements are sent whole.
@@ -93,15 +93,13 @@ class TopK(FeedbackHook):
             density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
         )
         self._channels: dict[Layout, _Channel] = {}
-        self._selectors: dict[tuple[bool, int, int], Selector] = {}
+        self._selectors: dict[tuple[int, int], Selector] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
         """Besides: compile the selection, so that no step has to wait for it."""
         super().attach(ddp_model, scaler)
         if self._fast:
-            from commbench.compression.selection import prepare
-
-            prepare()
+            prepare(self._device)
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
@@ -128,7 +126,7 @@ class TopK(FeedbackHook):
         old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
         for part, selector in zip(channel.message.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
-            finite = selector.encode(
+            selector.encode(
                 _elements(part, buffer),
                 None if old is None else _elements(part, old),
                 payload,
@@ -136,8 +134,8 @@ class TopK(FeedbackHook):
                 step=self.step,
             )
             indices, values = split(payload, part.k, DTYPES[channel.selection.values])
-            if momentum is not None and finite:
-                _elements(part, momentum).index_fill_(0, indices[values != 0].long(), 0.0)
+            if momentum is not None:
+                _forget(_elements(part, momentum), indices, values)
             if values.dtype == torch.float32:  # float16 would round once more: its sums are divided instead
                 values.div_(self.divisor)
 
@@ -177,15 +175,20 @@ class TopK(FeedbackHook):
         limit = self.clip / self.world_size**0.5
         for piece in layout.pieces:
             flat = piece.flat(buffer)
-            norm = float(torch.linalg.vector_norm(flat))
-            if norm > limit:
-                flat.mul_(limit / norm)
+            norm = torch.linalg.vector_norm(flat)
+            if not on_host(norm):
+                flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
+            elif norm > limit:
+                flat.mul_(limit / float(norm))
 
     def _correct(self, buffer: torch.Tensor, slot: Slot) -> None:
         """Accumulate u = m u + g in place of g; a gradient that is not finite is not taken in."""
-        if is_finite(buffer):
-            torch.mul(slot.old["momentum"], self.momentum, out=slot.new["momentum"])
-            buffer.copy_(slot.new["momentum"].add_(buffer))
+        old, new, finite = slot.old["momentum"], slot.new["momentum"], is_finite(buffer)
+        if not on_host(finite):
+            put(new, buffer.add_(old * self.momentum), where=finite)
+        elif finite:
+            torch.mul(old, self.momentum, out=new)
+            buffer.copy_(new.add_(buffer))
 
     @property
     def current_density(self) -> float:
@@ -215,11 +218,10 @@ class TopK(FeedbackHook):
 
     def _selector(self, part: Part, buffer: torch.Tensor) -> Selector:
         """One selector for all parts of a size: the autograd thread selects from one after the other."""
-        fast = self._fast and buffer.device.type == "cpu"
-        key = (fast, part.numel, part.k)
+        key = (part.numel, part.k)
         if key not in self._selectors:
             values = self._selection.values
-            self._selectors[key] = NativeSelector(*key[1:], values) if fast else TorchSelector(part.k, values)
+            self._selectors[key] = make_selector(*key, values, fast=self._fast, device=buffer.device)
         return self._selectors[key]
 
     def begin_step(self) -> None:
@@ -251,3 +253,12 @@ def _elements(part: Part, flat: torch.Tensor) -> torch.Tensor:
 def _bytes(part: Part, block: torch.Tensor) -> torch.Tensor:
     """The part of a message, uint8 of shape (part.nbytes,)."""
     return block[part.offset : part.offset + part.nbytes]
+
+
+def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """Zero the elements that were sent: not those of slots that were left over, 0, or of what is not finite, NaN.
+
+    The momentum is taken from itself because a slot that was left over may name an element that was sent.
+    """
+    at = indices.long()
+    momentum.index_add_(0, at, torch.where(values.abs() > 0, momentum[at], 0.0), alpha=-1)

@@ -8,9 +8,9 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from commbench.communicators.base import Communicator
+from commbench.cases import MPI_BACKENDS
 from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain, collect_host, collect_versions, unlike
 from commbench.errors import InputError
@@ -18,6 +18,16 @@ from commbench.launch.launchers import EMULATED
 from commbench.topology import collect_topology, nodes_of
 
 _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
+
+
+class Carrier(Protocol):
+    """What carries messages in a launch: an open backend, or a device that trains."""
+
+    ranks_per_gpu: int | None
+    """The most ranks of the launch on one GPU; None where none is used."""
+
+    def library(self) -> str:
+        """Name and version of the library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +83,7 @@ def gather_places(control: Control) -> list[Place]:
 def collect_session(
     control: Control,
     places: Sequence[Place],
-    communicators: Mapping[str, Communicator],
+    communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
 ) -> dict[str, Any] | None:
     """The session of a launch on rank 0, None elsewhere; all ranks together.
@@ -81,7 +91,7 @@ def collect_session(
     Args:
         control: the ranks.
         places: of every rank, as `gather_places` gives them.
-        communicators: the open backends, by name.
+        communicators: the open backends, by name, and what trains on GPUs.
         variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
 
     Returns:
@@ -95,12 +105,13 @@ def collect_session(
     if hosts is None or init_s is None:
         return None
     libraries = {name: communicator.library() for name, communicator in communicators.items()}
+    mpi = next((libraries[name] for name in MPI_BACKENDS if name in libraries), "")
     return {
         "environment": {
             "hosts": [host for host in hosts if host is not None],
             "versions": collect_versions(),
             "variables": dict(variables),
-            **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
+            **({"mpi_library": mpi} if mpi else {}),
             **({"nccl_library": libraries["nccl"]} if "nccl" in libraries else {}),
             **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
         },
@@ -116,7 +127,7 @@ def collect_session(
     }
 
 
-def _takes_gpu_memory(communicators: Iterable[Communicator]) -> bool | None:
+def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
     """What the MPI library among the backends says; None where there is none."""
     said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
     return next((takes for takes in said if takes is not None), None)

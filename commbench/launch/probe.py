@@ -52,18 +52,22 @@ def _last_line(error: Exception) -> str:
     return (said.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
-def probe_workload(workload: str, batch: int | None = None, hooks: Sequence[str] = ()) -> WorkloadFacts:
+def probe_workload(
+    workload: str, batch: int | None = None, hooks: Sequence[str] = (), *, backend: str = "gloo"
+) -> WorkloadFacts:
     """Make a workload, train it for a few steps without DDP, and tell what was seen; torch stays out of this process.
 
     Args:
         workload: as ``--workload`` names it.
         batch: samples per rank; None: the workload's own number.
         hooks: as ``--hook`` names them; they are made, too.
+        backend: that it will be trained over; for ``nccl`` it is tried out on a GPU of this host.
 
     Raises:
-        InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made.
+        InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or there is no GPU.
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
+    options += [f"--gpu={identify(os.environ).local_rank}"] if backend == "nccl" else []
     command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
     # It may take a minute, in which who watches sees nothing else; a log of bad input holds its one sentence alone.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:

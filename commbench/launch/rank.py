@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from commbench.cases import Case
 from commbench.communicators import connect_control, open_backend
@@ -24,7 +24,7 @@ from commbench.control import Control
 from commbench.environment import relevant_variables
 from commbench.errors import CommbenchError, InputError
 from commbench.kinds import AnyCase, AnyRecord
-from commbench.launch.facts import Place, are_crowded, collect_session, gather_places
+from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
 from commbench.launch.meeting import meeting_variables
 from commbench.launch.plan import LaunchPlan
@@ -38,6 +38,12 @@ from commbench.measure import Session, measure
 from commbench.timing.clocks import GlobalClock, open_clock
 from commbench.timing.progress import Progress
 from commbench.training.cases import Terms, TrainingCase
+
+if TYPE_CHECKING:
+    from commbench.ddp.devices import Device
+
+#: What carries gradients between GPUs, among ``libraries``: NCCL as torch calls it.
+TORCH_NCCL = "torch-nccl"
 
 
 class Sink(Protocol):
@@ -82,18 +88,38 @@ def run_rank(
     """
     duty = _Duty(plan, control, sink, heart, leave_off)
     places = gather_places(control)  # before any library moves this rank to other CPUs
-    names = sorted({planned.case.backend for planned in plan.cases})
+    names = _backends(plan)
     communicators = dict(opened or {})
     communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
-    facts = collect_session(control, places, {name: communicators[name] for name in names}, variables)
+    carriers: dict[str, Carrier] = {name: communicators[name] for name in names}
+    device = _open_device(plan, control) if plan.training else None
+    if device and device.ranks_per_gpu:
+        carriers[TORCH_NCCL] = device
+    facts = collect_session(control, places, carriers, variables)
     clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
     if sink and facts:
         stated = {} if plan.training else {"clock": clock.facts()}
         sink.session({**facts, **stated, "training": plan.training is not None})
-    finished = duty.train(plan.training) if plan.training else duty.measure(communicators, places, clock)
+    if plan.training and device:
+        finished = duty.train(plan.training, device)
+    else:
+        finished = duty.measure(communicators, places, clock)
     if sink:
         sink.end(finished=finished)
     return communicators
+
+
+def _backends(plan: LaunchPlan) -> list[str]:
+    """What a plan needs open. Training over NCCL needs Gloo, for all that is no part of it; its groups are torch's."""
+    names = {planned.case.backend for planned in plan.cases}
+    return sorted({"gloo" if plan.training and name == "nccl" else name for name in names})
+
+
+def _open_device(plan: LaunchPlan, control: Control) -> Device:
+    """Where this rank trains; a plan that trains has one backend."""
+    from commbench.ddp.devices import open_device
+
+    return open_device(plan.cases[0].case.backend, control)
 
 
 class _Duty:
@@ -129,7 +155,7 @@ class _Duty:
             self._finish(measure(case, communicator, session, launch=self.plan.launch, frozen=planned.frozen))
         return True
 
-    def train(self, terms: Terms) -> bool:
+    def train(self, terms: Terms, device: Device) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix; False where it ends before the last."""
         from commbench.ddp.session import train_launch
 
@@ -140,6 +166,7 @@ class _Duty:
             terms,
             launch=self.plan.launch,
             control=self.control,
+            device=device,
             progress=self.heart.progress,
             begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
             finish=self._finish,

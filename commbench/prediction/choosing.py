@@ -29,7 +29,7 @@ def fit_steps(
     Raises:
         InputError: too little of the network is known.
     """
-    network = NetworkModel.fit(collectives).at(baseline.backend, baseline.world_size)
+    network = NetworkModel.fit(collectives).at(baseline.carrier, baseline.world_size)
     try:
         return StepModel.calibrate(facts, network, latest(trainings).values())
     except NotTrainedError:  # the record of the default, or of the step without DDP, says why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from commbench.cases import Case, Sweep
 from commbench.datatypes import find_dtype
@@ -23,12 +24,15 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
     A bucket is taken to be one square matrix: what hooks that look at tensors send of others lies between these sizes,
     or little beyond them. Of a model too small for as many sizes as a curve takes, larger ones are timed, too.
 
+    ``backend`` is that of training.
+
     Raises:
         InputError: a parameter is of a type that is not timed.
     """
     wanted: dict[tuple[str, str], set[int]] = {}
+    plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
     for hook in dict.fromkeys(["none", *hooks]):
-        case = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend, **parse_hook(hook))
+        case = replace(plain, **parse_hook(hook))
         for dtype, elements in _buckets(facts):
             side = max(1, math.isqrt(elements))
             for message in messages_of(case, elements, ranks, shapes=[(side, elements // side)], dtype=dtype):
@@ -39,7 +43,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
         while len(found) < LEAST_SIZES:
             found.add(FACTOR * max(found))
     sweeps = [
-        Sweep(operations=(operation,), sizes=sorted(sizes), backends=(backend,), dtypes=(dtype,))
+        Sweep(operations=(operation,), sizes=sorted(sizes), backends=(plain.carrier,), dtypes=(dtype,))
         for (operation, dtype), sizes in wanted.items()
     ]
     return [case for sweep in sweeps for case in sweep.cases(ranks)]

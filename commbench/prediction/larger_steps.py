@@ -48,7 +48,7 @@ class TrainedWorkload:
     @property
     def backend(self) -> str:
         """What exchanged its gradients."""
-        return self.records[0].case.backend
+        return self.records[0].case.carrier
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from commbench.algorithms import AUTO
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.errors import InputError
@@ -222,6 +223,7 @@ class _Variant:
     root: str
     sync: str
     loop: str
+    algorithm: str
     part: int
     """Ranks of a scaling study; of point-to-point operations, which are of two, 0 for the ends of the whole run."""
 
@@ -235,6 +237,7 @@ class _Variant:
             root=_unless(case.root, {None, 0}, f"root {case.root}"),
             sync=_unless(case.sync, {"auto"}, f"synchronised by {case.sync}"),
             loop=_unless(case.loop, {"auto"}, f"{case.loop} loop"),
+            algorithm=_unless(case.algorithm, {AUTO}, f"by {case.algorithm}"),
             part=case.world_size or 0,
         )
 

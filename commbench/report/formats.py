@@ -69,7 +69,8 @@ def _setting(row: Row) -> str:
             row.transport,
             f"pattern {row.pattern}" if row.pattern != "flat" else "",
             f"cadence {row.cadence}" if row.cadence not in {"", "isolated"} else "",
-            f"buffers {row.buffers}" if row.buffers == "rotated" else "",
+            f"buffers {row.buffers}" if row.buffers not in {"", "hot"} else "",
+            f"algorithm {row.algorithm_requested}" if row.algorithm_requested else "",
             f"group {row.group}" if _group_of(row) else "",
             f"loop {row.loop}" if row.loop else "",
         )

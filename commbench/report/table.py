@@ -13,6 +13,7 @@ from rich.text import Text
 
 from commbench.budgets import BUDGETS
 from commbench.collectives import OPERATIONS
+from commbench.framework import Overhead
 from commbench.patterns import pattern_order
 from commbench.records import FLAGS, OverlapRow, Row
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
@@ -42,8 +43,9 @@ MARKS = {
 #: What tells columns of one backend apart, tried from the left until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend",),
+    ("backend", "algorithm_requested"),
     ("backend", "loop"),
-    ("backend", "loop", "sync", "cadence", "buffers", "group"),
+    ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group"),
 )
 
 Columns = dict[str, list[Row]]
@@ -103,6 +105,21 @@ def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
         times = (format_time((time_us or 0) / 1e6) for time_us in (row.overall_us, row.compute_us, row.pure_us))
         size = format_size(row.message_bytes or 0)
         table.add_row(row.backend, row.operation, size, *times, f"{row.overlap_percent:.0f} %")
+    return table
+
+
+def render_overheads(found: Sequence[Overhead]) -> RenderableType:
+    """What a framework adds to the library that it calls, per case."""
+    table = Table(title="What torch.distributed adds to NCCL", title_justify="left", title_style="bold", box=None)
+    for heading in ("operation", "pattern"):
+        table.add_column(heading)
+    for heading in ("size", "NCCL alone", "through torch", "added", "share"):
+        table.add_column(heading, justify="right")
+    for one in found:
+        size = format_size(one.message_bytes) if one.message_bytes else ""
+        times = (format_time(time_us / 1e6) for time_us in (one.direct_us, one.through_us))
+        added = f"{one.added_us:.1f} us"
+        table.add_row(one.operation, one.pattern, size, *times, added, f"{100 * one.share:.0f} %")
     return table
 
 

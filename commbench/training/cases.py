@@ -20,7 +20,8 @@ _NUMBERED = {"topk": "density", "randomk": "density", "powersgd": "rank"}
 #: How a hook's option says yes and no.
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
-BACKENDS = ("gloo",)
+#: On CPUs and on GPUs.
+BACKENDS = ("gloo", "nccl")
 #: The hook of a step that runs without DDP.
 LOCAL = "local"
 #: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No number means the same.
@@ -89,6 +90,11 @@ class TrainingCase:
     def uses_ddp(self) -> bool:
         """Whether gradients are exchanged at all."""
         return self.hook != LOCAL
+
+    @property
+    def carrier(self) -> str:
+        """The backend of the collectives that DDP issues: NCCL not as a library, but as torch calls it."""
+        return "torch-nccl" if self.backend == "nccl" else self.backend
 
     @property
     def caps_mb(self) -> tuple[float, ...]:

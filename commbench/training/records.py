@@ -132,7 +132,7 @@ class TrainingRow:
     run_id: str = column("name of the run's directory", "")
     workload: str = column("what was trained", "")
     parameters: int | None = column("trainable elements of the model")
-    backend: str = column("gloo, later nccl", "")
+    backend: str = column("gloo or nccl", "")
     device: str = column("cpu, or the GPU's name", "")
     world_size: int | None = column("ranks that trained")
     nodes: int | None = column("hosts of the launch")
@@ -169,7 +169,9 @@ class TrainingRow:
     )
     skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
-    sent_MB_per_step: float | None = column("really sent by a rank, MB = 1e6 bytes")  # noqa: N815 - a unit
+    sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
+        "really sent by a rank, MB = 1e6 bytes; empty over NCCL, where nobody counts"
+    )
     dense_MB_per_step: float | None = column("what a ring all-reduce in float32 sends: 2 (p-1)/p 4n")  # noqa: N815 - a unit
     speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
     speedup_ci_low: float | None = column("its 95 % interval over launches, low end")
@@ -184,7 +186,9 @@ class TrainingRow:
     grad_rel_error: float | None = column("relative error of the gradient against the mean over ranks, last step")
     ranks_agree: bool | None = column("all ranks hold the same parameters, bit by bit")
     skipped_steps: int | None = column("steps that the gradient scaler left out, all launches")
-    peak_memory_MB: float | None = column("largest resident memory of a rank's process in a block")  # noqa: N815 - a unit
+    peak_memory_MB: float | None = column(  # noqa: N815 - a unit
+        "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
+    )
     energy_J: float | None = column("energy of one step")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")

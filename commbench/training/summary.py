@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
+from commbench.cases import DEVICE_BACKENDS
 from commbench.records import FLAGS
 from commbench.stats import MARGIN
 from commbench.summary import is_wide, launch_flags, ordered
@@ -156,8 +157,9 @@ def _identity(case: TrainingCase, info: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, and on how many ranks."""
     asked = dataclasses.asdict(case)
     del asked["phase"]
-    stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "ranks_per_gpu", "seed")}
-    return {"run_id": str(info.get("run_id", "")), **asked, **stated}
+    stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "seed")}
+    shared = info.get("ranks_per_gpu") if case.backend in DEVICE_BACKENDS else None
+    return {"run_id": str(info.get("run_id", "")), **asked, **stated, "ranks_per_gpu": shared}
 
 
 def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
@@ -278,6 +280,7 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, 
         "unsteady": 2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed),
         "oversubscribed": bool(info.get("oversubscribed")),
         "emulated": bool(emulated),
+        "shared_gpu": (row.ranks_per_gpu or 0) > 1,
         "traffic": _is_odd(timed),
         "layout": _is_laid_out_otherwise(one, info),
         "ranks_differ": row.ranks_agree is False,

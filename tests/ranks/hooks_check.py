@@ -352,18 +352,18 @@ def two_models() -> dict[str, Any]:
             train_step(model, sgd(model), batch(dist.get_rank(), step))
         for work in pending:
             work.wait()
-    found: dict[str, Any] = {"shared": hooks[0]._thread is hooks[1]._thread, "alive": []}
+    found: dict[str, Any] = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
     try:
         for hook, model in zip(hooks, models, strict=True):
             hook.close()
             hook.close()
-            found["alive"].append(hook._thread._thread.is_alive())
+            found["alive"].append(hook._lane._thread.is_alive())
             train_step(model, sgd(model), batch(dist.get_rank(), 9))
     except InputError as error:
         found["refusal"] = str(error)
     train_step(models[1], sgd(models[1]), batch(dist.get_rank(), 9))
     hooks[1].close()
-    found["alive"].append(hooks[1]._thread._thread.is_alive())
+    found["alive"].append(hooks[1]._lane._thread.is_alive())
     third = PowerSGD(start=0).register(model := make_ddp())
     train_step(model, sgd(model), batch(dist.get_rank(), 9))
     third.close()

@@ -20,7 +20,7 @@ from gloo import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.hooks import BF16, FP16, BucketTimes, Guard, Hook, PassThrough, PowerSGD, RandomK, TopK
+from commbench.hooks import BF16, FP16, BucketMarks, BucketTimes, Guard, Hook, PassThrough, PowerSGD, RandomK, TopK
 
 #: In this step the hook that is to be caught takes the wrong gradients.
 PLANTED = 7
@@ -63,7 +63,7 @@ def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
 
 def train(name: str, steps: int) -> dict[str, Any]:
     """Train and list the steps whose gradients are not the mean of what the ranks took out of g + e."""
-    seen: list[BucketTimes] = []
+    seen: list[BucketMarks] = []
     per_step: list[list[BucketTimes]] = []
     hook = HOOKS[name]().register(model := make_ddp())
     hook.observer = seen.append
@@ -78,7 +78,7 @@ def train(name: str, steps: int) -> dict[str, Any]:
         if not distance(gradients(model), mean(total - after)) <= TOLERANCES.get(name, 1e-5):
             wrong.append(step)
         optimizer.step()
-        per_step.append(seen.copy())
+        per_step.append([marks.times(0) for marks in seen])
         seen.clear()
     hook.close()
     return {

@@ -1,8 +1,10 @@
 """Run on real ranks: train the configurations of a launch, and tell what rank 0 recorded and every rank saw."""
 
+import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import torch
 import torch.distributed as dist
 from reporting import leave
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from stand_in import StandIn
+
 from commbench.communicators.mpi_control import MpiControl
 from commbench.control import gather_everywhere
 from commbench.ddp import block, session
+from commbench.ddp.devices import Device, open_device
 from commbench.hooks import Hook
 from commbench.hooks.base import Finish, Shapes, Stopwatch
 from commbench.timing.progress import Progress
@@ -79,16 +85,19 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     vars(block)["make_hook"] = lambda name, **options: (
         Short() if "broken" in options["options"] else made(name, **options)
     )
-    finished = session.train_launch(
-        cases,
-        Terms(seed=5, **task["terms"]),
-        launch=task["launch"],
-        control=control,
-        progress=(progress := Progress()),
-        begin=begun.append,
-        finish=records.append,
-        out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
-    )
+    device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
+    with telling_of_steps(device):
+        finished = session.train_launch(
+            cases,
+            Terms(seed=5, **task["terms"]),
+            launch=task["launch"],
+            control=control,
+            device=device,
+            progress=(progress := Progress()),
+            begin=begun.append,
+            finish=records.append,
+            out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
+        )
     vars(block)["make_hook"] = made
     seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
@@ -98,7 +107,34 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         "finished": finished,
         "begun": begun,
         "counters": [int(count) for count in progress.counters],
+        "device": device.asked() if isinstance(device, StandIn) else {},
     }
+
+
+@contextlib.contextmanager
+def telling_of_steps(device: Device) -> Iterator[None]:
+    """Tell what stands for a GPU when a step is being made: until its marks are handed over."""
+    step = vars(block._Training)["_step"]
+
+    def watched(training: Any) -> Any:
+        add = training.log.add
+
+        def read(marks: Any) -> None:
+            device.cuda.inside = False
+            add(marks)
+
+        training.log.add, device.cuda.inside = read, True
+        try:
+            return step(training)
+        finally:
+            training.log.add, device.cuda.inside = add, False
+
+    if isinstance(device, StandIn):
+        block._Training._step = watched
+    try:
+        yield
+    finally:
+        block._Training._step = step
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from reporting import leave
 from commbench.cases import Case, Sweep, all_cases
 from commbench.collectives import OPERATIONS
 from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator, HostBuffer
+from commbench.communicators.base import Communicator
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES
 from commbench.errors import UnsupportedError
@@ -45,12 +45,21 @@ def holders(prepared: Prepared) -> list[int]:
     return [shape.rank for shape in shapes if prepared.operation.answer(shape)]
 
 
-def corruption(case: Case, count: int) -> Callable[[HostBuffer], None]:
+def _bytes_of(buffer: Any, element: int) -> Any:
+    """The bytes of one element, wherever it is."""
+    if hasattr(buffer, "tensor"):
+        import torch
+
+        return buffer.tensor[element : element + 1].view(torch.uint8)
+    return buffer.memory[element : element + 1].view("uint8")
+
+
+def corruption(case: Case, count: int) -> Callable[[Any], None]:
     """Flip one bit of the first, the last or the middle element; the lowest bit unless averages are rounded."""
 
-    def corrupt(buffer: HostBuffer) -> None:
+    def corrupt(buffer: Any) -> None:
         element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
-        raw = buffer.memory[element : element + 1].view("uint8")
+        raw = _bytes_of(buffer, element)
         if case.redop == "avg":
             raw[-1] ^= 0x40
         else:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commbench.ddp.workloads.sampling import classification_loss, evaluating, initial_weights, sharded
+from commbench.ddp.workloads.sampling import beside, classification_loss, evaluating, initial_weights, sharded
 from commbench.training.workload import Workload
 
 BATCH_SIZE = 64
@@ -48,8 +48,8 @@ def workload(*, seed: int, rank: int, world_size: int, batch_size: int = BATCH_S
 
     def evaluate(model: nn.Module) -> float:
         with evaluating(model):
-            guesses = model(images[TRAINING_IMAGES:]).argmax(dim=1)
-        return float((guesses == labels[TRAINING_IMAGES:]).double().mean())
+            guesses = model(beside(model, images[TRAINING_IMAGES:])).argmax(dim=1)
+        return float((guesses.cpu() == labels[TRAINING_IMAGES:]).double().mean())
 
     def pick(indices: Tensor) -> tuple[Tensor, Tensor]:
         return train_images[indices], train_labels[indices]

@@ -44,7 +44,7 @@ class Replay(nn.Module):
         """Take the recorded time and return the end of a chain that a backward pass unrolls."""
         self.pace.begin()
         self.pace.enter()
-        value = torch.zeros((), requires_grad=True)
+        value = torch.zeros((), device=self._registered[0].device, requires_grad=True)
         value = _Mark.apply(value, self._end)
         for index in reversed(self.trace.ready_order):
             value = _Release.apply(value, self._registered[index], self, index)
@@ -55,7 +55,7 @@ class Replay(nn.Module):
     def release(self, index: int) -> Tensor:
         """Return a parameter's gradient once it is due; the caller may write into it."""
         self.pace.enter()
-        gradient = self._gradients.tensors[index]
+        gradient = self._gradients.on(self._registered[index].device, index)
         if self._registered[index].grad is None:  # else torch only adds it to what is there
             if index not in self._handed_out:
                 self._handed_out[index] = torch.empty_like(gradient)
@@ -80,6 +80,12 @@ class _Gradients:
             .to(_dtype(parameter))
             for index, (parameter, power) in enumerate(zip(trace.parameters, powers.tolist(), strict=True))
         ]
+
+    def on(self, device: torch.device, index: int) -> Tensor:
+        """Return a tensor's gradient where the tensor is; it stays there."""
+        if self.tensors[index].device != device:
+            self.tensors[index] = self.tensors[index].to(device)
+        return self.tensors[index]
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> _Gradients:
         return self

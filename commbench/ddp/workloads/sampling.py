@@ -92,6 +92,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+def beside(model: nn.Module, data: Tensor) -> Tensor:
+    """Return the data where the model computes."""
+    return data.to(next(model.parameters()).device)
+
+
 def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int) -> Batches:
     """Return batches of (inputs, labels): each of 10 classes has a pattern, the same on all ranks, and noise hides it.
 

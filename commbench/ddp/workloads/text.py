@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from commbench.ddp.workloads.architectures import Decoder
 from commbench.ddp.workloads.gpt import adam
-from commbench.ddp.workloads.sampling import DATA, Batches, evaluating, generator, initial_weights, next_token_loss
+from commbench.ddp.workloads.sampling import (
+    DATA,
+    Batches,
+    beside,
+    evaluating,
+    generator,
+    initial_weights,
+    next_token_loss,
+)
 from commbench.errors import InputError
 from commbench.training.workload import Workload
 
@@ -38,7 +46,7 @@ def workload(*, seed: int, rank: int, batch_size: int = BATCH_SIZE) -> Workload:
 
     def evaluate(model: nn.Module) -> float:
         with evaluating(model):
-            return float(next_token_loss(model, held_out))
+            return float(next_token_loss(model, beside(model, held_out)))
 
     with initial_weights(seed):
         model = Decoder(vocabulary=256, positions=LENGTH, width=128, layers=3, heads=4)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commbench.algorithms import AUTO
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.prediction.links import Link, limit_of
@@ -24,8 +25,12 @@ _SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "world_size": lambda value: f"{value} ranks" if value else "all ranks",
     "sync": lambda value: f"sync {value}",
     "loop": lambda value: f"{value} loop",
+    "algorithm": lambda value: "own choice" if value == AUTO else f"by {value}",
 }
-_IDENTITY = ("backend", "pattern", "dtype", "redop", "in_place", "root", "world_size", "buffers", "sync", "loop")
+_IDENTITY = (
+    *("backend", "pattern", "dtype", "redop", "in_place", "root", "world_size"),
+    *("buffers", "sync", "loop", "algorithm"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from commbench.arrangements import MATRIX
 from commbench.collectives import OPERATIONS
+from commbench.framework import Overhead, overheads
 from commbench.pairs import PairRow, pair_rows
 from commbench.patterns import makes_groups, pattern_order
 from commbench.records import FLAGS, OverlapRow, Row
@@ -196,6 +197,21 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
     ]
     return [make_table("Overlap with computing (OSU's definition)", lines, columns)] if lines else []
+
+
+def overhead_tables(runs: Sequence[Run]) -> list[Table]:
+    """What a framework adds to the library that it calls."""
+    lines = [(run.name, one) for run in runs for one in overheads(run.whole_rows)]
+    columns: list[Column[Overhead]] = [
+        words("operation", "operation", Overhead),
+        words("pattern", "pattern", Overhead, if_varied=True),
+        _size_column(Overhead),
+        number("NCCL alone", "direct_us", Overhead, unit="us"),
+        number("through torch", "through_us", Overhead, unit="us"),
+        number("added", "added_us", Overhead, unit="us"),
+        interval("added_us", Overhead, unit="us"),
+    ]
+    return [make_table("What torch.distributed adds to NCCL", lines, columns)] if lines else []
 
 
 def suspect_tables(runs: Sequence[Run]) -> list[Table]:

@@ -124,6 +124,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
         *collectives.overlap_tables(runs),
+        *collectives.overhead_tables(runs),
     ]
     return Section(
         name="collectives",

@@ -1,0 +1,320 @@
+"""Is top-k selection on a GPU as fast as its memory? Its CUDA kernels against a copy, and against the same by torch.
+
+``python benchmarks/cuda_selection.py`` times, in rounds of one call each and for several kinds of data: add the
+residual, choose exactly k elements, pack them, store the rest. That has to move 12 bytes an element at least: gradient
+and residual are read, the residual is written. Exit code 0 if with all data the 95 % intervals say that these move at
+LEAST_SHARE of the rate of a copy or more, and no slower than by torch, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.errors import CommbenchError, InputError, WrongDataError
+from commbench.options import default_out
+from commbench.stats import ratio_interval
+from commbench.terminal import make_console
+
+if TYPE_CHECKING:
+    import torch
+
+HERE = Path(__file__).parent
+#: Of the rate of a copy, at least; and what is aimed at beyond that.
+LEAST_SHARE, AIMED_SHARE = 0.4, 0.5
+#: Bytes an element that the selection has to move, and that a copy moves.
+SELECTION_BYTES, COPY_BYTES = 12, 8
+#: An interval of 95 % needs so many.
+LEAST_ROUNDS = 6
+MIB = 2**20
+#: What is written between two calls: more than any GPU's cache holds.
+ELSEWHERE_MIB = 512
+#: Elements that are not zero where most are: less than half of the default density.
+FEW = 0.0046
+
+#: (gradient, residual) of n elements by the name of the data.
+DATA: dict[str, Callable[[np.random.Generator, int], tuple[Any, Any]]] = {
+    "gauss": lambda rng, n: (rng.standard_normal(n), 3 * rng.standard_normal(n)),
+    "student t2": lambda rng, n: (rng.standard_t(2, n), rng.standard_t(2, n)),
+    "mostly zeros": lambda rng, n: (rng.standard_normal(n) * (rng.random(n) < FEW), np.zeros(n)),
+    "plus and minus one": lambda rng, n: (rng.choice([-1.0, 1.0], n), np.zeros(n)),
+    "all equal": lambda _, n: (np.full(n, 0.5), np.zeros(n)),
+    "all zero": lambda _, n: (np.zeros(n), np.zeros(n)),
+}
+
+
+class Trial:
+    """The three things that are timed, and their memory on the GPU."""
+
+    def __init__(self, n: int, k: int) -> None:
+        import torch
+
+        from commbench.hooks.selectors import make_selector
+
+        self.n, self.k = n, k
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        arrays = torch.zeros((5, n), device=self._device)
+        self.gradient, self.residual, self._gradient_before, self._residual_before, self._copied = arrays
+        self._elsewhere = torch.zeros(ELSEWHERE_MIB * MIB // 4, device=self._device)
+        self._selectors = {
+            "commbench": make_selector(n, k, "float32", fast=True, device=self._device),
+            "torch": make_selector(n, k, "float32", fast=False, device=self._device),
+        }
+        self.payload = torch.zeros(8 * k, dtype=torch.uint8, device=self._device)
+        self._step = 0
+
+    def load(self, gradient: NDArray[np.floating], residual: NDArray[np.floating]) -> None:
+        """Take other data."""
+        import torch
+
+        for tensor, array in ((self._gradient_before, gradient), (self._residual_before, residual)):
+            tensor.copy_(torch.from_numpy(array.astype(np.float32)))
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """What is timed, by name."""
+        return {
+            "commbench": lambda: self._select("commbench"),
+            "torch": lambda: self._select("torch"),
+            "copy": lambda: self._copied.copy_(self._gradient_before),
+        }
+
+    def set_up(self) -> None:
+        """Undo what the last call did, and fill the cache with something else; the host meanwhile gets ahead."""
+        self.residual.copy_(self._residual_before)
+        self.gradient.copy_(self._gradient_before)
+        self._elsewhere.add_(1.0)
+
+    def _select(self, name: str) -> None:
+        """Encode one step in place; by torch: add, abs, torch.topk, gather, subtract, store."""
+        self._step += 1
+        self._selectors[name].encode(
+            self.gradient, self.residual, self.payload, out_residual=self.residual, step=self._step
+        )
+
+    def check(self) -> None:
+        """Compare what the two selections send and keep.
+
+        Raises:
+            WrongDataError: not the same magnitudes, or together not the sum.
+        """
+        import torch
+
+        whole, sent = self._gradient_before + self._residual_before, []
+        for name in self._selectors:
+            self.set_up()
+            self._select(name)
+            self._selectors["torch"].add(self.payload, self.residual)
+            sent.append(self.payload[4 * self.k :].view(torch.float32).abs().sort().values)
+            if not torch.equal(whole, self.residual):
+                raise WrongDataError(f"What the selection by {name} sends and keeps is not gradient + residual.")
+        if not torch.equal(sent[0], sent[1]):
+            raise WrongDataError("The two selections do not send the same magnitudes.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One kind of data; times are medians over rounds, ratios are of these, their intervals over pairs of a round."""
+
+    data: str
+    elements: int
+    k: int
+    rounds: int
+    commbench_us: float
+    torch_us: float
+    copy_us: float
+    copy_GBps: float  # noqa: N815 - as in commbench's tables
+    moved_GBps: float  # noqa: N815 - as above
+    """12 bytes an element over the time of the selection."""
+    share: float
+    """moved_GBps / copy_GBps."""
+    share_ci_low: float
+    share_ci_high: float
+    speedup: float
+    """torch / commbench."""
+    speedup_ci_low: float
+    speedup_ci_high: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether both intervals lie where they should."""
+        return self.share_ci_low >= LEAST_SHARE and self.speedup_ci_low >= 1.0
+
+
+def time_rounds(trial: Trial, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of every call by events, after a round to warm up; each round begins with another call."""
+    import torch
+
+    calls = list(trial.calls().items())
+    stamps: dict[str, list[tuple[Any, Any]]] = {name: [] for name, _ in calls}
+    for number in range(-1, rounds):
+        for name, call in calls[number % 3 :] + calls[: number % 3]:
+            trial.set_up()
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            call()
+            last.record()
+            if number >= 0:
+                stamps[name].append((first, last))
+    torch.cuda.synchronize()
+    return {name: [1e3 * first.elapsed_time(last) for first, last in pairs] for name, pairs in stamps.items()}
+
+
+def summarise(data: str, n: int, k: int, times: Mapping[str, Sequence[float]]) -> Row:
+    """Return the row of one kind of data."""
+    relative = SELECTION_BYTES / COPY_BYTES
+    copied, sharing = ratio_interval(times["commbench"], times["copy"], level=0.95, seed=0, paired=True)
+    speedup, faster = ratio_interval(times["commbench"], times["torch"], level=0.95, seed=0, paired=True)
+    medians = {name: float(np.median(values)) for name, values in times.items()}
+    return Row(
+        data=data,
+        elements=n,
+        k=k,
+        rounds=len(times["copy"]),
+        **{f"{name}_us": median for name, median in medians.items()},
+        copy_GBps=COPY_BYTES * n / medians["copy"] / 1e3,
+        moved_GBps=SELECTION_BYTES * n / medians["commbench"] / 1e3,
+        share=relative * copied,
+        share_ci_low=relative * sharing.low,
+        share_ci_high=relative * sharing.high,
+        speedup=speedup,
+        speedup_ci_low=faster.low,
+        speedup_ci_high=faster.high,
+    )
+
+
+def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write run.json (all times and the conditions) and cuda_selection.csv (one line for each kind of data)."""
+    contents = {
+        "schema": 1,
+        "argv": ["python", "benchmarks/cuda_selection.py", *sys.argv[1:]],
+        **facts,
+        "git_commit": git_commit(HERE),
+        "environment": {
+            "hosts": [collect_host()],
+            "versions": collect_versions(),
+            "variables": relevant_variables(os.environ),
+        },
+        "least_share": LEAST_SHARE,
+        "passed": all(row.passed for row in rows),
+        "times_us": times,
+    }
+    (out / "run.json").write_text(json.dumps(contents, indent=1) + "\n")
+    with (out / "cuda_selection.csv").open("w", newline="") as stream:
+        lines = [{**asdict(row), "passed": row.passed} for row in rows]
+        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def build_table(rows: Sequence[Row]) -> Table:
+    """The rows for people."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("data", no_wrap=True)
+    shares = ("share of a copy's [95 % CI]", "torch / ours [95 % CI]")
+    for name in ("us", "torch us", "copy us", "GB/s", *shares, "", "aim"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.data,
+            f"{row.commbench_us:.0f}",
+            f"{row.torch_us:.0f}",
+            f"{row.copy_us:.0f}",
+            f"{row.moved_GBps:.0f}",
+            f"{row.share:.2f} [{row.share_ci_low:.2f}, {row.share_ci_high:.2f}]",
+            f"{row.speedup:.1f} [{row.speedup_ci_low:.1f}, {row.speedup_ci_high:.1f}]",
+            "PASS" if row.passed else "FAIL",
+            "met" if row.share >= AIMED_SHARE else "missed",
+        )
+    return table
+
+
+def find_gpu() -> str:
+    """The name of the GPU in use.
+
+    Raises:
+        InputError: there is none, or cupy cannot compile for it.
+    """
+    try:
+        import torch
+
+        from commbench.hooks.selectors import has_kernels
+    except ImportError as error:
+        raise InputError("This needs PyTorch, which is not installed: pip install torch.") from error
+    if not torch.cuda.is_available():
+        raise InputError("This times a GPU, and PyTorch finds none that CUDA can use.")
+    if not has_kernels(torch.device("cuda")):
+        raise InputError("This needs cupy for CUDA, which is not installed: pip install commbench[cuda].")
+    return str(torch.cuda.get_device_name())
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Time all kinds of data, write and show the results; return the exit code."""
+    out: Path = options.out or default_out("cuda_selection")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    device = find_gpu()
+    started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
+    trial = Trial(n, max(1, round(options.density * n)))
+    rows, times = [], {}
+    for name, draw in DATA.items():
+        trial.load(*draw(np.random.default_rng(options.seed), n))
+        trial.check()
+        times[name] = time_rounds(trial, options.rounds)
+        rows.append(summarise(name, n, trial.k, times[name]))
+    out.mkdir(parents=True, exist_ok=True)
+    facts = {"started": started, "device": device, "seed": options.seed, "mib": options.mib, "density": options.density}
+    write_results(out, rows, times, facts)
+    console = make_console()
+    console.print(build_table(rows))
+    answer = "PASS" if all(row.passed for row in rows) else "FAIL"
+    console.print(
+        f"{device}: at least {LEAST_SHARE:g} of a copy's rate, no slower than torch: {answer} "
+        f"(aim: {AIMED_SHARE:g}). Results: {out}",
+        soft_wrap=True,
+    )
+    return 0 if answer == "PASS" else 1
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Compare commbench's top-k selection on a GPU with copying memory.")
+    parser.add_argument("--mib", type=float, default=100.0, help="size of the gradient (default 100)")
+    parser.add_argument("--density", type=float, default=0.01, help="which part of the elements is sent (default 0.01)")
+    parser.add_argument("--rounds", type=int, default=31, help="rounds for each kind of data (default 31)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
+    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-cuda_selection-<host>)")
+    options = parser.parse_args()
+    if options.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
+    if not 0 < options.density <= 1:
+        parser.error(f"--density is {options.density}; give more than 0 and at most 1")
+    if options.mib * MIB < 4:  # noqa: PLR2004 - bytes of one element
+        parser.error(f"--mib is {options.mib}; give at least one element")
+    return options
+
+
+def main() -> None:
+    """Read the command line and leave with the exit code."""
+    options = parse_options()
+    try:
+        sys.exit(measure(options))
+    except CommbenchError as error:
+        sys.stderr.write(f"cuda_selection: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

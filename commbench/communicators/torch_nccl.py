@@ -1,0 +1,351 @@
+"""NCCL through torch.distributed, as DDP uses it: on tensors of the rank's GPU, timed by events on torch's stream."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.algorithms import AUTO, Choice
+from commbench.cases import REGISTERED
+from commbench.communicators.base import STALE
+from commbench.communicators.gpus import place
+from commbench.communicators.nccl_runtime import LOG, loaded_version, variables_set
+from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_tensor, torch_version
+from commbench.communicators.torch_control import TIMEOUT, join_world, leave_world
+from commbench.control import Control
+from commbench.datatypes import DTYPES, Content, DataType, Raw
+from commbench.errors import InputError, UnsupportedError
+from commbench.patterns import Group
+from commbench.timing.device import EventTimer
+from commbench.timing.loops import Call, Timer
+from commbench.timing.progress import Progress
+from commbench.timing.sync import Synchroniser, SyncPlan
+
+_FREE = Choice()
+
+
+@dataclass(frozen=True)
+class TensorBuffer:
+    """Elements in a tensor of shape (count,)."""
+
+    tensor: torch.Tensor
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.tensor.numel()
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return self.tensor.data_ptr()
+
+    def shares_memory(self, other: TensorBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        ends = [each.address + each.count * each.dtype.itemsize for each in (self, other)]
+        return self.address < ends[1] and other.address < ends[0]
+
+
+class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
+    """A process group of NCCL on the GPU of this rank.
+
+    Its operations run on a stream of torch's own, which the current stream waits for: what is recorded on this after a
+    call takes place when the operation has ended.
+    """
+
+    backend = "torch-nccl"
+    loops = ("event",)
+    syncs = ("auto", "barrier", "none")
+    own_threads = True  # as far as ranks that wait are concerned: the device works by itself
+    carrier = "nccl"
+    """The backend of the process groups."""
+
+    def __init__(
+        self,
+        control: Control,
+        whole: TorchNcclCommunicator | None = None,
+        *,
+        members: Group = (),
+        group: dist.ProcessGroup | None = None,
+        choice: Choice = _FREE,
+    ) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self._choice = choice
+        self.rank, self.size = self._members.index(control.rank), len(self._members)
+        self._chosen: dict[str, TorchNcclCommunicator] = {}
+        self._heard: dict[str, str] = {}
+        self._failed = False
+        self._pool: Any = None
+        self._is_whole = whole is None
+        if whole is None:
+            join_world(control)
+            self._torch_device = self.take_device()
+        else:
+            self._torch_device = whole._torch_device  # noqa: SLF001 - of the same class
+        self.device, self.gpu, self._cache_bytes = self.describe_device()
+        self._token = torch.zeros(1, dtype=torch.int8, device=self._torch_device)
+        with variables_set(choice.variables):
+            self._group = group or self._new_group(list(self._members))
+            self.meet()  # the first operation makes NCCL's communicator, which reads the variables
+        self._alone: dist.ProcessGroup | None = None
+
+    # The device; what a stand-in for a GPU replaces
+
+    def take_device(self) -> torch.device:
+        """The GPU of this rank, which torch uses from now on; all ranks together."""
+        placement = place(self._control, torch.cuda.device_count())
+        self.ranks_per_gpu = placement.ranks_per_gpu
+        torch.cuda.set_device(placement.device)
+        return torch.device("cuda", placement.device)
+
+    def describe_device(self) -> tuple[str, str, int]:
+        """What the GPU is called, its PCI address, and the size of its L2 in bytes."""
+        found = torch.cuda.get_device_properties(self._torch_device)
+        address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        return str(found.name), address, int(found.L2_cache_size)
+
+    def complete(self) -> None:
+        """See `Communicator.complete`."""
+        torch.cuda.current_stream().synchronize()
+
+    def new_event(self) -> Any:  # noqa: ANN401 - torch's
+        """See `DeviceClock.new_event`."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def meet(self) -> None:
+        """See `DeviceClock.meet`: an all-reduce of one byte."""
+        dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group)
+
+    def record(self, event: Any) -> None:  # noqa: ANN401 - torch's
+        """See `DeviceClock.record`."""
+        event.record()
+
+    def wait(self, event: Any) -> None:  # noqa: ANN401 - torch's
+        """See `DeviceClock.wait`."""
+        event.synchronize()
+
+    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - torch's
+        """See `DeviceClock.elapsed_ns`."""
+        return 1e6 * float(first.elapsed_time(last))
+
+    # What a row says
+
+    def library(self) -> str:
+        """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
+        return f"torch {torch_version()} {loaded_version()}"
+
+    def transport(self) -> str:
+        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
+        return "self" if self.size == 1 else LOG.transport()
+
+    def algorithm(self, operation: str) -> str:
+        """As NCCL's log had it when the case was verified: its first rank alone tells."""
+        return self._heard.get(operation, "")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
+        try:
+            with LOG.hearing() as heard:
+                yield
+        except RuntimeError:
+            self._failed, self._heard = True, {}
+            raise
+        self._heard = dict(heard) or self._heard
+
+    @property
+    def failed(self) -> bool:
+        """Whether NCCL has refused something here or in a group."""
+        parts = (part for part in self._splits.values() if isinstance(part, TorchNcclCommunicator))
+        return self._failed or any(part.failed for part in parts)
+
+    # Other communicators
+
+    def using(self, algorithm: str) -> TorchNcclCommunicator:
+        """By a process group of its own; one that has failed is left behind, for it might never end."""
+        if algorithm == AUTO:
+            return self
+        chosen = self._chosen.get(algorithm)
+        if chosen is None or chosen.failed:
+            choice = Choice.parse(algorithm)
+            try:
+                chosen = self._chosen[algorithm] = type(self)(self._control, self, choice=choice)
+            except RuntimeError as error:
+                raise self._cannot(f"communicator for {algorithm}: {error}") from error
+        return chosen
+
+    def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
+        """By process groups that all ranks together make one after the other."""
+        found = [self._new_group(list(group)) for group in groups]
+        own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
+        if own is None:
+            return None
+        return type(self)(self._control, self, members=groups[own], group=found[own], choice=self._choice)
+
+    def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - or a marker that this rank is not of it
+        return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
+
+    def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+        """How many channels NCCL may use (CTAs in its configuration's words); None: as many as it likes."""
+        if not self._choice.channels:
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.min_ctas = options.config.max_ctas = self._choice.channels
+        return options
+
+    def close(self) -> None:
+        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
+        for chosen in self._chosen.values():
+            if not chosen.failed:
+                chosen.close()
+        super().close()
+        self.complete()
+        gc.collect()  # graphs that hold operations of a group must be gone before it
+        self._release()
+        for group in (self._group, self._alone):
+            if group is not None:
+                dist.destroy_process_group(group)
+        if self._is_whole:
+            LOG.remove()
+            leave_world(self._control)
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+        """Events on torch's current stream."""
+        return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)
+
+    def null_calls(self) -> list[Call]:
+        """dist.all_reduce of 8 bytes in a group of one."""
+        if self._alone is None:
+            me = self._control.rank
+            self._alone = dist.new_group([me], TIMEOUT, self.carrier, use_local_synchronization=True)
+        group, tensor = self._alone, torch.zeros(1, dtype=torch.float64, device=self._torch_device)
+        return [Call(run=lambda: dist.all_reduce(tensor, group=group))]
+
+    # Buffers
+
+    def tensor_of(self, buffer: TensorBuffer) -> torch.Tensor:
+        """See `TorchCommunicator.tensor_of`."""
+        return buffer.tensor
+
+    def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
+        """See `Communicator.allocate`; torch's memory begins on 512 bytes."""
+        return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """See `Communicator.allocating`: a pool of memory that NCCL has allocated and knows, one at a time."""
+        if kind not in REGISTERED:
+            yield
+            return
+        self._release()
+        backend = self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
+        try:
+            self._pool = torch.cuda.MemPool(backend.mem_allocator)
+            with torch.cuda.use_mem_pool(self._pool):
+                yield
+            backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
+        except (AttributeError, TypeError, RuntimeError) as error:
+            self._pool = None
+            raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
+
+    def _release(self) -> None:
+        """Let NCCL forget the memory of an earlier case."""
+        if self._pool is not None:
+            self._group._get_backend(self._torch_device).deregister_mem_pool(self._pool)  # noqa: SLF001 - as above
+            self._pool = None
+
+    def part(self, buffer: TensorBuffer, offset: int, count: int) -> TensorBuffer:
+        """See `Communicator.part`."""
+        return TensorBuffer(buffer.tensor[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: TensorBuffer, count: int) -> TensorBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
+
+    def write(self, buffer: TensorBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        for offset, count, tile in content.runs:
+            buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
+        self.complete()
+
+    def spoil(self, buffer: TensorBuffer) -> None:
+        """See `Communicator.spoil`."""
+        buffer.tensor.view(torch.uint8).fill_(STALE)
+
+    def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`; compared on the device."""
+        wrong = 0
+        for offset, count, tile in content.runs:
+            seen = buffer.tensor[offset : offset + count]
+            expected = self._repeated(tile, content.dtype, count)
+            if content.tolerance:
+                wanted = expected.double()
+                right = (seen.double() - wanted).abs() <= content.tolerance * wanted.abs()
+            else:
+                right = seen == expected
+            wrong += count - int(right.sum())
+        return wrong
+
+    def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
+        """The first ``count`` elements of a tile repeated, on the device."""
+        return as_tensor(tile, dtype).to(self._torch_device).repeat(-(-count // len(tile)))[:count]
+
+    def empty(self) -> TensorBuffer:
+        """One byte: torch sends no empty tensors."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return self._cache_bytes
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """NCCL as torch loads it is new enough."""
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph; torch captures it on a stream of its own and replays it on the current one."""
+        self.complete()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call.run()
+        return Call(run=graph.replay, keep=tuple(calls))
+
+    # Calls that differ from Gloo's
+
+    def barrier(self) -> Call:
+        """dist.barrier: it waits on the host."""
+        return Call(run=lambda: dist.barrier(self._group))
+
+    def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
+        """dist.batch_isend_irecv: in one group of NCCL's, which otherwise carries one after the other."""
+        operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
+        operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
+        return list(dist.batch_isend_irecv(operations))
+
+
+def check_gpu() -> None:
+    """Notice that there is no GPU, or no NCCL in torch, before either is asked for anything.
+
+    Raises:
+        InputError: torch cannot use NCCL here.
+    """
+    if not dist.is_nccl_available():
+        raise InputError(
+            f"Backend torch-nccl needs a torch built for CUDA, and torch {torch.__version__} has no NCCL; install one "
+            "as pytorch.org says, on a machine with NVIDIA GPUs."
+        )
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"Backend torch-nccl needs a GPU, and torch {torch.__version__} finds none on {socket.gethostname()}."
+        )

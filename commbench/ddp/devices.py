@@ -1,0 +1,169 @@
+"""Where a rank trains and over what: on the CPUs of its host over Gloo, or on one of its GPUs over NCCL."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.communicators.gpus import place
+from commbench.control import Control, gather_everywhere
+from commbench.ddp.local_step import moved_by
+from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
+from commbench.ddp.traffic import settled_sent_bytes
+from commbench.errors import InputError
+from commbench.hooks.step_clock import Clock, event_clock, host_clock
+
+
+class Device:
+    """The CPUs of this host, over Gloo."""
+
+    name = "cpu"
+    """As rows name it."""
+    backend = "gloo"
+    """Of the process groups that train."""
+    ranks_per_gpu: int | None = None
+    """The most ranks of the launch on one GPU; None where none is used."""
+    carries_in_turn = False
+    """See `commbench.ddp.step_times.carried_in_turn`."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.clock: Clock = host_clock
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """DDP's ``device_ids``."""
+        return None if self.torch_device.index is None else [self.torch_device.index]
+
+    def library(self) -> str:
+        """What carries gradients, e.g. ``torch 2.13.0 gloo``."""
+        return f"torch {torch.__version__.split('+')[0]} {self.backend}"
+
+    def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model, or whatever a batch is
+        """Return a model or a batch where the device computes."""
+        return value
+
+    def wait(self) -> None:
+        """Return when everything queued so far is done."""
+
+    def reset_peak_memory(self) -> None:
+        """Let the peak begin anew at what is in use now."""
+        reset_peak_memory()
+
+    def peak_memory_bytes(self) -> int | None:
+        """The peak since then, in bytes; None where nobody tells."""
+        return peak_memory_bytes()
+
+    def sent_bytes(self) -> int | None:
+        """Bytes that this rank has sent so far; None where they cannot be counted."""
+        return settled_sent_bytes()
+
+    def random_state(self) -> tuple[torch.Tensor, ...]:
+        """Where torch's random numbers are."""
+        return (torch.get_rng_state(),)
+
+    def set_random_state(self, state: tuple[torch.Tensor, ...]) -> None:
+        """Go back to where they were."""
+        torch.set_rng_state(state[0])
+
+
+class Gpu(Device):
+    """One of NVIDIA's GPUs, over NCCL; this process uses no other from now on.
+
+    Args:
+        number: of the GPU on its host.
+        ranks_per_gpu: the most ranks of the launch on one GPU.
+        cuda: ``torch.cuda``, or what stands for it.
+    """
+
+    backend = "nccl"
+    carries_in_turn = True
+
+    def __init__(self, number: int, *, ranks_per_gpu: int = 1, cuda: Any = torch.cuda) -> None:  # noqa: ANN401 - see above
+        super().__init__()
+        cuda.set_device(number)
+        self.torch_device = torch.device("cuda", number)
+        self.clock = event_clock(number, cuda)
+        self.name = str(cuda.get_device_name(number))
+        self.ranks_per_gpu = ranks_per_gpu
+        self._number = number
+        self._cuda = cuda
+
+    def library(self) -> str:
+        """E.g. ``torch 2.13.0 nccl 2.28.9``: the NCCL that torch was built with."""
+        return f"{super().library()} {'.'.join(map(str, self._cuda.nccl.version()))}"
+
+    def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
+        """See `Device.moved`; a model itself is moved. Copies of tensors are queued, from pinned memory."""
+        return moved_by(self._move, value)
+
+    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or what moves by itself
+        if isinstance(value, torch.Tensor):
+            return self.pinned(value).to(self.torch_device, non_blocking=True)
+        return value.to(self.torch_device)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in memory that the GPU can copy from by itself."""
+        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+    def wait(self) -> None:
+        """See `Device.wait`."""
+        self._cuda.synchronize(self._number)
+
+    def reset_peak_memory(self) -> None:
+        """See `Device.reset_peak_memory`."""
+        self._cuda.reset_peak_memory_stats(self._number)
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most that torch has had allocated on the GPU."""
+        return int(self._cuda.max_memory_allocated(self._number))
+
+    def sent_bytes(self) -> int | None:
+        """Nobody counts what goes by NVLink or RDMA."""
+        return None
+
+    def random_state(self) -> tuple[torch.Tensor, ...]:
+        """See `Device.random_state`."""
+        return *super().random_state(), self._cuda.get_rng_state(self._number)
+
+    def set_random_state(self, state: tuple[torch.Tensor, ...]) -> None:
+        """See `Device.set_random_state`."""
+        super().set_random_state(state)
+        self._cuda.set_rng_state(state[1], self._number)
+
+
+def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Device:  # noqa: ANN401 - as `Gpu`
+    """The device of this rank for a training backend, all ranks together.
+
+    Raises:
+        InputError: the backend needs a GPU, or what torch lacks.
+    """
+    if backend != "nccl":
+        return Device()
+    placement = place(control, count_gpus(cuda))
+    gpu = Gpu(placement.device, ranks_per_gpu=placement.ranks_per_gpu, cuda=cuda)
+    gpu.name = " | ".join(dict.fromkeys(gather_everywhere(control, gpu.name)))
+    return gpu
+
+
+def count_gpus(cuda: Any = torch.cuda) -> int:  # noqa: ANN401 - as `Gpu`
+    """How many GPUs torch finds on this host.
+
+    Raises:
+        InputError: none, or it cannot use NCCL.
+    """
+    host, version = socket.gethostname(), torch.__version__
+    if not cuda.is_available():
+        why = f"torch {version} finds none on {host}: start commbench where there is one"
+        if not torch.backends.cuda.is_built():
+            why = f"torch {version} on {host} is built without CUDA: install one that is built with it"
+        raise InputError(f"Backend nccl needs a GPU, and {why}, or train with --backend gloo.")
+    if not dist.is_nccl_available():
+        raise InputError(
+            f"Backend nccl needs NCCL, and torch {version} on {host} is built without it: install one that is built "
+            "with it, or train with --backend gloo."
+        )
+    return int(cuda.device_count())

@@ -1,0 +1,129 @@
+"""cupy in host memory, with CUDA's source compiled for the host: what kernels compute, and nothing of how fast."""
+
+import atexit
+import ctypes.util
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from simulated_cupy import Array
+
+HEADER = Path(__file__).parent / "cuda_on_host.h"
+#: What `launch` in the header hands to every kernel.
+MOST_ARGUMENTS = 12
+#: Few threads in a block, so that a test is quick, but more than one warp.
+THREADS = 64
+#: The header holds one block; hooks select on one thread and add up on others.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler of this machine, if there is one."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="commbench-cuda-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def compile_for_host(code: str, options: tuple[str, ...]) -> ctypes.CDLL:
+    """Compile a kernel's source; every warning is an error."""
+    name = hashlib.sha256("\0".join((code, *options)).encode()).hexdigest()[:16]
+    source, target = (_folder() / f"{name}.{kind}" for kind in ("cu", "so"))
+    source.write_text(code)
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter")
+    flags = ("-O1", "-shared", "-fPIC", *warnings, "-include", str(HEADER))
+    command = [str(find_compiler()), *options, *flags, "-x", "c++", str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == done.returncode, done.stderr
+    return ctypes.CDLL(str(target))
+
+
+class Launches(list[tuple[str, int]]):
+    """The kernels that were launched, each with its number of blocks."""
+
+
+class _Kernel:
+    """As cupy's RawKernel."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, launches: Launches) -> None:
+        self._library, self._name, self._launches = library, name, launches
+        self._address = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+        assert all(isinstance(each, (np.uint32, np.uint64)) for each in arguments), "cupy would guess the type"
+        self._launches.append((self._name, grid[0]))
+        values = [int(each) for each in arguments]
+        words = (ctypes.c_longlong * MOST_ARGUMENTS)(*values)
+        with _ONE_AT_A_TIME:
+            self._library.launch(self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words)
+
+
+class _Context:
+    """A device or a stream, which host memory has one of."""
+
+    def __init__(self, *_: object) -> None:
+        self.attributes = {"MultiProcessorCount": 1}
+
+    def __enter__(self) -> None:
+        """Go there."""
+
+    def __exit__(self, *_: object) -> None:
+        """Come back."""
+
+
+def simulated(launches: Launches) -> dict[str, ModuleType]:
+    """Modules to put in place of cupy; ``launches`` will hold what was launched."""
+
+    class RawModule:
+        def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
+            self._library = compile_for_host(code, options)
+
+        def get_function(self, name: str) -> _Kernel:
+            return _Kernel(self._library, name, launches)
+
+    def empty(count: int, dtype: str) -> Array:
+        array = np.empty(count, dtype).view(Array)
+        array.view(np.uint8)[:] = 0xAB  # nothing may rest on what was there
+        return array
+
+    cuda = ModuleType("cupy.cuda")
+    vars(cuda).update(Device=_Context, ExternalStream=_Context)
+    cupy = ModuleType("cupy")
+    vars(cupy).update(
+        cuda=cuda, RawModule=RawModule, empty=empty, zeros=lambda count, dtype: np.zeros(count, dtype).view(Array)
+    )
+    return {"cupy": cupy, "cupy.cuda": cuda}
+
+
+def find_nvrtc() -> str | None:
+    """CUDA's own compiler as a library, which needs no GPU: from pip's packages, else the system's."""
+    roots = [Path(folder) for folder in sys.path]
+    found = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
+    return str(found[0]) if found else ctypes.util.find_library("nvrtc")
+
+
+def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:
+    """What NVRTC returns for a source, 0 where it compiles, and what it says."""
+    nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()
+    assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"selection.cu", 0, None, None)
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), words)
+    assert 0 == nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    assert 0 == nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return int(status), log.value.decode()

@@ -1,0 +1,86 @@
+"""Run on Gloo ranks: the checks of hooks_check.py on the way that a GPU's gradients take, where no hook may ask.
+
+The first argument says how elements are selected: by ``torch``, or by the kernels for ``cuda``, compiled for the host.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hooks_check
+import torch
+from gloo import run_checks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from commbench.hooks import PowerSGD, feedback, powersgd, randomk, selectors, topk
+from commbench.hooks.base import Hook
+
+sys.path.append(str(Path(__file__).parents[1]))
+import cuda_on_host  # noqa: E402 - lies one folder above
+
+#: What makes the host wait for a device: a number, a truth value, a shape that depends on what is there.
+ASKING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique", "_unique2")
+
+
+class NobodyAsks(TorchDispatchMode):
+    """Raises where the host asks what is in a tensor."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,  # noqa: ARG002 - the signature is torch's
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Carry out everything else."""
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        assert name not in ASKING, f"a hook asks what is in a tensor, by {name}"
+        return func(*args, **(kwargs or {}))
+
+
+def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in which nobody may ask."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with NobodyAsks():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def select_by(kind: str) -> Callable[..., selectors.Selector]:
+    """Return what takes the place of `make_selector`."""
+    if kind == "torch":
+        return lambda _n, k, values, **_: selectors.TorchSelector(k, values)
+    sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
+    from commbench.compression import cuda
+
+    cuda.THREADS = cuda_on_host.THREADS
+    selectors.stream_of = lambda _: 0
+    return lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
+
+
+def take_the_way_of_a_device(kind: str) -> None:
+    """Let hooks take tensors for a device's, and fail where one asks."""
+    for module in (feedback, powersgd, randomk, topk):
+        module.on_host = lambda _: False
+    topk.make_selector = select_by(kind)
+    for owner, name in ((Hook, "run"), (Hook, "_finished"), (PowerSGD, "_refine"), (PowerSGD, "_send_all")):
+        setattr(owner, name, watched(getattr(owner, name)))
+
+
+def asked() -> str:
+    """Show that the checks can fail: what is raised where a tensor is asked."""
+    try:
+        watched(bool)(torch.ones(()))
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    take_the_way_of_a_device(sys.argv[1])
+    run_checks({**hooks_check.CHECKS, "asked": asked}, sys.argv[2:])

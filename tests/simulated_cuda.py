@@ -1,0 +1,148 @@
+"""What stands for ``torch.cuda`` where there is no GPU, and for a GPU in a training on the CPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from commbench.ddp.devices import Gpu
+
+
+class Event:
+    """As ``torch.cuda.Event``: has taken place at an instant of the device's own, and is known to have when waited for.
+
+    ``cuda.now`` is that instant in ns. As with CUDA, nothing can be said of an event that nobody has waited for.
+    """
+
+    def __init__(self, cuda: SimulatedCuda, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.cuda = cuda
+        self.at_ns: float | None = None
+        self.is_over = False
+
+    def record(self, stream: str) -> None:
+        """Queue it on a stream of the GPU."""
+        assert stream == self.cuda.current_stream(self.cuda.current)
+        self.at_ns = self.cuda.now()
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        assert self.at_ns is not None, "an event was waited for that nobody has recorded"
+        self.cuda.note_wait()
+        self.is_over = True
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds to another one that is over, too, with the resolution of a float32."""
+        if not (self.is_over and other.is_over):
+            raise RuntimeError("device not ready")
+        assert self.at_ns is not None
+        assert other.at_ns is not None
+        return float(torch.tensor((other.at_ns - self.at_ns) / 1e6, dtype=torch.float32))
+
+
+class SimulatedCuda:
+    """As ``torch.cuda``, as far as commbench uses it.
+
+    Args:
+        devices: how many GPUs there are.
+        now: the instant, in ns, that the device has come to with what is queued.
+    """
+
+    def __init__(self, devices: int = 1, now: Callable[[], float] = time.perf_counter_ns) -> None:
+        self.devices = devices
+        self.now = now
+        self.current = 0
+        self.waits_inside = 0
+        """How often something was waited for while `inside`."""
+        self.waits = 0
+        self.events = 0
+        self.inside = False
+        """Whether a step is being made."""
+        self.peak_resets = 0
+        self.nccl = SimpleNamespace(version=lambda: (2, 28, 9))
+        self._lock = threading.Lock()
+
+    def note_wait(self) -> None:
+        """Count."""
+        with self._lock:
+            self.waits += 1
+            self.waits_inside += self.inside
+
+    def Event(self, *, enable_timing: bool = False) -> Event:  # noqa: N802 - CUDA's name
+        """Make an event."""
+        with self._lock:
+            self.events += 1
+        return Event(self, enable_timing=enable_timing)
+
+    def current_stream(self, number: int) -> str:
+        """The only one."""
+        return f"stream of GPU {number}"
+
+    def is_available(self) -> bool:
+        """Whether there is a GPU."""
+        return self.devices > 0
+
+    def device_count(self) -> int:
+        """How many."""
+        return self.devices
+
+    def set_device(self, number: int) -> None:
+        """Use one."""
+        assert 0 <= number < self.devices
+        self.current = number
+
+    def get_device_name(self, number: int) -> str:
+        """What it is called."""
+        return f"Simulated GPU {number}"
+
+    def synchronize(self, number: int) -> None:
+        """Wait for all that is queued."""
+        assert number == self.current
+        self.note_wait()
+
+    def reset_peak_memory_stats(self, number: int) -> None:
+        """Begin anew."""
+        assert number == self.current
+        self.peak_resets += 1
+
+    def max_memory_allocated(self, number: int) -> int:
+        """Some bytes."""
+        assert number == self.current
+        return 123_000_000
+
+    def get_rng_state(self, number: int) -> torch.Tensor:
+        """Where the GPU's random numbers are."""
+        assert number == self.current
+        return torch.tensor([7], dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, number: int) -> None:
+        """Go back there."""
+        assert (7, number) == (int(state[0]), self.current)
+
+
+class StandIn(Gpu):
+    """A GPU to all of commbench but CUDA itself: tensors stay on the CPU, Gloo carries them, events read its clock."""
+
+    backend = "gloo"
+
+    def __init__(self, *, ranks_per_gpu: int = 2, cuda: Any = None) -> None:
+        self.cuda = cuda or SimulatedCuda()
+        super().__init__(0, ranks_per_gpu=ranks_per_gpu, cuda=self.cuda)
+        self.torch_device = torch.device("cpu")
+        self.copied = 0
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        self.copied += 1
+        return tensor
+
+    def asked(self) -> dict[str, int]:
+        """What was asked of it: events, waits (also inside steps), tensors to copy, peaks to begin anew."""
+        cuda = self.cuda
+        counts = {"events": cuda.events, "waits": cuda.waits, "inside": cuda.waits_inside}
+        return {**counts, "copied": self.copied, "peak_resets": cuda.peak_resets}

@@ -1,0 +1,173 @@
+"""Tests of the hooks on a real GPU: the selection against the host's, and whole steps against the host's."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cupy")
+
+import torch.distributed as dist  # noqa: E402 - needs torch
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from commbench.hooks import make_hook, selectors  # noqa: E402
+from commbench.hooks.feedback import is_finite  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a PyTorch that can use the GPU"),
+]
+
+MIB = 2**20
+DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
+OPTIONS = {
+    "passthrough": {},
+    "fp16": {},
+    "bf16": {},
+    "topk": {"density": "0.05"},
+    "topk exact": {"density": "0.05", "selection": "exact"},
+    "topk float16": {"density": "0.05", "values": "float16", "scope": "parameter", "dense_vectors": "true"},
+    "topk momentum": {"density": "0.05", "momentum": "0.9", "clip": "1.0"},
+    "randomk": {"density": "0.05"},
+    "powersgd": {"rank": "2", "start": "1"},
+}
+
+
+@pytest.fixture(scope="module")
+def _nccl(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One rank that talks to itself: NCCL on the GPU, Gloo on the host."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def draw(n: int, seed: int) -> Any:
+    """Elements of all sizes, some of them equal."""
+    numbers = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    return torch.where(numbers.abs() < 0.5, numbers.round(decimals=1), numbers)
+
+
+@pytest.mark.parametrize("values", ["float32", "float16"])
+@pytest.mark.parametrize("mib", [25, 100])
+def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
+    """Agree with the host byte by byte, over three steps, and add up alike."""
+    n = mib * MIB // 4
+    k = n // 100
+    nbytes = -(-k * (8 if values == "float32" else 6) // 4) * 4
+    made = {device: selectors.make_selector(n, k, values, fast=True, device=device) for device in (DEVICE, HOST)}
+    assert isinstance(made[DEVICE], selectors.CudaSelector)
+    residuals = {device: torch.zeros(n, device=device) for device in made}
+    for step in range(3):
+        gradient, payloads, sums = draw(n, step), {}, {}
+        for device, selector in made.items():
+            payloads[device] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            sums[device] = torch.zeros(n, device=device)
+            residual = residuals[device]
+            selector.encode(gradient.clone().to(device), residual, payloads[device], out_residual=residual, step=step)
+            selector.add(payloads[device], sums[device])
+        for found in (payloads, residuals, sums):
+            assert torch.equal(found[HOST], found[DEVICE].cpu())
+
+
+@pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "not finite"])
+def test_any_data(kind: str) -> None:
+    """Agree with the host where elements are equal, zero, in order or not finite."""
+    n, k = 3_000_001, 30_001
+    gradient = {
+        "all zero": torch.zeros(n),
+        "all equal": torch.full((n,), -0.3),
+        "few values": torch.arange(n).remainder(5).float(),
+        "descending": torch.linspace(1, 0, n),
+        "not finite": torch.ones(n).index_fill(0, torch.tensor([12345]), torch.nan),
+    }[kind]
+    payloads, residuals = [], []
+    for device in (HOST, DEVICE):
+        selector = selectors.make_selector(n, k, "float32", fast=True, device=device)
+        payload, residual = torch.zeros(8 * k, dtype=torch.uint8, device=device), torch.ones(n, device=device)
+        selector.encode(gradient.clone().to(device), residual, payload, out_residual=residual, step=7)
+        payloads.append(payload.cpu())
+        residuals.append(residual.cpu())
+    assert torch.equal(*payloads)
+    assert torch.equal(*residuals)
+
+
+def test_the_stream_under_way_is_used() -> None:
+    """Wait in another stream for what this stream has yet to do."""
+    n, k = 5_000_000, 50_000
+    selector = selectors.make_selector(n, k, "float32", fast=True, device=DEVICE)
+    wanted, gradient = draw(n, 0), torch.zeros(n, device=DEVICE)
+    payload, total = torch.zeros(8 * k, dtype=torch.uint8, device=DEVICE), torch.zeros(n, device=DEVICE)
+    source = wanted.pin_memory()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
+        torch.cuda._sleep(50_000_000)
+        gradient.copy_(source, non_blocking=True)
+        selector.encode(gradient, None, payload, out_residual=None, step=0)
+        selector.add(payload, total)
+    torch.cuda.synchronize()
+    assert k == int((total != 0).sum())
+
+
+def make_model(device: Any) -> Any:
+    """The same model on any device, in several buckets."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48, bias=False), nn.Tanh(), nn.Linear(48, 9)]
+    return DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=0.01)
+
+
+@pytest.mark.usefixtures("_nccl")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_are_as_on_the_host(name: str) -> None:
+    """Train some steps on the GPU, where no hook may wait for it, and on the host, to the same parameters."""
+    trained = []
+    for device in (HOST, DEVICE):
+        hook = make_hook(name.split()[0], options=OPTIONS[name])
+        model = make_model(device)
+        assert hook is not None
+        hook.register(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(8):
+            data = torch.randn((16, 64), generator=torch.Generator().manual_seed(step)).to(device)
+            optimizer.zero_grad()
+            loss = model(data).square().mean()
+            if device == DEVICE and step >= 3:  # buckets and plans are made in the first steps
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                loss.backward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            optimizer.step()
+        hook.close()
+        trained.append(torch.cat([parameter.detach().cpu().reshape(-1) for parameter in model.parameters()]))
+    assert torch.allclose(*trained, rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.usefixtures("_nccl")
+@pytest.mark.parametrize("name", ["topk", "topk momentum", "randomk", "powersgd"])
+def test_a_scaler_drops_a_step(name: str) -> None:
+    """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    hook: Any = make_hook(name.split()[0], options=OPTIONS[name])
+    hook.register(model := make_model(DEVICE), scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def take_step(factor: float) -> Any:
+        optimizer.zero_grad()
+        scaler.scale(factor * model(torch.ones((4, 64), device=DEVICE)).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return {key: each.clone() for key, each in hook.state_dict()["memory"]["residual"].items()}
+
+    for _ in range(4):
+        before = take_step(1.0)
+    after = take_step(torch.inf)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert 1 == hook.discarded_steps
+    later = take_step(1.0)
+    assert any(not torch.equal(before[key], later[key]) for key in before)
+    assert all(bool(is_finite(each)) for each in later.values())
+    hook.close()

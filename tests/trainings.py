@@ -1,0 +1,50 @@
+"""Launches of training on real ranks by ``ranks/train_session.py``, for tests of what becomes of them."""
+
+import dataclasses
+import json
+from typing import Any
+
+from conftest import RunRanks
+from training_builders import make_training_case
+
+from commbench.training.cases import TrainingCase
+
+#: A bucket size of which the tiny model makes two buckets.
+SMALL = "0.1"
+
+
+def case(hook: str = "none", cap: str = SMALL, workload: str = "tiny", **changes: Any) -> TrainingCase:
+    """Return a configuration of a workload of ``ranks/train_workloads.py``."""
+    return make_training_case(hook, cap, workload=workload, batch_per_rank=8, **changes)
+
+
+def task(
+    cases: dict[str, TrainingCase],
+    launch: int = 0,
+    most_blocks: int = 1000,
+    backend: str = "gloo",
+    **terms: Any,
+) -> dict[str, Any]:
+    """Return what the script is to train in one launch; the backend may be ``stand-in``, which stands for a GPU."""
+    fields = [dataclasses.asdict(each) for each in cases.values()]
+    known = {"cases": fields, "launch": launch, "most_blocks": most_blocks, "backend": backend}
+    return {**known, "terms": {"block_s": 0.02, **terms}}
+
+
+class Launch:
+    """What came of a launch, by the names of its cases."""
+
+    def __init__(self, names: list[str], found: dict[str, Any]) -> None:
+        self.records = dict(zip(names, found["records"], strict=True))
+        self.seen = dict(zip(names, found["seen"], strict=True))
+        self.finished: bool = found["finished"]
+        self.begun: list[int] = found["begun"]
+        self.counters: list[int] = found["counters"]
+        self.device: dict[str, int] = found["device"]
+
+
+def launches_of(run_ranks: RunRanks, ranks: int, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]) -> Any:
+    """Train launches one after the other in the same ranks; return them by name."""
+    words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
+    found = run_ranks(ranks, "train_session.py", words)
+    return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, found, strict=True)}
