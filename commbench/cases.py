@@ -215,7 +215,7 @@ class Sweep:
                 pattern=pattern,
                 root=root,
                 requested=int(size),
-                algorithm=algorithm if operation in CHOOSING else AUTO,
+                algorithm=algorithm,
             )
         )
 
@@ -253,7 +253,7 @@ class Sweep:
                 loop=self.loop,
                 buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
-                algorithm=algorithm,
+                algorithm=algorithm if operation.name in CHOOSING else AUTO,
                 graph=graph,
             )
 

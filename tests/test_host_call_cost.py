@@ -23,7 +23,7 @@ def test_a_table_and_a_file_have_every_operation_of_one_rank(tmp_path: Path) -> 
     file = tmp_path / "cost.csv"
     done = run("--backend", "gloo", "--rounds", 6, "--out", file)
     assert 0 == done.returncode, done.stdout + done.stderr
-    rows = list(csv.DictReader(file.open()))
+    rows = list(csv.DictReader(file.read_text().splitlines()))
     assert {"all_reduce", "all_gather", "broadcast", "all_to_all"} <= {row["operation"] for row in rows}
     assert all(0 < float(r["host_us_ci_low"]) <= float(r["host_us"]) <= float(r["host_us_ci_high"]) for r in rows)
     assert all(row["operation"] in done.stdout for row in rows)
