@@ -281,8 +281,8 @@ class _Stream:
         self.captured = []
 
     def end_capture(self) -> Graph:
-        """What has been asked for since."""
-        assert self.captured, "nothing was captured"
+        """What has been asked for since; of a rank that has nothing to send to itself that is nothing."""
+        assert self.captured is not None
         steps, self.captured = self.captured, None
         return Graph(steps)
 
