@@ -118,8 +118,8 @@ BufferKinds = Annotated[
         "--buffers",
         metavar="NAMES",
         help=f"Memory that messages are in: {listed(BUFFERS)}. hot (by default): the same each repetition; rotated: "
-        "sets that together exceed the last-level cache (the L2 of a GPU) take turns; registered and symmetric: known to "
-        "NCCL beforehand (torch-nccl).",
+        "sets that together exceed the last-level cache (the L2 of a GPU) take turns; registered and symmetric: known "
+        "to NCCL beforehand (torch-nccl).",
     ),
 ]
 Ranks = Annotated[

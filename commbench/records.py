@@ -344,7 +344,10 @@ class Row:
     batch: int | None = field(default=None, metadata={"about": "operations timed together"})
     window: int | None = field(default=None, metadata={"about": "messages in flight"})
     buffers: str = field(
-        default="", metadata={"about": "hot: the same each repetition; rotated: sets that exceed the cache take turns"}
+        default="",
+        metadata={
+            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, symmetric: known to NCCL"
+        },
     )
     sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
     loop: str = field(default="", metadata={"about": "native, python or event"})

@@ -41,12 +41,12 @@ class TensorBuffer:
     @property
     def count(self) -> int:
         """Number of elements."""
-        return self.tensor.numel()
+        return int(self.tensor.numel())
 
     @property
     def address(self) -> int:
         """Where the first element is."""
-        return self.tensor.data_ptr()
+        return int(self.tensor.data_ptr())
 
     def shares_memory(self, other: TensorBuffer) -> bool:
         """Whether the two overlap: the operation is in place."""

@@ -38,9 +38,7 @@ class CudaTopK:
     One selector is for one stream at a time.
     """
 
-    def __init__(
-        self, n: int, k: int, *, value_dtype: ValueType = "float32", device: int = 0, stream: int = 0
-    ) -> None:
+    def __init__(self, n: int, k: int, *, value_dtype: ValueType = "float32", device: int = 0, stream: int = 0) -> None:
         """Prepare to send ``k`` of ``n`` elements as ``value_dtype``, on a GPU and a stream given by their numbers.
 
         Raises:
