@@ -22,9 +22,13 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-#: Those whose buffers are in the memory of GPUs: NCCL as a library, and as DDP uses it.
+#: NCCL as a library, and as DDP uses it.
 DEVICE_BACKENDS = ("nccl", "torch-nccl")
-BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS, "fake")
+#: MPI on memory of the host, given that of GPUs, and carrying that through the host's.
+MPI_BACKENDS = ("mpi", "mpi-cuda", "mpi-staged")
+#: Those whose buffers are in the memory of GPUs.
+GPU_BACKENDS = (*DEVICE_BACKENDS, *MPI_BACKENDS[1:])
+BACKENDS = ("mpi", "gloo", *GPU_BACKENDS, "fake")
 #: What is measured where nothing is said; GPUs where there are any.
 USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from commbench.budgets import BUDGETS, Budget
-from commbench.cases import DEVICE_BACKENDS, Case, all_cases
+from commbench.cases import DEVICE_BACKENDS, MPI_BACKENDS, Case, all_cases
 from commbench.communicators import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.environment import git_commit
 from commbench.errors import InputError
@@ -132,7 +132,7 @@ def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True) -> st
         asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
         carries_mpi: whether MPI sees the ranks, however they are started.
     """
-    if backend == "mpi" and not carries_mpi:
+    if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
     sentence = missing_library(backend)
     return sentence if sentence or asked or backend not in DEVICE_BACKENDS else try_device(backend)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from commbench import stats
 from commbench.algorithms import AUTO
 from commbench.arrangements import arranged
-from commbench.cases import DEVICE_BACKENDS, Case
+from commbench.cases import GPU_BACKENDS, Case
 from commbench.collectives import OPERATIONS
 from commbench.collector import without_collector
 from commbench.patterns import pattern_order
@@ -247,7 +247,7 @@ def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": info.get("world_size"),
         "nodes": info.get("nodes"),
         "ranks_per_node": info.get("ranks_per_node"),
-        "ranks_per_gpu": info.get("ranks_per_gpu") if case.backend in DEVICE_BACKENDS else None,
+        "ranks_per_gpu": info.get("ranks_per_gpu") if case.backend in GPU_BACKENDS else None,
         "dtype": case.dtype,
         "redop": case.redop,
         "root": case.root,

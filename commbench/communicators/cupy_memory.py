@@ -103,8 +103,8 @@ class CupyMemory(Communicator):
         self._stream.synchronize()
 
 
-def check_gpu(backend: str) -> None:
-    """Notice that there is no GPU before it is asked for anything.
+def check_gpu_of(backend: str) -> None:
+    """Notice that there is no GPU for a backend before it is asked for anything.
 
     Raises:
         InputError: this host has none that CUDA can use.

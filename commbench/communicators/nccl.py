@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,11 +13,10 @@ import cupy
 from cupy.cuda import nccl
 
 from commbench.algorithms import AUTO, Choice
-from commbench.communicators.base import STALE, Communicator
-from commbench.communicators.gpus import place
+from commbench.communicators.cupy_memory import CupyMemory, DeviceBuffer
 from commbench.communicators.nccl_runtime import LOG, variables_set, version_text
 from commbench.control import Control, gather_everywhere
-from commbench.datatypes import DTYPES, Content, DataType
+from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import Group
 from commbench.primitives import Ends
@@ -50,33 +47,7 @@ _REFUSALS = (4, 5)
 _FIRST_WITH_GRAPHS = 20900
 
 
-@dataclass(frozen=True)
-class DeviceBuffer:
-    """Elements in device memory: ``memory`` has shape (count,) in the data type's storage."""
-
-    memory: Any
-    dtype: DataType
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return int(self.memory.size)
-
-    @property
-    def address(self) -> int:
-        """Where the first element is."""
-        return self.address_of(0)
-
-    def address_of(self, element: int) -> int:
-        """Where an element is."""
-        return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
-
-    def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether the two overlap: the operation is in place."""
-        return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
-
-
-class NcclCommunicator(Communicator):
+class NcclCommunicator(CupyMemory):
     """An NCCL communicator of its own on the GPU of this rank.
 
     Those of groups, and those that carry operations in another way, work on the device and the stream of the ``whole``.
@@ -101,10 +72,7 @@ class NcclCommunicator(Communicator):
         self._choice = choice
         self.rank, self.size = self._members.index(control.rank), len(self._members)
         if whole is None:
-            placement = place(control, cupy.cuda.runtime.getDeviceCount())
-            cupy.cuda.Device(placement.device).use()
-            self.ranks_per_gpu = placement.ranks_per_gpu
-            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self.take_gpu(control)
         else:
             self._stream = whole._stream  # noqa: SLF001 - of the same class
         if not members:
@@ -115,10 +83,7 @@ class NcclCommunicator(Communicator):
         self._heard: dict[str, str] = {}
         self._failed = False
         self._token = self.allocate(DTYPES["int8"], 1)
-        number = cupy.cuda.Device().id
-        self._properties = cupy.cuda.runtime.getDeviceProperties(number)
-        self.device = self._properties["name"].decode()
-        self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
+        self.know_gpu()
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
         """A communicator of NCCL.
@@ -233,44 +198,9 @@ class NcclCommunicator(Communicator):
                 communicator.destroy()
         LOG.remove()
 
-    # Buffers: what cupy does with them is queued on the stream of the operations, in order with these
-
-    def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
-        with self._stream:
-            return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
-
-    def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
-        """See `Communicator.part`."""
-        return DeviceBuffer(buffer.memory[offset : offset + count], buffer.dtype)
-
-    def like(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
-        """See `Communicator.like`."""
-        return self.allocate(buffer.dtype, count)
-
-    def write(self, buffer: DeviceBuffer, content: Content) -> None:
-        """See `Communicator.write`."""
-        with self._stream:
-            content.moved(cupy.asarray).write(buffer.memory)
-        self.complete()
-
-    def spoil(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.spoil`."""
-        with self._stream:
-            buffer.memory.view("uint8")[:] = STALE
-
-    def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; compared on the device."""
-        with self._stream:
-            return content.moved(cupy.asarray).count_wrong(buffer.memory)
-
     def empty(self) -> DeviceBuffer:
         """One byte: what NCCL makes of no elements is not documented."""
         return self.allocate(DTYPES["int8"], 1)
-
-    def cache_bytes(self) -> int:
-        """The GPU's L2."""
-        return int(self._properties.get("l2CacheSize", 0))
 
     # Graphs
 
@@ -291,10 +221,6 @@ class NcclCommunicator(Communicator):
         return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
     # The device, as its timed loop sees it
-
-    def complete(self) -> None:
-        """See `Communicator.complete`."""
-        self._stream.synchronize()
 
     def meet(self) -> None:
         """See `DeviceClock.meet`: an all-reduce of one byte."""
@@ -415,23 +341,6 @@ class NcclCommunicator(Communicator):
         """The part of a buffer that belongs to each rank, with the rank."""
         block = buffer.count // self.size
         return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
-
-
-def check_gpu() -> None:
-    """Notice that there is no GPU before NCCL is asked for anything.
-
-    Raises:
-        InputError: this host has none that CUDA can use.
-    """
-    try:
-        devices = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        reason = str(error).partition(": ")[2] or str(error)
-        raise InputError(
-            f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()} ({reason})."
-        ) from error
-    if not devices:
-        raise InputError(f"Backend nccl needs a GPU, and CUDA finds none on {socket.gethostname()}.")
 
 
 def _code(buffer: DeviceBuffer) -> int:

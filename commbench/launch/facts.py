@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from commbench.cases import MPI_BACKENDS
 from commbench.control import Control, gather_everywhere
 from commbench.environment import clock_domain, collect_host, collect_versions, unlike
 from commbench.errors import InputError
@@ -104,12 +105,13 @@ def collect_session(
     if hosts is None or init_s is None:
         return None
     libraries = {name: communicator.library() for name, communicator in communicators.items()}
+    mpi = next((libraries[name] for name in MPI_BACKENDS if name in libraries), "")
     return {
         "environment": {
             "hosts": [host for host in hosts if host is not None],
             "versions": collect_versions(),
             "variables": dict(variables),
-            **({"mpi_library": libraries["mpi"]} if "mpi" in libraries else {}),
+            **({"mpi_library": mpi} if mpi else {}),
             **({"nccl_library": libraries["nccl"]} if "nccl" in libraries else {}),
             **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
         },

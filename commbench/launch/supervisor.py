@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from commbench.cases import MPI_BACKENDS
 from commbench.kinds import AnyCase, AnyRecord, read_record
 from commbench.launch.blame import Blame, MemoryKills, blame_exit
 from commbench.launch.complaints import doubt
@@ -243,7 +244,7 @@ class Supervisor:
         self.current = index
         self._has_begun = True
         # Gloo's threads sleep while they wait, so CPU time says nothing about who is idle.
-        self._watchdog.case(time.monotonic(), polls=case.backend == "mpi")
+        self._watchdog.case(time.monotonic(), polls=case.backend in MPI_BACKENDS)
         self._listener.on_case(index)
 
     def _stderr_line(self, line: str) -> None:

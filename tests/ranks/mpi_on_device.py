@@ -2,17 +2,38 @@
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import verify_all
 from reporting import leave
 
+from commbench.budgets import BUDGETS
+from commbench.cases import Sweep
 from commbench.communicators import connect_control
+from commbench.communicators.base import Communicator
+from commbench.control import Control
 from commbench.errors import InputError
+from commbench.measure import Session, measure
+from commbench.timing.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
+def records_of(communicator: Communicator, control: Control) -> list[dict[str, Any]]:
+    """What rank 0 records, through the whole engine, of groups and of buffers that take turns."""
+    session = Session(control=control, budget=replace(BUDGETS["quick"], slice_s=0.1), progress=Progress())
+    sweep = Sweep(sizes=[4096], backends=[communicator.backend], in_place="both", buffers=["hot", "rotated"])
+    patterns = ["flat", f"split:{control.size}"] if control.size > 1 else ["flat"]
+    sweep = replace(sweep, operations=["all_reduce", "all_gather"], patterns=patterns)
+    cases = replace(sweep, sync="barrier").cases(control.size)  # others may have the cores
+    records = [measure(case, communicator, session, launch=0) for case in cases]
+    return [
+        {name: getattr(record, name) for name in ("status", "reason", "wrong", "loop", "device", "library")}
+        for record in records
+        if record
+    ]
 
 
 def main() -> None:
@@ -30,7 +51,7 @@ def main() -> None:
 
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     plain = MpiCommunicator(control)
-    found: dict[str, Any] = {"cases": {}, "barrier": {}, "takes": plain.takes_gpu_memory, "refusal": ""}
+    found: dict[str, Any] = {"cases": {}, "barrier": {}, "records": {}, "takes": plain.takes_gpu_memory, "refusal": ""}
     try:
         CudaMpiCommunicator(control, plain)
     except InputError as error:
@@ -42,6 +63,7 @@ def main() -> None:
             for number, case in enumerate(verify_all.cases(name, control.size))
         ]
         found["barrier"][name] = verify_all.barrier_findings(communicator, control)
+        found["records"][name] = records_of(communicator, control)
         communicator.close()
     leave(found, control)
 
