@@ -346,7 +346,8 @@ class Row:
     buffers: str = field(
         default="",
         metadata={
-            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, symmetric: known to NCCL"
+            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, "
+            "symmetric: known to NCCL"
         },
     )
     sync: str = field(default="", metadata={"about": "how ranks were made to start together"})

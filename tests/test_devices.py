@@ -11,8 +11,10 @@ torch = pytest.importorskip("torch")
 
 from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
 
+from commbench.communicators.nccl_runtime import loaded_version  # noqa: E402
+from commbench.communicators.torch_calls import torch_version  # noqa: E402
 from commbench.control import Control, run_threads  # noqa: E402
-from commbench.ddp.devices import Device, count_gpus, open_device  # noqa: E402
+from commbench.ddp.devices import Device, gpus_to_train_on, open_device  # noqa: E402
 from commbench.ddp.inspect import inspect  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.errors import InputError  # noqa: E402
@@ -49,14 +51,14 @@ def test_what_is_missing_is_one_sentence(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
     with pytest.raises(InputError, match=f"^Backend nccl {words}") as told:
-        count_gpus(SimulatedCuda(devices))
+        gpus_to_train_on(SimulatedCuda(devices))
     assert str(told.value).endswith("or train with --backend gloo.")
 
 
 @pytest.mark.usefixtures("with_nccl")
 def test_gpus_are_counted() -> None:
     """Find as many as torch does."""
-    assert 3 == count_gpus(SimulatedCuda(3))
+    assert 3 == gpus_to_train_on(SimulatedCuda(3))
 
 
 def test_gloo_trains_on_the_host() -> None:
@@ -90,7 +92,7 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     assert [names] * 3 == [device.name for device, _ in found]
     assert {"nccl"} == {device.backend for device, _ in found}
     assert all(device.carries_in_turn for device, _ in found)
-    assert f"torch {torch.__version__.split('+')[0]} nccl 2.28.9" == found[0][0].library()
+    assert f"torch {torch_version()} {loaded_version()}" == found[0][0].library()
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
 
 

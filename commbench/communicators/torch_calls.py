@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from commbench.communicators.base import Communicator
 from commbench.datatypes import DataType, Raw
-from commbench.errors import UnsupportedError
+from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import Group
 from commbench.primitives import Ends
 from commbench.timing.loops import Call
@@ -158,6 +159,31 @@ def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
     if dtype.name == "bfloat16":
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
+
+
+def count_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> int:  # noqa: ANN401 - or what stands for it
+    """How many GPUs torch finds on this host.
+
+    Args:
+        backend: what needs one.
+        cuda: ``torch.cuda``, or what stands for it.
+        instead: what else a person can do, for the sentence.
+
+    Raises:
+        InputError: none, or it cannot use NCCL.
+    """
+    host, other = socket.gethostname(), f", or {instead}" if instead else ""
+    if not cuda.is_available():
+        why = f"torch {torch.__version__} finds none on {host}: start commbench where there is one"
+        if not torch.backends.cuda.is_built():
+            why = f"torch {torch.__version__} on {host} is built without CUDA: install one that is built with it"
+        raise InputError(f"Backend {backend} needs a GPU, and {why}{other}.")
+    if not dist.is_nccl_available():
+        raise InputError(
+            f"Backend {backend} needs NCCL, and torch {torch.__version__} on {host} is built without it: install one "
+            f"that is built with it{other}."
+        )
+    return int(cuda.device_count())
 
 
 def torch_version() -> str:

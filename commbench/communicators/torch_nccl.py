@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from commbench.cases import REGISTERED
 from commbench.communicators.base import STALE
 from commbench.communicators.gpus import place
 from commbench.communicators.nccl_runtime import LOG, loaded_version, variables_set
-from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_tensor, torch_version
+from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_tensor, count_gpus, torch_version
 from commbench.communicators.torch_control import TIMEOUT, join_world, leave_world
 from commbench.control import Control
 from commbench.datatypes import DTYPES, Content, DataType, Raw
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import UnsupportedError
 from commbench.patterns import Group
 from commbench.timing.device import EventTimer
 from commbench.timing.loops import Call, Timer
@@ -102,7 +101,7 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
 
     def take_device(self) -> torch.device:
         """The GPU of this rank, which torch uses from now on; all ranks together."""
-        placement = place(self._control, torch.cuda.device_count())
+        placement = place(self._control, count_gpus(self.backend))
         self.ranks_per_gpu = placement.ranks_per_gpu
         torch.cuda.set_device(placement.device)
         return torch.device("cuda", placement.device)
@@ -335,17 +334,5 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
 
 
 def check_gpu() -> None:
-    """Notice that there is no GPU, or no NCCL in torch, before either is asked for anything.
-
-    Raises:
-        InputError: torch cannot use NCCL here.
-    """
-    if not dist.is_nccl_available():
-        raise InputError(
-            f"Backend torch-nccl needs a torch built for CUDA, and torch {torch.__version__} has no NCCL; install one "
-            "as pytorch.org says, on a machine with NVIDIA GPUs."
-        )
-    if not torch.cuda.is_available():
-        raise InputError(
-            f"Backend torch-nccl needs a GPU, and torch {torch.__version__} finds none on {socket.gethostname()}."
-        )
+    """Notice that there is no GPU, or no NCCL in torch, before either is asked for anything; see `count_gpus`."""
+    count_gpus("torch-nccl")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from commbench.communicators.gpus import place
+from commbench.communicators.nccl_runtime import loaded_version
+from commbench.communicators.torch_calls import count_gpus, torch_version
 from commbench.control import Control, gather_everywhere
 from commbench.ddp.local_step import moved_by
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
 from commbench.ddp.traffic import settled_sent_bytes
-from commbench.errors import InputError
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
 
 
@@ -40,7 +39,7 @@ class Device:
 
     def library(self) -> str:
         """What carries gradients, e.g. ``torch 2.13.0 gloo``."""
-        return f"torch {torch.__version__.split('+')[0]} {self.backend}"
+        return f"torch {torch_version()} {self.backend}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model, or whatever a batch is
         """Return a model or a batch where the device computes."""
@@ -93,8 +92,8 @@ class Gpu(Device):
         self._cuda = cuda
 
     def library(self) -> str:
-        """E.g. ``torch 2.13.0 nccl 2.28.9``: the NCCL that torch was built with."""
-        return f"{super().library()} {'.'.join(map(str, self._cuda.nccl.version()))}"
+        """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
+        return f"torch {torch_version()} {loaded_version()}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
         """See `Device.moved`; a model itself is moved. Copies of tensors are queued, from pinned memory."""
@@ -143,27 +142,12 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     """
     if backend != "nccl":
         return Device()
-    placement = place(control, count_gpus(cuda))
+    placement = place(control, gpus_to_train_on(cuda))
     gpu = Gpu(placement.device, ranks_per_gpu=placement.ranks_per_gpu, cuda=cuda)
     gpu.name = " | ".join(dict.fromkeys(gather_everywhere(control, gpu.name)))
     return gpu
 
 
-def count_gpus(cuda: Any = torch.cuda) -> int:  # noqa: ANN401 - as `Gpu`
-    """How many GPUs torch finds on this host.
-
-    Raises:
-        InputError: none, or it cannot use NCCL.
-    """
-    host, version = socket.gethostname(), torch.__version__
-    if not cuda.is_available():
-        why = f"torch {version} finds none on {host}: start commbench where there is one"
-        if not torch.backends.cuda.is_built():
-            why = f"torch {version} on {host} is built without CUDA: install one that is built with it"
-        raise InputError(f"Backend nccl needs a GPU, and {why}, or train with --backend gloo.")
-    if not dist.is_nccl_available():
-        raise InputError(
-            f"Backend nccl needs NCCL, and torch {version} on {host} is built without it: install one that is built "
-            "with it, or train with --backend gloo."
-        )
-    return int(cuda.device_count())
+def gpus_to_train_on(cuda: Any = torch.cuda) -> int:  # noqa: ANN401 - as `Gpu`
+    """How many GPUs this host has; see `count_gpus`."""
+    return count_gpus("nccl", cuda, instead="train with --backend gloo")

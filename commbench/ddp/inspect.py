@@ -327,10 +327,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None) -> WorkloadFacts:
     if importlib.util.find_spec("torch") is None:
         raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
-    from commbench.ddp.devices import Gpu, count_gpus
+    from commbench.ddp.devices import Gpu, gpus_to_train_on
     from commbench.ddp.workloads import load_workload
 
-    device = None if gpu is None else Gpu(gpu % count_gpus())
+    device = None if gpu is None else Gpu(gpu % gpus_to_train_on())
     _try_hooks(hooks)
     return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch), device)
 
