@@ -137,10 +137,14 @@ def test_without_an_observer_no_event_is_made() -> None:
 
 def test_what_a_hook_does_between_collectives_is_decoding() -> None:
     """Add it to what comes after the last; what was never marked took no time."""
-    watch = Stopwatch()
-    watch.decode_ns += 70
+    now = Ticking()
+    watch = Stopwatch(event_clock(0, SimulatedCuda(now=now)))
+    for ticks in (1, 4):
+        began = watch.clock()
+        now.ns += 1000 * (ticks - 1)
+        watch.worked(began)
     watch.arrived()
     bucket = Expected(index=0, numel=4, is_last=False, dtype=torch.float32, device=torch.device("cpu"))
     times = watch.marks(bucket).times(watch.ready)
     assert (0, 0, 0) == (times.ready_ns, times.start_ns, times.encode_ns)
-    assert times.decode_ns >= 70
+    assert 1000 * (1 + 4 + 1) == times.decode_ns

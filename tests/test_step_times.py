@@ -18,9 +18,7 @@ MS = 1_000_000
 def bucket(index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39) -> BucketMarks:
     """Return a bucket of a host's step, in ms."""
     at = {"ready": ready, "encoded": ready + 1, "start": start, "arrived": arrived, "done": done}
-    return BucketMarks(
-        index=index, numel=10, is_last=True, decode_ns=0, **{name: MS * value for name, value in at.items()}
-    )
+    return BucketMarks(index=index, numel=10, is_last=True, **{name: MS * value for name, value in at.items()})
 
 
 def step(buckets: list[BucketMarks] | None = None) -> StepMarks:

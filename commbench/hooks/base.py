@@ -19,8 +19,6 @@ from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_c
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-now = host_clock
-
 #: What a hook makes of the value of its collective's future: the averaged bucket, shape (numel,).
 Finish = Callable[[Any], torch.Tensor]
 #: Each tensor of a bucket as its shape.
@@ -59,8 +57,8 @@ class BucketMarks:
     arrived: Mark
     """The last collective is over; what is left is local work."""
     done: Mark
-    decode_ns: int
-    """Local work between collectives."""
+    between: Sequence[tuple[Mark, Mark]] = ()
+    """Where local work between collectives began and ended."""
 
     def times(self, since: Mark) -> BucketTimes:
         """Read the clock, instants in ns since that mark of it; waits until a GPU has come to all of them."""
@@ -72,19 +70,19 @@ class BucketMarks:
             start_ns=elapsed_ns(since, self.start),
             done_ns=elapsed_ns(since, self.done),
             encode_ns=elapsed_ns(self.ready, self.encoded),
-            decode_ns=self.decode_ns + elapsed_ns(self.arrived, self.done),
+            decode_ns=elapsed_ns(self.arrived, self.done) + sum(elapsed_ns(*work) for work in self.between),
         )
 
 
 class Stopwatch:
     """Marks the instants of one bucket on its way; a few clock reads, so that it always runs."""
 
-    __slots__ = ("arrived_at", "clock", "decode_ns", "encoded_at", "ready", "start")
+    __slots__ = ("arrived_at", "between", "clock", "encoded_at", "ready", "start")
 
     def __init__(self, clock: Clock = host_clock) -> None:
         self.clock = clock
         self.ready = self.encoded_at = self.start = self.arrived_at = clock()
-        self.decode_ns = 0
+        self.between: Sequence[tuple[Mark, Mark]] = ()
 
     def encoded(self) -> None:
         """The autograd thread's part is done."""
@@ -93,6 +91,10 @@ class Stopwatch:
     def started(self) -> None:
         """The first collective is being issued."""
         self.start = self.clock()
+
+    def worked(self, since: Mark) -> None:
+        """Local work between collectives, begun at that mark of the clock, is done."""
+        self.between = (*self.between, (since, self.clock()))
 
     def arrived(self) -> None:
         """The last collective is over."""
@@ -109,7 +111,7 @@ class Stopwatch:
             start=self.start,
             arrived=self.arrived_at,
             done=self.clock(),
-            decode_ns=self.decode_ns,
+            between=self.between,
         )
 
 

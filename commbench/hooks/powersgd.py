@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Shapes, Stopwatch, now, ring_bytes
+from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
 from commbench.hooks.comm_stream import CommStream
 from commbench.hooks.comm_thread import CommThread, borrow, give_back
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put, spoil
@@ -149,17 +149,17 @@ class PowerSGD(FeedbackHook):
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Both all-reduces of a bucket; every rank takes the same turns because it has the same sums."""
         self._send_all(plan.first, watch)
-        began = now()
+        began = watch.clock()
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:
             self._project_back(plan, total, slot.new.get("residual"), finite)
-            watch.decode_ns += _since(began, finite)
+            watch.worked(began)
             if plan.matrices:
                 dist.all_reduce(plan.second, group=self._private)
-            began = now()
+            began = watch.clock()
             finite &= is_finite(plan.second)
         self._restore(plan, total, finite)
-        watch.decode_ns += _since(began, finite)
+        watch.worked(began)
         return total
 
     def _project_back(
@@ -268,8 +268,3 @@ class PowerSGD(FeedbackHook):
         self._private = None
         if isinstance(self._lane, CommThread):
             give_back(self._group)
-
-
-def _since(began: int, flag: torch.Tensor) -> int:
-    """Nanoseconds of local work; 0 on a device, which has yet to do what was queued."""
-    return now() - began if on_host(flag) else 0
