@@ -103,7 +103,8 @@ class Case:
             words.append(f"on {self.world_size} ranks")
         if self.algorithm != AUTO:
             words.append(f"by {self.algorithm}")
-        words += ["from a graph"] * self.graph + [f"in {self.buffers} buffers"] * (self.buffers != "hot")
+        words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.cadence, [])
+        words += [f"in {self.buffers} buffers"] * (self.buffers not in {"hot", ""})  # another tool may not say
         return " ".join(words)
 
 

@@ -135,6 +135,11 @@ def test_names_tell_what_differs_from_the_defaults() -> None:
         make_case("reduce", redop="max", in_place=False, root=1)
     )
     assert "mpi barrier" == str(make_case("barrier"))
+    assert "mpi all_reduce 1 KiB float32 sum pipelined" == str(make_case(sync="none"))
+    assert "mpi all_reduce 1 KiB float32 sum from a graph in rotated buffers" == str(
+        make_case(graph=True, sync="none", buffers="rotated")
+    )
+    assert str(make_case()) == str(make_case(buffers=""))
 
 
 def test_unsynchronised_operations_are_pipelined() -> None:

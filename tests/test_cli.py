@@ -482,3 +482,16 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
     assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
     asked = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none", "name": "mine"}
     assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], asked)] == told
+
+
+def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:
+    """List what is asked for by both options, and refuse what there is not in one sentence."""
+    outcome = commbench(
+        "run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence isolated,pipelined --buffers hot,rotated --dry-run"
+    )
+    assert (0, "") == (outcome.code, outcome.err)
+    named = [f"mpi all_reduce 8 B float32 sum{words}" for words in ("", " pipelined")]
+    assert [name + words for name in named for words in ("", " in rotated buffers")] == outcome.out.splitlines()[:4]
+    outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence slow --dry-run")
+    assert (2, "") == (outcome.code, outcome.out)
+    assert "Unknown cadence 'slow'; choose from isolated, pipelined, graph." in outcome.err
