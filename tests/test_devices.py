@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -187,3 +188,15 @@ def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     there = inspect(load_workload(name, seed=0, rank=0, world_size=1))
     assert [parameter.name for parameter in there.parameters] == [parameter.name for parameter in facts.parameters]
     assert there.ready_order == facts.ready_order
+
+
+def test_the_log_of_nccl_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave no file of ours behind; a person's own log stays."""
+    for name, stays in (("commbench-nccl-1-1.log", False), ("mine.log", True)):
+        log = tmp_path / name
+        log.write_text("NCCL INFO\n")
+        monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
+        Device().close()
+        assert log.exists()
+        StandIn().close()
+        assert stays == log.exists()

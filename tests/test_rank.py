@@ -132,7 +132,9 @@ def train_in_turns(
 def open_device(backend: str, _control: ThreadControl) -> Any:
     """Play what opens a device: for NCCL a GPU that two ranks share."""
     shared = 2 if backend == "nccl" else None
-    return types.SimpleNamespace(backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 nccl 2.28.9")
+    return types.SimpleNamespace(
+        backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 NCCL 2.28.9", close=lambda: None
+    )
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
-    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 nccl 2.28.9"} == stated["libraries"]
+    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated["libraries"]
     assert (2, True) == (stated["ranks_per_gpu"], stated["training"])
     assert "nccl_library" not in stated["environment"]
 

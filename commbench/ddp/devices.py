@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from commbench.communicators.gpus import place
-from commbench.communicators.nccl_runtime import loaded_version
+from commbench.communicators.nccl_runtime import LOG, loaded_version
 from commbench.communicators.torch_calls import count_gpus, torch_version
 from commbench.control import Control, gather_everywhere
 from commbench.ddp.local_step import moved_by
@@ -47,6 +47,9 @@ class Device:
 
     def wait(self) -> None:
         """Return when everything queued so far is done."""
+
+    def close(self) -> None:
+        """Leave nothing behind when the launch has trained."""
 
     def reset_peak_memory(self) -> None:
         """Let the peak begin anew at what is in use now."""
@@ -111,6 +114,10 @@ class Gpu(Device):
     def wait(self) -> None:
         """See `Device.wait`."""
         self._cuda.synchronize(self._number)
+
+    def close(self) -> None:
+        """Remove NCCL's log."""
+        LOG.remove()
 
     def reset_peak_memory(self) -> None:
         """See `Device.reset_peak_memory`."""

@@ -135,7 +135,8 @@ class _Session:
         self.device = device
         self.progress = progress
         self.threads = terms.threads or _fair_threads(control)
-        join_world(control)
+        if not dist.is_initialized():  # else whoever has joined also leaves
+            join_world(control)
         torch.set_num_threads(self.threads)
         gc.collect()
         gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch

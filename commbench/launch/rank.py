@@ -102,6 +102,7 @@ def run_rank(
         sink.session({**facts, **stated, "training": plan.training is not None})
     if plan.training and device:
         finished = duty.train(plan.training, device)
+        device.close()
     else:
         finished = duty.measure(communicators, places, clock)
     if sink:
