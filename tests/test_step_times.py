@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from stand_in import SimulatedCuda
+from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
-from commbench.ddp.step_times import StepLog, StepMarks, carried_in_turn
-from commbench.hooks import BucketMarks, BucketTimes
-from commbench.hooks.step_clock import event_clock
+from commbench.ddp.step_times import StepLog, StepMarks, carried_in_turn  # noqa: E402
+from commbench.hooks import BucketMarks, BucketTimes  # noqa: E402
+from commbench.hooks.results import Expected  # noqa: E402
+from commbench.hooks.step_clock import event_clock  # noqa: E402
 
 MS = 1_000_000
 
@@ -18,7 +19,8 @@ MS = 1_000_000
 def bucket(index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39) -> BucketMarks:
     """Return a bucket of a host's step, in ms."""
     at = {"ready": ready, "encoded": ready + 1, "start": start, "arrived": arrived, "done": done}
-    return BucketMarks(index=index, numel=10, is_last=True, **{name: MS * value for name, value in at.items()})
+    of = Expected(index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu"))
+    return BucketMarks(bucket=of, **{name: MS * value for name, value in at.items()})
 
 
 def step(buckets: list[BucketMarks] | None = None) -> StepMarks:

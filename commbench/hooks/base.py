@@ -48,9 +48,7 @@ class BucketTimes:
 class BucketMarks:
     """The instants of one bucket as marks of its hook's clock: a GPU comes to them only after the hook has returned."""
 
-    index: int
-    numel: int
-    is_last: bool
+    bucket: Expected
     ready: Mark
     encoded: Mark
     start: Mark
@@ -63,9 +61,9 @@ class BucketMarks:
     def times(self, since: Mark) -> BucketTimes:
         """Read the clock, instants in ns since that mark of it; waits until a GPU has come to all of them."""
         return BucketTimes(
-            index=self.index,
-            numel=self.numel,
-            is_last=self.is_last,
+            index=self.bucket.index,
+            numel=self.bucket.numel,
+            is_last=self.bucket.is_last,
             ready_ns=elapsed_ns(since, self.ready),
             start_ns=elapsed_ns(since, self.start),
             done_ns=elapsed_ns(since, self.done),
@@ -103,9 +101,7 @@ class Stopwatch:
     def marks(self, bucket: Expected) -> BucketMarks:
         """Say when all this was of the bucket whose average is there now."""
         return BucketMarks(
-            index=bucket.index,
-            numel=bucket.numel,
-            is_last=bucket.is_last,
+            bucket=bucket,
             ready=self.ready,
             encoded=self.encoded_at,
             start=self.start,
