@@ -297,6 +297,7 @@ def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     assert set(cuda.module.KERNELS) == set(re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
     """Have CUDA's own compiler accept the source without a word, where it is installed."""
