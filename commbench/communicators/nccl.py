@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +13,14 @@ from cupy.cuda import nccl
 
 from commbench.algorithms import AUTO, Choice
 from commbench.communicators.cupy_memory import CupyMemory, DeviceBuffer
+from commbench.communicators.nccl_heard import NcclHeard
 from commbench.communicators.nccl_runtime import LOG, variables_set, version_text
 from commbench.control import Control, gather_everywhere
 from commbench.datatypes import DTYPES
 from commbench.errors import InputError, UnsupportedError
 from commbench.patterns import Group
 from commbench.primitives import Ends
-from commbench.timing.device import EventTimer
-from commbench.timing.loops import Call, Timer
-from commbench.timing.progress import Progress
-from commbench.timing.sync import Synchroniser, SyncPlan
+from commbench.timing.loops import Call
 
 _CODES = {
     "float64": nccl.NCCL_FLOAT64,
@@ -47,16 +44,13 @@ _REFUSALS = (4, 5)
 _FIRST_WITH_GRAPHS = 20900
 
 
-class NcclCommunicator(CupyMemory):
+class NcclCommunicator(NcclHeard, CupyMemory):
     """An NCCL communicator of its own on the GPU of this rank.
 
     Those of groups, and those that carry operations in another way, work on the device and the stream of the ``whole``.
     """
 
     backend = "nccl"
-    loops = ("event",)
-    syncs = ("auto", "barrier", "none")
-    own_threads = True  # as far as ranks that wait are concerned: the device works by itself
 
     def __init__(
         self,
@@ -109,25 +103,6 @@ class NcclCommunicator(CupyMemory):
         """The version that is loaded, e.g. ``NCCL 2.28.9``."""
         return f"NCCL {version_text(nccl.get_version())}"
 
-    def transport(self) -> str:
-        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
-        return "self" if self.size == 1 else LOG.transport()
-
-    def algorithm(self, operation: str) -> str:
-        """As NCCL's log had it when the case was verified: its first rank alone tells."""
-        return self._heard.get(operation, "")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
-        try:
-            with LOG.hearing() as heard:
-                yield
-        except RuntimeError:
-            self._failed, self._heard = True, {}
-            raise
-        self._heard = dict(heard) or self._heard
-
     def using(self, algorithm: str) -> NcclCommunicator:
         """By a communicator of its own, for NCCL reads what it is asked for when one is made."""
         if algorithm == AUTO:
@@ -147,15 +122,6 @@ class NcclCommunicator(CupyMemory):
             except RuntimeError as error:
                 raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
         return chosen
-
-    @property
-    def failed(self) -> bool:
-        """Whether NCCL has refused something here or in a group."""
-        return self._failed or any(part.failed for part in self._parts)
-
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Events on the stream."""
-        return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)
 
     def null_calls(self) -> list[Call]:
         """NcclAllReduce of 8 bytes in a communicator of one rank."""
@@ -177,14 +143,10 @@ class NcclCommunicator(CupyMemory):
             return None
         return NcclCommunicator(self._control, self, members=own, identity=identities[own[0]], choice=self._choice)
 
-    @property
-    def _parts(self) -> list[NcclCommunicator]:
-        return [part for part in self._splits.values() if isinstance(part, NcclCommunicator)]
-
     def abort(self) -> None:
-        """Give up what cannot end in order any more."""
-        for communicator in (*self._parts, self._comm):
-            communicator.abort()
+        """See `NcclHeard.abort`."""
+        super().abort()
+        self._comm.abort()
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""

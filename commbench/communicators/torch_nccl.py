@@ -15,6 +15,7 @@ from commbench.algorithms import AUTO, Choice
 from commbench.cases import REGISTERED
 from commbench.communicators.base import STALE
 from commbench.communicators.gpus import place
+from commbench.communicators.nccl_heard import NcclHeard
 from commbench.communicators.nccl_runtime import LOG, loaded_version, variables_set
 from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_tensor, count_gpus, torch_version
 from commbench.communicators.torch_control import TIMEOUT, join_world, leave_world
@@ -22,10 +23,7 @@ from commbench.control import Control
 from commbench.datatypes import DTYPES, Content, DataType, Raw
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group
-from commbench.timing.device import EventTimer
-from commbench.timing.loops import Call, Timer
-from commbench.timing.progress import Progress
-from commbench.timing.sync import Synchroniser, SyncPlan
+from commbench.timing.loops import Call
 
 _FREE = Choice()
 
@@ -53,7 +51,7 @@ class TensorBuffer:
         return self.address < ends[1] and other.address < ends[0]
 
 
-class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
+class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
     """A process group of NCCL on the GPU of this rank.
 
     Its operations run on a stream of torch's own, which the current stream waits for: what is recorded on this after a
@@ -61,9 +59,6 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
     """
 
     backend = "torch-nccl"
-    loops = ("event",)
-    syncs = ("auto", "barrier", "none")
-    own_threads = True  # as far as ranks that wait are concerned: the device works by itself
     carrier = "nccl"
     """The backend of the process groups."""
 
@@ -142,31 +137,6 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
         """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
         return f"torch {torch_version()} {loaded_version()}"
 
-    def transport(self) -> str:
-        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
-        return "self" if self.size == 1 else LOG.transport()
-
-    def algorithm(self, operation: str) -> str:
-        """As NCCL's log had it when the case was verified: its first rank alone tells."""
-        return self._heard.get(operation, "")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
-        try:
-            with LOG.hearing() as heard:
-                yield
-        except RuntimeError:
-            self._failed, self._heard = True, {}
-            raise
-        self._heard = dict(heard) or self._heard
-
-    @property
-    def failed(self) -> bool:
-        """Whether NCCL has refused something here or in a group."""
-        parts = (part for part in self._splits.values() if isinstance(part, TorchNcclCommunicator))
-        return self._failed or any(part.failed for part in parts)
-
     # Other communicators
 
     def using(self, algorithm: str) -> TorchNcclCommunicator:
@@ -216,10 +186,6 @@ class TorchNcclCommunicator(TorchCommunicator[TensorBuffer]):
         if self._is_whole:
             LOG.remove()
             leave_world(self._control)
-
-    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Events on torch's current stream."""
-        return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)
 
     def null_calls(self) -> list[Call]:
         """dist.all_reduce of 8 bytes in a group of one."""
