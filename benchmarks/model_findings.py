@@ -53,6 +53,8 @@ class Judged:
     """Of the best over the default, by the sweep."""
     gain_ci: tuple[float, float] | None
     """Its 95 % interval over launches; None for one launch."""
+    fresh_gain_ci: tuple[float, float] | None
+    """That of the same setting in fresh launches; None where it was not measured again."""
     choice: str
     verdict: str
     regret: float
@@ -72,8 +74,8 @@ class Judged:
 
     @property
     def gains(self) -> bool:
-        """Whether the sweep shows that some setting gains more than the margin."""
-        return self.gain_ci is not None and self.gain_ci[0] > MARGIN
+        """Whether the sweep, or its best in fresh launches, shows that some setting gains more than the margin."""
+        return any(interval is not None and interval[0] > MARGIN for interval in (self.gain_ci, self.fresh_gain_ci))
 
     @property
     def cost(self) -> float:
@@ -146,10 +148,10 @@ class Findings:
             met=dearest.cost <= COST_AIM,
         )
         even = [one for one in self.judged if not one.gains]
-        kept = [one for one in even if one.verdict != "change"]
+        kept = [one for one in even if one.verdict == "keep"]
         named = ", ".join(f"{one.scenario}: {one.verdict}" for one in even)
         yield Aim(
-            aim=f"where the sweep shows no setting to gain {MARGIN:.0%} it keeps the default",
+            aim=f"where no setting is shown to gain {MARGIN:.0%} it says keep",
             found=f"{len(kept)} of {len(even)} ({named})" if even else "not shown: there was no such scenario",
             met=bool(even) and len(kept) == len(even),
         )

@@ -5,7 +5,7 @@
 - *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by ``commbench tune`` with the
   same candidates, in the middle of the sweep; then the choice and the sweep's best side by side in fresh
   launches: what the choice loses, what it cost, how far predictions were off;
-- *collectives*: a dense grid of message sizes, every other one predicted from those beside it;
+- *collectives*: message sizes that double, as people measure them, and one between each two, predicted from these;
 - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
 - *break-even*: top-k of several densities, won or lost against sending gradients whole, as predicted or not.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -26,8 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from model_findings import Check, Findings, Judged, tables
 
+from commbench.ddp.traces import Trace, record
+from commbench.ddp.workloads import load_workload
 from commbench.environment import git_commit
 from commbench.errors import CommbenchError, InputError
 from commbench.options import default_out
@@ -48,18 +52,29 @@ from commbench.prediction.validating import (
     median_error,
     rank_correlation,
 )
+from commbench.stats import Interval
 from commbench.store import Run, load_run
 from commbench.tables import csv_text
 from commbench.terminal import make_console
 from commbench.training.cases import DEFAULT_CAP, TrainingCase
 from commbench.training.conclusion import Recommendation, setting_of
+from commbench.training.trained import speedup_of
 from commbench.training.workload import WorkloadFacts
 from commbench.units import parse_link_rate
 
 PARTS = ("scenarios", "collectives", "growth", "break-even")
+#: Of a workload whose computing leaves the cores free, as an accelerator's does.
+OFFLOADED = "offloaded-"
 #: Gradients take far longer than computing over each workload's first rate, and less over the second. Where links are
-#: not shaped, they take little of a step, of the decoder's, which has many samples to compute on, next to nothing.
-SCENARIOS = ("mlp@500mbit", "mlp@2gbit", "gpt:16@none", "resnet18:1@1gbit", "resnet18:1@2gbit", "resnet18:1@none")
+#: not shaped they take little of a step; of one that computes elsewhere meanwhile, next to nothing.
+SCENARIOS = (
+    "mlp@500mbit",
+    "mlp@2gbit",
+    "resnet18:1@1gbit",
+    "resnet18:1@2gbit",
+    "resnet18:1@none",
+    f"{OFFLOADED}resnet18:16@none",
+)
 HOOKS = "none,fp16,topk:0.01"
 CAPS = "default,1,2,5,10,25,100"
 HOSTS = 2
@@ -89,8 +104,10 @@ class Scope:
     """Of the sweeps."""
     caps: str
     hooks: str
-    sizes: str
+    sizes: tuple[int, int]
+    """Of collectives, the first and the last that is measured, in bytes."""
     growth_sizes: str
+    growth_launches: int
     collective_launches: int
 
 
@@ -99,29 +116,33 @@ FULL = Scope(
     launches=6,
     caps=CAPS,
     hooks=HOOKS,
-    sizes="1K:16M",
+    sizes=(1 << 10, 16 << 20),
     growth_sizes="64K:4M",
-    collective_launches=6,
+    growth_launches=6,
+    collective_launches=12,
 )
 QUICK = Scope(
     budget="quick",
     launches=2,
     caps="default,5,100",
     hooks="none,topk:0.01",
-    sizes="4K:4M",
+    sizes=(4 << 10, 4 << 20),
     growth_sizes="256K:1M",
+    growth_launches=2,
     collective_launches=2,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A workload on a link, as ``WORKLOAD[:BATCH]@RATE`` names it."""
+    """A workload on a link, as ``[offloaded-]WORKLOAD[:BATCH]@RATE`` names it."""
 
     name: str
     workload: str
     batch: int | None
     rate: str
+    offloaded: bool = False
+    """Whether ranks sleep where the workload would compute."""
 
     @classmethod
     def parse(cls, name: str) -> Scenario:
@@ -131,18 +152,14 @@ class Scenario:
             InputError: it is none.
         """
         workload, separator, rate = name.rpartition("@")
-        workload, _, batch = workload.partition(":")
+        workload, _, batch = workload.removeprefix(OFFLOADED).partition(":")
         is_rate = rate == "none" or parse_link_rate(rate)
         if not separator or not workload or not is_rate or (batch and not batch.isdecimal()):
             raise InputError(
                 f"The scenario {name!r} is not understood; write one such as mlp@1gbit or resnet18:1@none."
             )
-        return cls(name=name, workload=workload, batch=int(batch) if batch else None, rate=rate)
-
-    @property
-    def options(self) -> list[str]:
-        """What names it to ``train`` and ``tune``."""
-        return ["--workload", self.workload, *([] if self.batch is None else ["--batch", str(self.batch)])]
+        size = int(batch) if batch else None
+        return cls(name=name, workload=workload, batch=size, rate=rate, offloaded=name.startswith(OFFLOADED))
 
 
 # ------------------------------------------------------------------------------------------------------- measuring
@@ -181,6 +198,16 @@ class Runs:
         self._file.write_text(json.dumps(self.done, indent=1) + "\n")
         self.show(f"{name}: {seconds:.0f} s")
 
+    def options(self, scenario: Scenario) -> list[str]:
+        """What names a scenario's workload to ``train`` and ``tune``; of an offloaded one the trace, recorded first."""
+        if not scenario.offloaded:
+            batch = [] if scenario.batch is None else ["--batch", str(scenario.batch)]
+            return ["--workload", scenario.workload, *batch]
+        path = self._folder / f"{scenario.name.rpartition('@')[0]}.json"
+        if not path.exists():
+            offloaded_trace(scenario).save(path)
+        return ["--workload", f"trace:{path}"]
+
     def has(self, name: str) -> bool:
         """Whether such a run was made."""
         return any(entry["command"][-1] == name for entry in self.done)
@@ -190,11 +217,24 @@ class Runs:
         return load_run(self._folder / name)
 
 
+def offloaded_trace(scenario: Scenario) -> Trace:
+    """Record a workload on one core of this machine; as a trace of a GPU it is replayed by sleeping.
+
+    So communication has the cores to itself, and a step takes as long however the machine's neighbours compute.
+    """
+    torch.set_num_threads(1)
+    name = scenario.name.rpartition("@")[0]
+    made = load_workload(scenario.workload, seed=1, rank=0, world_size=HOSTS, batch_size=scenario.batch)
+    trace = record(made.model, made.loss, made.batches, name=name, optimizer=made.optimizer)
+    how = f"{trace.recorded['how']}, on a CPU; called a GPU's so that its computing is slept through"
+    return dataclasses.replace(trace, device="cuda", recorded={**trace.recorded, "how": how})
+
+
 def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
     """The exhaustive sweep, and tuning in the middle of its launches: what drifts meets both."""
     hooks = f"--bucket-cap-mb {scope.caps} --seed 1 --budget {scope.budget}".split()
-    train = ["train", *scenario.options, *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
-    tune = ["tune", *scenario.options, *hooks, "--allow", scope.hooks]
+    train = ["train", *runs.options(scenario), *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
+    tune = ["tune", *runs.options(scenario), *hooks, "--allow", scope.hooks]
     swept = f"train_{scenario.name}"
     runs.make(swept, [*train, str(scope.launches // 2)], rate=scenario.rate)
     steps = next(record.block_steps for record in runs.load(swept).training_records if record.status == "ok")
@@ -212,27 +252,30 @@ def measure_choice(runs: Runs, scenario: Scenario, choice: TrainingCase, best: T
     hooks = ",".join(dict.fromkeys(case.hook_name for case in (choice, best)))
     words = f"--bucket-cap-mb {caps} --hook {hooks} --seed 2 --steps {FRESH_STEPS} --launches {FRESH_LAUNCHES}".split()
     name = f"choice_{scenario.name}"
-    runs.make(name, ["train", *scenario.options, *words, "--confirm-launches", "1"], rate=scenario.rate)
+    runs.make(name, ["train", *runs.options(scenario), *words, "--confirm-launches", "1"], rate=scenario.rate)
     return name
 
 
 def measure_collectives(runs: Runs, rate: str, scope: Scope) -> None:
-    """A dense grid of message sizes on both host backends."""
-    command = ["run", "--backend", "gloo,mpi", "-c", "all_reduce,all_gather", "--sizes", scope.sizes]
+    """Sizes that double, and one between each two, on both host backends."""
+    first, last = scope.sizes
+    doubling = list(itertools.takewhile(lambda size: size < last, (first << i for i in itertools.count())))
+    sizes = ",".join(str(size) for each in doubling for size in (each, each * 3 // 2))
+    command = ["run", "--backend", "gloo,mpi", "-c", "all_reduce,all_gather", "--sizes", f"{sizes},{last}"]
     runs.make(f"sizes_{rate}", [*command, "--launches", str(scope.collective_launches)], rate=rate)
 
 
 def measure_growth(runs: Runs, scope: Scope) -> None:
     """The same collectives on more and more hosts."""
     command = ["run", "--backend", "gloo", "-c", "all_reduce,all_gather", "--sizes", scope.growth_sizes]
-    command += ["--world-sizes", GROWTH_RANKS, "--launches", str(scope.collective_launches)]
+    command += ["--world-sizes", GROWTH_RANKS, "--launches", str(scope.growth_launches)]
     runs.make("growth", command, hosts=int(GROWTH_RANKS.rpartition(",")[2]), rate=GROWTH_RATE)
 
 
 def measure_break_even(runs: Runs, scenario: Scenario, hosts: int, rate: str, densities: Sequence[float]) -> None:
     """Top-k of several densities beside no hook."""
     hooks = ",".join(["none", *(f"topk:{density:g}" for density in densities)])
-    command = ["train", *scenario.options, "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
+    command = ["train", *runs.options(scenario), "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
     name = f"densities_{scenario.workload}_{hosts}hosts_{rate}"
     runs.make(name, [*command, "--launches", "4", "--confirm-launches", "1"], hosts=hosts, rate=rate)
 
@@ -256,8 +299,10 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     interleaved = _interleaved(sweep, swept, tuned)
     found.add("scenarios", scenario.name, "step_ms", "interleaved", interleaved)
     choice = choice_of(recommendation, sweep.baseline.case)
-    fresh = measure_choice(runs, scenario, sweep.find(choice).case, sweep.best.case)
-    regret = sweep.regret(choice, _swept(runs.load(fresh)) if fresh else None)
+    again = measure_choice(runs, scenario, sweep.find(choice).case, sweep.best.case)
+    fresh = _swept(runs.load(again)) if again else None
+    regret = sweep.regret(choice, fresh)
+    gain = speedup_of(fresh.find(sweep.best.case), fresh.baseline) if fresh else None
     default = next(row for row in swept.training_rows if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP)
     held_out = [steps[case] for case in steps if case not in fitted]
     found.judged.append(
@@ -268,11 +313,12 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
             communication=(default.exposed_comm_ms or 0.0) / (default.step_ms or 1.0),
             best=_short(sweep.best.case),
             gain=sweep.gain,
-            gain_ci=(sweep.gain_interval.low - 1, sweep.gain_interval.high - 1) if sweep.gain_interval else None,
+            gain_ci=_less_one(sweep.gain_interval),
+            fresh_gain_ci=_less_one(gain.interval if gain else None),
             choice=_short(choice),
             verdict=recommendation.verdict,
             regret=regret.against_best,
-            regret_ci=(regret.interval.low - 1, regret.interval.high - 1) if regret.interval else None,
+            regret_ci=_less_one(regret.interval),
             regret_fair=regret.fair,
             outcome=regret.outcome,
             steps=recommendation.measured_steps,
@@ -284,6 +330,10 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
             rank_correlation=rank_correlation(list(steps.values())),
         )
     )
+
+
+def _less_one(ratio: Interval | None) -> tuple[float, float] | None:
+    return (ratio.low - 1, ratio.high - 1) if ratio else None
 
 
 def _swept(run: Run) -> Exhaustive:
@@ -310,7 +360,7 @@ def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[Held]:
 
 
 def judge_collectives(found: Findings, runs: Runs, rate: str) -> None:
-    """Hold times at every other size against those predicted from the sizes beside them."""
+    """Hold times at the sizes between against those predicted from the sizes that double."""
     for key, held in held_sizes(runs.load(f"sizes_{rate}").records).items():
         found.add("collectives", f"{key}, {rate}", "time_us", "held_out", held)
 

@@ -4,12 +4,13 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import KIB, MIB
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from laws import COARSE, POWERS, launches_of, one, three, two
 
@@ -87,6 +88,8 @@ def test_intervals_widen_beyond_the_sizes() -> None:
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     """Predict times that are above 0, rise or stay, and have no jump at the ends, whatever was measured."""
     sizes = data.draw(sorted_sizes)
+    # a step between sizes that are all but the same looks like a jump to arithmetic
+    assume(all(larger > 1.0001 * smaller for smaller, larger in pairwise(sorted(sizes))))
     times = data.draw(st.lists(st.floats(0.01, 1e8), min_size=len(sizes), max_size=len(sizes)))
     curve = fit_curve(sizes, [[time] for time in times])
     ends = min(sizes), max(sizes)

@@ -1,9 +1,9 @@
 """Tests of the benchmark that holds predictions and the tuner against everything measured."""
 
-import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,17 +25,15 @@ BENCHMARKS = HERE.parent / "benchmarks"
 
 
 @pytest.fixture
-def findings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def findings(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return benchmarks/model_findings.py as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("model_findings")
+    return load_benchmark("model_findings")
 
 
 @pytest.fixture
-def validate_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def validate_model(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return benchmarks/validate_model.py as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("validate_model")
+    return load_benchmark("validate_model")
 
 
 def judged(findings: ModuleType, **changes: Any) -> Any:
@@ -48,6 +46,7 @@ def judged(findings: ModuleType, **changes: Any) -> Any:
         "best": "topk:0.01 5",
         "gain": 1.0,
         "gain_ci": (0.9, 1.1),
+        "fresh_gain_ci": None,
         "choice": "topk:0.01 5",
         "verdict": "change",
         "regret": 0.0,
@@ -85,8 +84,9 @@ def outcomes(found: Any) -> list[bool]:
         ({"regret": 0.05, "outcome": "not shown"}, [True, True, False]),
         ({"steps": 101}, [True, False, False]),
         ({"gain_ci": (-0.1, 0.2), "verdict": "keep"}, [True, True, True]),
-        ({"gain_ci": None, "verdict": "inconclusive"}, [True, True, True]),
+        ({"gain_ci": None, "verdict": "inconclusive"}, [True, True, False]),
         ({"gain_ci": (0.01, 0.2), "verdict": "change"}, [True, True, False]),
+        ({"gain_ci": (0.01, 0.2), "fresh_gain_ci": (0.03, 0.2), "verdict": "change"}, [True, True, True]),
     ],
 )
 def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], met: list[bool]) -> None:
@@ -177,6 +177,7 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     [
         ("mlp@500mbit", ("mlp", None, "500mbit")),
         ("resnet18:16@none", ("resnet18", 16, "none")),
+        ("offloaded-resnet18:16@none", ("resnet18", 16, "none")),
         ("mlp", None),
         ("mlp:many@1gbit", None),
         ("@1gbit", None),
@@ -191,6 +192,7 @@ def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tu
         return
     found = validate_model.Scenario.parse(name)
     assert expected == (found.workload, found.batch, found.rate)
+    assert name.startswith("offloaded-") == found.offloaded
 
 
 def test_finished_commands_are_not_run_again(
