@@ -1,27 +1,40 @@
-"""What does one call cost the host? The ways to NCCL beside each other, on one rank.
+"""What does one call cost the host? The ways to NCCL beside each other.
 
-``python benchmarks/host_call_cost.py`` queues small operations on a GPU one after the other, without waiting for them,
-and says how long the host takes for each: by NCCL itself and through torch.distributed, in alternating rounds. Exit
-code 0 if the 95 % interval of every operation by NCCL itself ends below 10 us, else 1.
+``python benchmarks/host_call_cost.py`` starts two ranks, which share the GPU where there is only one. They queue small
+collectives one after the other, without waiting for them, and say how long the host takes for each: by NCCL itself and
+through torch.distributed, in alternating rounds, of which the slower rank's counts. Exit code 0 if the 95 % interval of
+every collective by NCCL itself ends below 10 us, else 1.
+
+With ``--ranks 1`` nothing is judged, for NCCL then starts no kernel: of one rank a reduction in place does nothing, and
+all else is a copy.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NoReturn
 
 from rich.table import Table
 
 from commbench.cases import Case
-from commbench.collectives import OPERATIONS
-from commbench.communicators import open_backend
+from commbench.collectives import OPERATIONS, Operation
+from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
-from commbench.control import Control, run_threads
-from commbench.errors import CommbenchError, InputError, UnsupportedError
+from commbench.control import Control, gather_everywhere, run_threads
+from commbench.errors import CommbenchError, InputError, LaunchError, UnsupportedError
+from commbench.launch.launchers import choose_launcher
+from commbench.launch.rank import leave
+from commbench.launch.whoami import identify
 from commbench.options import split_names
 from commbench.preparation import prepare
 from commbench.stats import median, median_interval
@@ -32,17 +45,20 @@ from commbench.timing.loops import quiet_interpreter
 BACKENDS = "nccl,torch-nccl"
 #: Of these the cost is judged.
 JUDGED, MOST_US = "nccl", 10.0
+RANKS = 2
 ELEMENTS = 2
-#: Calls that are queued before anybody waits: fewer than a stream takes before the host has to.
-CALLS = 200
+#: Calls that are queued before anybody waits. Ranks that share a GPU take turns on it, so that each lasts milliseconds.
+CALLS = 20
 ROUNDS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One operation on one backend; the median over rounds of the mean of a round's calls."""
+    """One operation on one backend; the median over rounds of the mean of a round's calls, on the slowest rank."""
 
     backend: str
+    ranks: int
+    ranks_per_gpu: int | None
     operation: str
     rounds: int
     calls: int
@@ -51,13 +67,17 @@ class Row:
     host_us_ci_high: float
 
 
-def queued(communicator: Communicator, operation: str) -> Callable[[], float] | None:
-    """What times one round of an operation, in microseconds a call; None where one rank cannot have it."""
-    entry = OPERATIONS[operation]
+def is_one_call(entry: Operation) -> bool:
+    """Whether an operation is one call of the library on every rank."""
+    return entry.kind == "collective" and entry.moves_data and not entry.overlaps and not entry.algorithm
+
+
+def queued(communicator: Communicator, entry: Operation) -> Callable[[], float] | None:
+    """What times one round of an operation, in microseconds a call; None where the backend cannot have it."""
     case = Case(
         backend=communicator.backend,
-        operation=operation,
-        message_bytes=4 * ELEMENTS,
+        operation=entry.name,
+        message_bytes=4 * ELEMENTS * communicator.size,
         dtype="float32",
         redop="sum" if entry.reduces else None,
         root=0 if entry.rooted else None,
@@ -82,10 +102,10 @@ def queued(communicator: Communicator, operation: str) -> Callable[[], float] | 
 
 
 def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]:
-    """Time every operation that moves data, backends in turn."""
+    """Time every collective, backends in turn, all ranks together; the same rows on every rank."""
     communicators = {name: open_backend(name, control) for name in backends}
-    names = [name for name, entry in OPERATIONS.items() if entry.moves_data and not entry.overlaps]
-    made = {(name, operation): queued(c, operation) for operation in names for name, c in communicators.items()}
+    entries = filter(is_one_call, OPERATIONS.values())
+    made = {(name, entry.name): queued(c, entry) for entry in entries for name, c in communicators.items()}
     timed: dict[tuple[str, str], list[float]] = {key: [] for key, call in made.items() if call}
     for number in range(-1, rounds):  # the first warms up
         for key in sorted(timed, reverse=bool(number % 2)):
@@ -93,16 +113,23 @@ def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]
                 lasted_us = made[key]()  # type: ignore[misc] # None is left out above
             if number >= 0:
                 timed[key].append(lasted_us)
+    of_ranks = gather_everywhere(control, timed)
+    slowest = {
+        key: [max(of_round) for of_round in zip(*(seen[key] for seen in of_ranks), strict=True)] for key in timed
+    }
+    rows = [_row(communicators[backend], operation, seen) for (backend, operation), seen in slowest.items()]
     for communicator in communicators.values():
         communicator.close()
-    return [_row(*key, seen) for key, seen in timed.items()]
+    return rows
 
 
-def _row(backend: str, operation: str, seen: Sequence[float]) -> Row:
+def _row(communicator: Communicator, operation: str, seen: Sequence[float]) -> Row:
     interval = median_interval(seen)
     assert interval is not None  # noqa: S101 - fewer rounds are refused
     return Row(
-        backend=backend,
+        backend=communicator.backend,
+        ranks=communicator.size,
+        ranks_per_gpu=communicator.ranks_per_gpu,
         operation=operation,
         rounds=len(seen),
         calls=CALLS,
@@ -130,26 +157,91 @@ def _cell(row: Row) -> str:
     return f"{row.host_us:.2f} [{row.host_us_ci_low:.2f}, {row.host_us_ci_high:.2f}]"
 
 
+def remark(rows: Sequence[Row]) -> str:
+    """What has to be known about the ranks to read the figures; empty where nothing."""
+    if all(row.ranks == 1 for row in rows):
+        return "Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2."
+    if any((row.ranks_per_gpu or 1) > 1 for row in rows):
+        return "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that send."
+    return ""
+
+
+def start_ranks(options: argparse.Namespace) -> list[Row]:
+    """Measure on ranks of their own.
+
+    Raises:
+        InputError: they cannot be started, or a backend cannot be opened.
+        LaunchError: they ended without a result.
+    """
+    launcher = choose_launcher(oversubscribe=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        program = [__file__, "--backend", options.backend, "--rounds", str(options.rounds), "--found", str(file)]
+        done = subprocess.run(
+            launcher.command(options.ranks, program),
+            env={**os.environ, **launcher.environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not file.exists():
+            last = (done.stderr.strip().splitlines() or ["they say nothing"])[-1]
+            raise LaunchError(f"The ranks ended with status {done.returncode} and without a result: {last}")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if "refusal" in found:
+        raise InputError(found["refusal"])
+    return [Row(**row) for row in found["rows"]]
+
+
+def be_rank(backends: Sequence[str], rounds: int, file: Path) -> NoReturn:
+    """Measure as one of the ranks that were started; rank 0 writes what was found."""
+    identity = identify(os.environ, "rank")
+    control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+    found: dict[str, object]
+    try:
+        found = {"rows": [asdict(row) for row in measure(backends, rounds, control)]}
+    except InputError as error:
+        found = {"refusal": str(error)}
+    if control.rank == 0:
+        file.write_text(json.dumps(found), encoding="utf-8")
+    control.close()
+    leave(0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write the CSV where asked, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default=BACKENDS, help=f"backends (default {BACKENDS})")
+    parser.add_argument("--ranks", type=int, default=RANKS, help=f"how many ranks call (default {RANKS})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})")
     parser.add_argument("--out", type=Path, help="a CSV file for the figures")
+    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the ranks too
     try:
         if options.rounds < 6:  # noqa: PLR2004 - an interval of 95 % needs so many
             raise InputError(f"--rounds {options.rounds} was asked for; give 6 or more.")
+        if options.ranks < 1:
+            raise InputError(f"--ranks {options.ranks} was asked for; give 1 or more.")
         backends = split_names(options.backend) or ()
-        rows = run_threads(1, lambda control: measure(backends, options.rounds, control))[0]
+        if options.found:
+            be_rank(backends, options.rounds, options.found)
+        if options.ranks == 1:
+            rows = run_threads(1, lambda control: measure(backends, options.rounds, control))[0]
+        else:
+            rows = start_ranks(options)
     except CommbenchError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    make_console().print(table(rows))
+    console = make_console()
+    console.print(table(rows))
+    if said := remark(rows):
+        console.print(said, soft_wrap=True)
     if options.out:
         columns = [field.name for field in fields(Row)]
         options.out.write_text(csv_text(rows, columns), encoding="utf-8")
-    return int(any(row.host_us_ci_high >= MOST_US for row in rows if row.backend == JUDGED))
+    judged = [row for row in rows if row.backend == JUDGED and row.ranks > 1]
+    return int(any(row.host_us_ci_high >= MOST_US for row in judged))
 
 
 if __name__ == "__main__":

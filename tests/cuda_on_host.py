@@ -3,25 +3,30 @@
 import atexit
 import ctypes.util
 import hashlib
+import importlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
-from simulated_cupy import Array
+import pytest
 
+MODULE = "commbench.compression.cuda"
 HEADER = Path(__file__).parent / "cuda_on_host.h"
 #: What `launch` in the header hands to every kernel.
 MOST_ARGUMENTS = 12
 #: Few threads in a block, so that a test is quick, but more than one warp.
 THREADS = 64
+#: Blocks that a processor holds of a kernel, by its registers; of all others two.
+RESIDENT = {"divide": 3, "emit": 1}
 #: The header holds one block; hooks select on one thread and add up on others.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -62,9 +67,11 @@ class _Kernel:
     def __init__(self, library: ctypes.CDLL, name: str, launches: Launches) -> None:
         self._library, self._name, self._launches = library, name, launches
         self._address = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+        self.kernel = SimpleNamespace(ptr=name)
 
-    def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, stream: Any) -> None:
         assert all(isinstance(each, (np.uint32, np.uint64)) for each in arguments), "cupy would guess the type"
+        assert isinstance(stream.ptr, int)
         self._launches.append((self._name, grid[0]))
         values = [int(each) for each in arguments]
         words = (ctypes.c_longlong * MOST_ARGUMENTS)(*values)
@@ -72,10 +79,10 @@ class _Kernel:
             self._library.launch(self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words)
 
 
-class _Context:
-    """A device or a stream, which host memory has one of."""
+class _Device:
+    """The one that host memory has."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, _: object = None) -> None:
         self.attributes = {"MultiProcessorCount": 1}
 
     def __enter__(self) -> None:
@@ -85,8 +92,13 @@ class _Context:
         """Come back."""
 
 
+def without_headers(**_: object) -> NoReturn:
+    """What cupy's ``RawModule`` does where CUDA's headers are missing, although the source includes none."""
+    raise RuntimeError("Failed to auto-detect CUDA root directory. Please specify `CUDA_PATH` environment variable.")
+
+
 def simulated(launches: Launches) -> dict[str, ModuleType]:
-    """Modules to put in place of cupy; ``launches`` will hold what was launched."""
+    """Modules to put in place of cupy, without its memory; ``launches`` will hold what was launched."""
 
     class RawModule:
         def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
@@ -95,18 +107,30 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
         def get_function(self, name: str) -> _Kernel:
             return _Kernel(self._library, name, launches)
 
-    def empty(count: int, dtype: str) -> Array:
-        array = np.empty(count, dtype).view(Array)
-        array.view(np.uint8)[:] = 0xAB  # nothing may rest on what was there
-        return array
+    def occupancy(kernel: str, threads: int, _: int) -> int:
+        assert threads in {THREADS, 1024}
+        return RESIDENT.get(kernel, 2)
 
     cuda = ModuleType("cupy.cuda")
-    vars(cuda).update(Device=_Context, ExternalStream=_Context)
+    driver = SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=occupancy)
+    vars(cuda).update(Device=_Device, driver=driver)
     cupy = ModuleType("cupy")
-    vars(cupy).update(
-        cuda=cuda, RawModule=RawModule, empty=empty, zeros=lambda count, dtype: np.zeros(count, dtype).view(Array)
-    )
+    vars(cupy).update(cuda=cuda, RawModule=RawModule)
     return {"cupy": cupy, "cupy.cuda": cuda}
+
+
+@contextmanager
+def installed() -> Iterator[tuple[ModuleType, Launches]]:
+    """Yield ``commbench.compression.cuda`` over such modules, with few threads in a block, and what it launches."""
+    launches = Launches()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in simulated(launches).items():
+            patch.setitem(sys.modules, name, module)
+        patch.delitem(sys.modules, MODULE, raising=False)
+        module = importlib.import_module(MODULE)
+        patch.setattr(module, "THREADS", THREADS)
+        yield module, launches
+        sys.modules.pop(MODULE, None)
 
 
 def find_nvrtc() -> str | None:

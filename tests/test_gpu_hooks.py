@@ -73,26 +73,31 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
             assert torch.equal(found[HOST], found[DEVICE].cpu())
 
 
-@pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "not finite"])
+@pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"])
 def test_any_data(kind: str) -> None:
-    """Agree with the host where elements are equal, zero, in order or not finite."""
+    """Agree with the host where elements are equal, zero, in order, as small as can be or not finite."""
     n, k = 3_000_001, 30_001
     gradient = {
         "all zero": torch.zeros(n),
         "all equal": torch.full((n,), -0.3),
         "few values": torch.arange(n).remainder(5).float(),
         "descending": torch.linspace(1, 0, n),
+        "denormals": torch.arange(n, dtype=torch.int32).remainder(1001).view(torch.float32),
         "not finite": torch.ones(n).index_fill(0, torch.tensor([12345]), torch.nan),
     }[kind]
-    payloads, residuals = [], []
+    before = gradient.flip(0) if kind == "denormals" else torch.ones(n)
+    payloads, residuals, sums = [], [], []
     for device in (HOST, DEVICE):
         selector = selectors.make_selector(n, k, "float32", fast=True, device=device)
-        payload, residual = torch.zeros(8 * k, dtype=torch.uint8, device=device), torch.ones(n, device=device)
+        payload, residual = torch.zeros(8 * k, dtype=torch.uint8, device=device), before.clone().to(device)
         selector.encode(gradient.clone().to(device), residual, payload, out_residual=residual, step=7)
+        selector.add(payload, total := before.clone().to(device))
         payloads.append(payload.cpu())
         residuals.append(residual.cpu())
+        sums.append(total.cpu().nan_to_num(nan=-1.0))
     assert torch.equal(*payloads)
     assert torch.equal(*residuals)
+    assert torch.equal(*sums)
 
 
 def test_the_stream_under_way_is_used() -> None:
@@ -120,6 +125,7 @@ def make_model(device: Any) -> Any:
 
 
 @pytest.mark.usefixtures("_nccl")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_steps_are_as_on_the_host(name: str) -> None:
     """Train some steps on the GPU, where no hook may wait for it, and on the host, to the same parameters."""

@@ -1,6 +1,7 @@
 """Hooks on the way that a GPU's gradients take, on Gloo ranks: as right as on the host, and never asking a tensor."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import cuda_on_host
 import pytest
 from launching import found_by, run_gloo_ranks
+from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
 
-from commbench.errors import InputError  # noqa: E402 - needs torch
+from commbench.ddp import session  # noqa: E402 - needs torch
+from commbench.errors import InputError  # noqa: E402 - as above
 from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
 from commbench.hooks.comm_stream import CommStream  # noqa: E402
 from commbench.hooks.feedback import is_finite, put, spoil  # noqa: E402
@@ -136,6 +139,86 @@ def test_kernels_need_a_gpu_of_nvidia_and_cupy(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(torch.version, "cuda", version)
         assert wanted == selectors.has_kernels(torch.device(device))
     assert ["cupy"] == looked
+
+
+HOST = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
+    """Kernels that are compiled for the host, whose memory is the host's, too; what is launched."""
+    monkeypatch.setattr(selectors, "stream_of", lambda _: 7)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with cuda_on_host.installed() as (_, launches):
+        yield launches
+
+
+@needs_compiler
+def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Launches) -> None:
+    """Leave nothing to be compiled or loaded in a step."""
+    selectors._prepare_kernels(HOST)
+    assert set(sys.modules[cuda_on_host.MODULE].KERNELS) == {name for name, _ in cuda}
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+def test_nothing_need_be_kept() -> None:
+    """Send the same where no residual is wanted."""
+    gradient = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    payloads = []
+    for keeps in (True, False):
+        selector, payload = selectors.CudaSelector(3000, 70, "float32", HOST), torch.zeros(560, dtype=torch.uint8)
+        rest = torch.zeros(3000) if keeps else None
+        selector.encode(gradient.clone(), None, payload, out_residual=rest, step=0)
+        payloads.append(payload)
+    assert payloads[0].any()
+    assert torch.equal(*payloads)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("lacks", ["cupy", "headers"])
+def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    """Say what cupy says, what to install, and what does without."""
+    if lacks == "headers":
+        monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
+    else:
+        sys.modules.pop(cuda_on_host.MODULE)
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(InputError) as caught:
+        selectors._prepare_kernels(HOST)
+    said = str(caught.value)
+    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[lacks] in said
+    assert said.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "is_used"),
+    [
+        (("none", "passthrough", "randomk:0.1", "local"), False),
+        (("none", "topk:0.1:selection=exact"), False),
+        (("topk:0.1:selection=exact", "topk:0.1"), True),
+        (("topk:0.1:values=float16",), True),
+    ],
+)
+def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool) -> None:
+    """Compile for the device that trains, and for no other; say what selects there."""
+    compiled: list[Any] = []
+    monkeypatch.setattr(selectors, "prepare", compiled.append)
+    monkeypatch.setattr(selectors, "has_kernels", lambda _: False)
+    cases = [make_training_case(hook, backend="nccl") for hook in hooks]
+    gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
+    session.compile_hooks(cases, gpu.torch_device)
+    assert ([gpu.torch_device] if is_used else []) == compiled
+    assert ("torch.topk" if is_used else None) == session.fast_selection(cases, gpu)
+
+
+def test_what_selects_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the library that compiles, or torch's function."""
+    assert "numba" == selectors.fast_selection(HOST)
+    for has_kernels, name in ((True, "cupy"), (False, "torch.topk")):
+        monkeypatch.setattr(selectors, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
+        assert name == selectors.fast_selection(torch.device("cuda"))
 
 
 def test_indices_stay_on_the_host_for_a_host() -> None:

@@ -39,6 +39,22 @@ constexpr unsigned ONE_HALF = 0x3f000000u;
 constexpr unsigned REBIAS = 112u << 23;
 constexpr unsigned LARGEST_HALF = 0x7bffu, HALF_INFINITY = 0x7c00u, HALF_SIGN = 0x8000u;
 
+// cupy compiles with -ftz=true, after all options of ours: denormals then count as zero in every operation, and what is
+// neither sent nor kept would be lost. What is added up here keeps them, and what is compared are bits.
+#ifdef __CUDACC__
+__device__ float plus(float a, float b) {
+    float sum;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+    return sum;
+}
+
+__device__ float minus(float a, float b) {
+    float difference;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(a), "f"(b));
+    return difference;
+}
+#endif
+
 struct State {
     unsigned ticket;  // blocks that have finished the kernel under way
     unsigned finite;  // whether all elements are
@@ -72,20 +88,22 @@ __device__ void load(float (&sums)[ROWS], const float *gradient, const float *re
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned i = start + row * WARP + lane();
-        if (i < n) sums[row] += residual[i];
+        if (i < n) sums[row] = plus(sums[row], residual[i]);
     }
 }
 
 // Whether all other blocks have finished what they do in this kernel: true in one block.
 __device__ bool is_last(State *state) {
     __shared__ unsigned ticket;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) ticket = atomicAdd(&state->ticket, 1u);
+    if (threadIdx.x == 0) {  // its fences stand for the whole block, which it has waited for and which waits for it
+        __threadfence();
+        ticket = atomicAdd(&state->ticket, 1u);
+        __threadfence();
+    }
     __syncthreads();
     if (ticket != gridDim.x - 1) return false;
     if (threadIdx.x == 0) state->ticket = 0;
-    __threadfence();
     return true;
 }
 
@@ -248,11 +266,17 @@ __device__ int compare(unsigned mark, unsigned level) {
     return digits > level ? 1 : digits == level ? 0 : -1;
 }
 
+// How many chunks one thread adds up at the end of tally.
+__device__ unsigned chunks_of_a_thread(unsigned chunks) { return (chunks + THREADS - 1) / THREADS; }
+
+// Where the total of a chunk is: the first chunks of all threads are side by side, then their second ones.
+__device__ unsigned place_of(unsigned chunk, unsigned each) { return chunk % each * THREADS + chunk / each; }
+
 // `before` becomes what there is in all chunks before each: larger elements, and in the high half equal ones.
 extern "C" __global__ void __launch_bounds__(THREADS)
 tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsigned long long *before) {
     if (!state->finite) return;
-    const unsigned level = state->low & REST, chunks = chunks_of(n);
+    const unsigned level = state->low & REST, chunks = chunks_of(n), each = chunks_of_a_thread(chunks);
     for (unsigned chunk = first_chunk(); chunk < chunks; chunk = next_chunk(chunk)) {
         const unsigned count = counts[chunk];
         unsigned larger = 0, equal = 0;
@@ -262,18 +286,18 @@ tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsi
             larger += __popc(__ballot_sync(ALL_LANES, order > 0));
             equal += __popc(__ballot_sync(ALL_LANES, order == 0));
         }
-        if (lane() == 0) before[chunk] = static_cast<unsigned long long>(equal) << 32 | larger;
+        if (lane() == 0) before[place_of(chunk, each)] = static_cast<unsigned long long>(equal) << 32 | larger;
     }
     if (!is_last(state)) return;
     volatile unsigned long long *all = before;
-    const unsigned each = (chunks + THREADS - 1) / THREADS, first = threadIdx.x * each;
-    const unsigned end = first + each < chunks ? first + each : chunks;
+    const unsigned first = threadIdx.x * each, left = first < chunks ? chunks - first : 0;
+    const unsigned end = (left < each ? left : each) * THREADS;
     unsigned long long own = 0;
-    for (unsigned chunk = first; chunk < end; ++chunk) own += all[chunk];
+    for (unsigned place = threadIdx.x; place < end; place += THREADS) own += all[place];
     unsigned long long sum = sum_before(own);
-    for (unsigned chunk = first; chunk < end; ++chunk) {
-        const unsigned long long here = all[chunk];
-        all[chunk] = sum;
+    for (unsigned place = threadIdx.x; place < end; place += THREADS) {
+        const unsigned long long here = all[place];
+        all[place] = sum;
         sum += here;
     }
 }
@@ -329,8 +353,10 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long
     const unsigned wanted = k - larger < equal ? k - larger : equal;
     const unsigned first = equal != 0 ? step % equal * wanted % equal : 0;
     const unsigned before_me = (1u << lane()) - 1;
-    for (unsigned chunk = first_chunk(); finite && chunk < chunks_of(n); chunk = next_chunk(chunk)) {
-        unsigned next = static_cast<unsigned>(before[chunk]), number = static_cast<unsigned>(before[chunk] >> 32);
+    const unsigned chunks = chunks_of(n), each = chunks_of_a_thread(chunks);
+    for (unsigned chunk = first_chunk(); finite && chunk < chunks; chunk = next_chunk(chunk)) {
+        const unsigned long long all_before = before[place_of(chunk, each)];
+        unsigned next = static_cast<unsigned>(all_before), number = static_cast<unsigned>(all_before >> 32);
         const unsigned count = counts[chunk];
         for (unsigned i = 0; i < count; i += WARP) {
             const unsigned mark = i + lane() < count ? __float_as_uint(marks[chunk * CHUNK + i + lane()]) : 0;
@@ -346,7 +372,7 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long
             if (slot < k) {
                 const unsigned element = chunk * CHUNK + mark % CHUNK;
                 const float value = rest[element];
-                rest[element] = value - put(payload, k, slot, element, value, halves);
+                rest[element] = minus(value, put(payload, k, slot, element, value, halves));
             }
             next += __popc(above);
             number += __popc(same);
@@ -369,8 +395,8 @@ add(const unsigned *payload, unsigned n, unsigned k, unsigned halves, float *int
                                    : reinterpret_cast<const float *>(payload + k)[slot];
         if (element >= n) {
             into[slot] = __uint_as_float(NOT_A_NUMBER);
-        } else if (value != 0.0f) {
-            into[element] += value;
+        } else if (magnitude(value) != 0) {
+            into[element] = plus(into[element], value);
         }
     }
 }

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from commbench.errors import InputError
 from commbench.hooks.feedback import put
 from commbench.training.message import INDEX_BYTES, Values
 
@@ -100,12 +101,13 @@ class NativeSelector:
 
 
 class CudaSelector:
-    """The CUDA kernels of `commbench.compression`, on a GPU's memory."""
+    """The CUDA kernels of `commbench.compression`, on a GPU's memory, all of which is torch's."""
 
     def __init__(self, n: int, k: int, values: Values, device: torch.device) -> None:
-        from commbench.compression.cuda import CudaTopK
+        from commbench.compression.cuda import CudaTopK, scratch_bytes
 
-        self._selector = CudaTopK(n, k, value_dtype=values, device=device.index, stream=stream_of(device))
+        self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
+        self._selector = CudaTopK(n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index)
 
     def encode(
         self,
@@ -117,11 +119,12 @@ class CudaSelector:
         step: int,
     ) -> None:
         """As `Selector.encode`."""
+        sums = torch.empty_like(gradient) if out_residual is None else out_residual
         self._selector.encode(
             gradient.data_ptr(),
             0 if residual is None else residual.data_ptr(),
             payload.data_ptr(),
-            out_residual=0 if out_residual is None else out_residual.data_ptr(),
+            out_residual=sums.data_ptr(),
             step=step,
             stream=stream_of(gradient.device),
         )
@@ -141,15 +144,45 @@ def make_selector(n: int, k: int, values: Values, *, fast: bool, device: torch.d
 
 
 def prepare(device: torch.device) -> None:
-    """Compile what `make_selector` makes for a device, so that no step has to wait for it."""
+    """Compile what `make_selector` makes for a device, or load it from a cache, so that no step has to wait for it.
+
+    Raises:
+        InputError: it cannot be compiled; the sentence says what is missing.
+    """
     if device.type == "cpu":
         from commbench.compression.selection import prepare as prepare_host
 
         prepare_host()
     elif has_kernels(device):
-        from commbench.compression.cuda import prepare as prepare_device
+        _prepare_kernels(device)
 
-        prepare_device(device.index, stream_of(device))
+
+def _prepare_kernels(device: torch.device) -> None:
+    """Compile the CUDA kernels and launch each once: the driver may load them no sooner."""
+    try:
+        selector = CudaSelector(4, 2, "float32", device)
+    except Exception as error:  # cupy has many ways to say that it lacks a library or CUDA's headers
+        said = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"Hook topk selects on this GPU by kernels that cupy cannot compile ({said:.200}): "
+            f"pip install '{cupy_wheel()}', or give the hook selection=exact."
+        ) from error
+    elements = torch.ones(4, device=device)
+    payload = torch.zeros(16, dtype=torch.uint8, device=device)
+    selector.encode(elements, None, payload, out_residual=None, step=0)
+    selector.add(payload, elements)
+
+
+def cupy_wheel() -> str:
+    """The package of cupy for torch's CUDA, with the compiler and the headers that it needs."""
+    return f"cupy-cuda{str(torch.version.cuda).partition('.')[0]}x[ctk]"
+
+
+def fast_selection(device: torch.device) -> str:
+    """What selects on a device where ``selection=fast`` is asked for: ``numba``, ``cupy`` or ``torch.topk``."""
+    if device.type == "cpu":
+        return "numba"
+    return "cupy" if has_kernels(device) else "torch.topk"
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -39,8 +39,8 @@ class TopK(FeedbackHook):
 
     Args:
         density: k/n.
-        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or where there is none,
-            torch.topk selects. All send exactly k elements and none smaller than one left out.
+        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU without
+            cupy, torch.topk selects. All send exactly k elements and none smaller than one left out.
         values: the type values travel in; what float16 rounds off stays in the residual.
         scope: what is selected over. With ``bucket`` the result depends on the bucket size.
         dense_below: tensors of fewer elements are sent whole.
