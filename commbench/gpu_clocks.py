@@ -20,6 +20,8 @@ _REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
+#: The reason that "may be also reported during PState or clock change" (nvml.h), and those it comes with otherwise.
+_SLOWDOWN_BIT, _CAUSES = 0x8, 0x40 | 0x80
 #: nvmlPerfPolicyType_t (nvml.h): what counts the nanoseconds in which it has held the clock back.
 _LIMITS = {0: "power cap", 1: "heat", 3: "board limit"}
 _SM_CLOCK = 1
@@ -71,9 +73,17 @@ def clocks_between(gpus: Iterable[tuple[Reading, Reading]]) -> Clocks | None:
     seen = [reading.sm_MHz for pair in pairs for reading in pair if reading.sm_MHz is not None]
     if not pairs:
         return None
-    slowed = {name for pair in pairs for reading in pair for bit, name in _REASONS.items() if reading.reasons & bit}
+    slowed: set[str] = set()
     for before, after in pairs:
+        slowed |= {name for bit, name in _REASONS.items() if _reasons(before, after) & bit}
         slowed |= {name for name, held_ns in after.held_ns.items() if held_ns > before.held_ns.get(name, held_ns)}
     return Clocks(
         sm_low_MHz=min(seen, default=None), sm_high_MHz=max(seen, default=None), slowed_by=tuple(sorted(slowed))
     )
+
+
+def _reasons(before: Reading, after: Reading) -> int:
+    """The bits of either reading; a slowdown that one has alone and without a cause is a clock being changed."""
+    either, both = before.reasons | after.reasons, before.reasons & after.reasons
+    caused = any(reading.reasons & _SLOWDOWN_BIT and reading.reasons & _CAUSES for reading in (before, after))
+    return either if caused or both & _SLOWDOWN_BIT else either & ~_SLOWDOWN_BIT

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 from commbench.nvml import Nvml
@@ -25,6 +25,8 @@ _PEER_STATUS = {
     4: "disabled",
     5: "not supported",
 }
+#: nvmlGpuTopologyLevel_t in the words of nvidia-smi; 0 is two GPUs of one board, behind its switch.
+_PCI_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _READ, _SM_CLOCK = 0, 1
 _PORTS = {
     "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
@@ -37,21 +39,22 @@ Links = dict[tuple[int, int], str]
 
 
 def gpu_ports(addresses: Sequence[str]) -> list[dict[str, Any]]:
-    """The highest clock and the links of each GPU; all None where NVML does not tell.
+    """The name, the highest clock and the links of each GPU; all None where NVML does not tell.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
 
     Returns:
-        ``sm_clock_max_MHz``; ``pcie_generation`` and ``pcie_width`` (lanes), which an idle GPU may lower, and what both
-        can be at most; ``nvlink_version`` of its first active link, as text.
+        ``name``; ``sm_clock_max_MHz``; ``pcie_generation`` and ``pcie_width`` (lanes), which an idle GPU may lower, and
+        what both can be at most; ``nvlink_version`` of its first active link, as text.
     """
     nvml = Nvml.start() if addresses else None
     if nvml is None:
-        return [dict.fromkeys(("sm_clock_max_MHz", *_PORTS, "nvlink_version"), None) for _ in addresses]
+        return [dict.fromkeys(("name", "sm_clock_max_MHz", *_PORTS, "nvlink_version"), None) for _ in addresses]
     handles = [nvml.device(address) for address in addresses]
     return [
         {
+            "name": nvml.ask("nvmlDeviceGetName", handle),
             "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
             **{name: nvml.ask(function, handle) for name, function in _PORTS.items()},
             "nvlink_version": _nvlink_version(nvml, handle),
@@ -76,6 +79,19 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
         ]
         for place, one in gpus
     ]
+
+
+def pci_links(addresses: Sequence[str]) -> Links:
+    """The PCI path of each pair of GPUs in nvidia-smi's words, both ways round, of those that NVML tells."""
+    nvml = Nvml.start()
+    if nvml is None:
+        return {}
+    handles = [nvml.device(address) for address in addresses]
+    levels = {
+        (one, other): nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
+        for one, other in permutations(range(len(handles)), 2)
+    }
+    return {pair: _PCI_LEVELS[level] for pair, level in levels.items() if level in _PCI_LEVELS}
 
 
 def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a handle

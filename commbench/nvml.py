@@ -31,11 +31,20 @@ class Nvml:
         return answer.decode() if isinstance(answer, bytes) else answer
 
     def devices(self) -> list[Any]:
-        """The handles of all GPUs."""
-        count = self.ask("nvmlDeviceGetCount") or 0
-        handles = [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-        return [handle for handle in handles if handle is not None]
+        """The handles of all GPUs; None for one that does not answer."""
+        return [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(self.ask("nvmlDeviceGetCount") or 0)]
+
+    def addresses(self) -> list[str | None]:
+        """Their PCI addresses as Linux writes them, ``0000:17:00.0``; None where one is not told."""
+        answers = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
+        return [_address(getattr(answer, "busId", None)) for answer in answers]
 
     def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
         """The handle of the GPU at a PCI address, ``0000:17:00.0``; None where there is none."""
         return self.ask("nvmlDeviceGetHandleByPciBusId", address.encode())
+
+
+def _address(bus_id: bytes | str | None) -> str | None:
+    """As Linux writes it: NVML gives the domain eight digits, Linux four, and in small letters."""
+    domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest else None

@@ -14,6 +14,7 @@ class SimulatedNvml:
     """The module ``pynvml`` on a host with GPUs at ``addresses``, which are their handles.
 
     Each of the readings is used once, the last one for ever. ``violations_ns``: by policy; others are not counted.
+    ``energy_mJ``: by GPU; others have no counter. ``lost``: GPUs that do not answer, which may change.
     """
 
     #: A bug of nvidia-ml-py: the constant is a tuple, which the function does not take.
@@ -26,11 +27,15 @@ class SimulatedNvml:
         clocks_MHz: Sequence[float] = (1980,),  # noqa: N803 - a unit
         reasons: Sequence[int] = (0,),
         violations_ns: Mapping[int, Sequence[int]] | None = None,
+        energy_mJ: Mapping[str, Sequence[int]] | None = None,  # noqa: N803 - a unit
+        lost: Sequence[str] = (),
         old_driver: bool = False,
     ) -> None:
         self.addresses = list(addresses)
+        self.lost = list(lost)
         self._readings = {"clock": list(clocks_MHz), "reasons": list(reasons)}
         self._readings |= {f"policy {policy}": list(values) for policy, values in (violations_ns or {}).items()}
+        self._readings |= {f"energy {gpu}": list(values) for gpu, values in (energy_mJ or {}).items()}
         self._old_driver = old_driver
 
     def _next(self, name: str) -> float:
@@ -41,6 +46,34 @@ class SimulatedNvml:
 
     def nvmlInit(self) -> None:  # noqa: N802 - the library's name, here and below
         """Start."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """All GPUs, also those that are lost."""
+        return len(self.addresses)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        """Find a GPU, unless it is lost."""
+        if self.addresses[index] in self.lost:
+            raise NotSupportedError
+        return self.addresses[index]
+
+    def nvmlDeviceGetName(self, _handle: str) -> bytes:  # noqa: N802
+        """What it is called."""
+        return b"NVIDIA H100"
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        """Its address, with a domain of eight digits."""
+        return SimpleNamespace(busId=f"0000{handle}".upper().encode())
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:  # noqa: N802
+        """The first two GPUs are behind one switch, others on another processor."""
+        return 10 if {one, other} <= set(self.addresses[:2]) else 50
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
+        """Thousandths of a joule since the driver was loaded."""
+        if handle in self.lost:
+            raise NotSupportedError
+        return int(self._next(f"energy {handle}"))
 
     def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> str:  # noqa: N802
         """Find a GPU."""

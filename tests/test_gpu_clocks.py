@@ -29,6 +29,10 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
         ({"reasons": [0x1, 0x2]}, ()),  # idle before, clocks that someone has set after
         ({"reasons": [0x1, 0x4]}, ("power cap",)),
         ({"reasons": [0x8 | 0x40, 0x20]}, ("hardware slowdown", "heat", "heat, by hardware")),
+        ({"reasons": [0x0, 0x8 | 0x80]}, ("hardware slowdown", "power brake")),
+        ({"reasons": [0x8, 0x8]}, ("hardware slowdown",)),
+        ({"reasons": [0x8, 0x0]}, ()),  # a clock being changed, as nvml.h warns
+        ({"reasons": [0x8, 0x40]}, ("heat, by hardware",)),
         ({"reasons": [0x80, 0x10]}, ("power brake", "sync boost")),
         ({"reasons": [0x4], "old_driver": True}, ("power cap",)),
         ({"violations_ns": {0: [10, 10], 1: [5, 5]}}, ()),
@@ -39,7 +43,10 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
 def test_what_slows_a_gpu_is_named(
     monkeypatch: pytest.MonkeyPatch, readings: dict[str, Any], slowed_by: tuple[str, ...]
 ) -> None:
-    """Name what was active at either reading or counted in between, but not that there is nothing to do."""
+    """Name what was active at either reading or counted in between, but not that there is nothing to do.
+
+    A slowdown counts with its cause or at both readings.
+    """
     found = between(monkeypatch, **readings)
     assert found is not None
     assert slowed_by == found.slowed_by

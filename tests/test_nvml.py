@@ -33,6 +33,6 @@ def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pynvml", library)
     nvml = Nvml.start()
     assert nvml is not None
-    assert ["gpu0", "gpu2"] == nvml.devices()
+    assert ["gpu0", None, "gpu2"] == nvml.devices()
     assert ("0000:17:00.0", None) == (nvml.device("0000:17:00.0"), nvml.device("0000:18:00.0"))
     assert ("name of gpu0", None) == (nvml.ask("nvmlDeviceGetName", "gpu0"), nvml.ask("nvmlDeviceGetUUID", "gpu0"))

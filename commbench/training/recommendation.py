@@ -12,7 +12,7 @@ import numpy as np
 
 from commbench import stats
 from commbench.stats import MARGIN
-from commbench.summary import launch_flags
+from commbench.summary import condition_flags, launch_flags
 from commbench.training.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
 from commbench.training.effort import exhaustive_steps, measured_steps, steps_of, surer
@@ -211,8 +211,8 @@ def recommend(
     Args:
         records: of the run, all phases.
         info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
-            ``launches``, ``oversubscribed``, ``emulated``, and ``first_look``: after so many fresh launches it was
-            looked whether they decide, so that more of them are a second look.
+            ``launches``, ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``: after so many fresh
+            launches it was looked whether they decide, so that more of them are a second look.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
@@ -370,7 +370,7 @@ class _Decision:
         return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
 
     def _doubts(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
-        emulated = self.info.get("emulated") or (self.info.get("environment") or {}).get("emulated")
+        where = condition_flags(self.group.case.backend, self.info)
         members = [one for one in (self.group.baseline, best) if one]
         humps = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
         few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
@@ -378,7 +378,8 @@ class _Decision:
             few: 1 < launches < stats.fewest_launches(level),
             "launches fall in two humps, and a training is one launch": humps,
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
-            "the network was emulated": bool(emulated),
+            "the network was emulated": "emulated" in where,
+            "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
         }
         if self.fresh and self.group.baseline:
             unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}

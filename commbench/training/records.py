@@ -95,6 +95,9 @@ class TrainingRecord:
     """Steps that the gradient scaler left out, of all blocks."""
     peak_memory_bytes: int | None = None
     energy_J: float | None = None  # noqa: N815 - a unit
+    """Of one step, on all hosts that train together; None where it was not measured."""
+    energy_of: str = ""
+    """See `commbench.records.Record.energy_of`."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
@@ -137,7 +140,7 @@ class TrainingRow:
     world_size: int | None = column("ranks that trained")
     nodes: int | None = column("hosts of the launch")
     ranks_per_node: int | None = column("most ranks on one host")
-    ranks_per_gpu: int | None = column("most ranks on one GPU")
+    ranks_per_gpu: int | None = column("most ranks on one physical GPU")
     threads_per_rank: int | None = column("compute threads of a rank")
     seed: int | None = column("seed of the run; launch i trains with seed + i")
     precision: str = column("fp32, amp-bf16 or amp-fp16", "")
@@ -189,7 +192,7 @@ class TrainingRow:
     peak_memory_MB: float | None = column(  # noqa: N815 - a unit
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
     )
-    energy_J: float | None = column("energy of one step")  # noqa: N815 - a unit
+    energy_J: float | None = column("energy of one step, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     flags: str = column("doubts about the row, separated by ;", "")

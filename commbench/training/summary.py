@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.cases import DEVICE_BACKENDS
 from commbench.records import FLAGS
+from commbench.sharing import ranks_per_gpu
 from commbench.stats import MARGIN
-from commbench.summary import is_wide, launch_flags, ordered
+from commbench.summary import condition_flags, is_wide, launch_flags, metered, ordered
 from commbench.training.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
 from commbench.training.records import TRAINING_FLAGS, Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.training.trained import (
@@ -42,6 +42,11 @@ FEWEST_STEPS = 3
 
 
 def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> list[TrainingRow]:
+    """One row per configuration of the sweep, in the order of `keyed_training_rows`."""
+    return list(keyed_training_rows(records, info).values())
+
+
+def keyed_training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, TrainingRow]:
     """One row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
 
     Args:
@@ -69,7 +74,14 @@ def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) ->
             rows[one.case] = dataclasses.replace(row, flags=";".join(_flags(one, row, doubts, info)))
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {one.case for one in baselines.values() if one}
-    return [rows[case] for case in sorted(rows, key=lambda case: _order(case, first))]
+    return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
+
+
+def training_energy_kinds(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, str]:
+    """What the energy of each configuration counts, of those that have one; also of the step without DDP."""
+    told = {one.case: metered(one.timed.values()) for one in swept(records).values()}
+    found = {case: energy_of for case, (joules, energy_of) in told.items() if joules is not None}
+    return found | {case: found[other] for case, other in _stand_ins(info).items() if other in found}
 
 
 def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
@@ -158,8 +170,8 @@ def _identity(case: TrainingCase, info: Mapping[str, Any]) -> dict[str, Any]:
     asked = dataclasses.asdict(case)
     del asked["phase"]
     stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "seed")}
-    shared = info.get("ranks_per_gpu") if case.backend in DEVICE_BACKENDS else None
-    return {"run_id": str(info.get("run_id", "")), **asked, **stated, "ranks_per_gpu": shared}
+    stated["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
+    return {"run_id": str(info.get("run_id", "")), **asked, **stated}
 
 
 def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
@@ -199,7 +211,7 @@ def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
     return {name: median_known(getattr(record, name) for record in timed) for name in names} | {
         "sent_MB_per_step": _scaled(median_known(record.sent_bytes for record in timed)),
         "dense_MB_per_step": _scaled(median_known(record.dense_bytes for record in timed)),
-        "energy_J": median_known(record.energy_J for record in timed),
+        "energy_J": metered(timed)[0],
         "ranks_agree": all(agree) if agree else None,
         "skipped_steps": sum(record.skipped_steps for record in timed) if timed else None,
         "peak_memory_MB": max(memory) / MB if memory else None,
@@ -273,21 +285,19 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, 
     if not timed:
         return []
     seen = Counter(flag for record in timed for flag in set(record.flags))
-    emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
         "bimodal": 2 * sum(stats.is_bimodal(record.step_ms) for record in timed) >= len(timed),
         "unsteady": 2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed),
         "oversubscribed": bool(info.get("oversubscribed")),
-        "emulated": bool(emulated),
-        "shared_gpu": (row.ranks_per_gpu or 0) > 1,
         "traffic": _is_odd(timed),
         "layout": _is_laid_out_otherwise(one, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
     raised = {flag for flag, is_raised in judged.items() if is_raised}
-    return ordered(seen.keys() | raised | doubts | launch_flags(list(one.steps_ms.values())), [*FLAGS, *TRAINING_FLAGS])
+    raised |= condition_flags(row.backend, info) | launch_flags(list(one.steps_ms.values()))
+    return ordered(seen.keys() | raised | doubts, [*FLAGS, *TRAINING_FLAGS])
 
 
 def _is_laid_out_otherwise(one: Trained, info: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from commbench.report.figures.axes import (
 from commbench.report.figures.drawing import Drawing, draw, slug
 from commbench.report.figures.settings import Group, groups, setting_name
 from commbench.report.figures.words import left_out, listed, prefixes, sentences
+from commbench.report.state import counted_energy
 from commbench.store import Run
 from commbench.training.records import TrainingRow
 from commbench.units import format_size, three_digits
@@ -31,24 +32,33 @@ _MOST_BARS = 16
 
 Curves = dict[str, dict[int, float]]
 """Joules of one operation by size, by series."""
+Bars = dict[str, TrainingRow]
+"""Settings by name."""
 
 
 def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """A figure for each operation and each workload with energy; nothing where none was measured."""
-    made = [_of_operation(operation, curves) for operation in OPERATIONS if (curves := curves_of(runs, operation))]
-    return made + [_of_training(group, bars) for group in groups(runs) if (bars := bars_of(group))]
+    """A figure for each operation and each workload with energy, and for each that counts something else."""
+    of_operations = [
+        _of_operation(operation, energy_of, curves)
+        for operation in OPERATIONS
+        for energy_of, curves in curves_of(runs, operation).items()
+    ]
+    return of_operations + [
+        _of_training(group, energy_of, bars) for group in groups(runs) for energy_of, bars in bars_of(group).items()
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ collectives
 
 
-def curves_of(runs: Sequence[Run], operation: str) -> Curves:
-    """The energy of an operation over its size, by run, backend, pattern and data type."""
-    found: Curves = {}
+def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
+    """The energy of an operation over its size, by what it counts, then by run, backend, pattern and data type."""
+    found: dict[str, Curves] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         for row in run.rows:
             if row.operation == operation and row.status == "ok" and row.energy_J is not None and row.message_bytes:
-                found.setdefault(prefix + _name(row), {})[row.message_bytes] = row.energy_J
+                curves = found.setdefault(run.energy_of[row], {})
+                curves.setdefault(prefix + _name(row), {})[row.message_bytes] = row.energy_J
     return found
 
 
@@ -57,16 +67,16 @@ def _name(row: Row) -> str:
     return " ".join(filter(None, (*words, row.dtype or "")))
 
 
-def _of_operation(operation: str, curves: Curves) -> Drawing:
+def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:
     shown = dict(list(curves.items())[:MOST_SERIES])
     value, size, name = min((value, size, name) for name, points in curves.items() for size, value in points.items())
     return draw(
-        lambda figure: paint_curves(figure, shown),
-        name=slug("energy", operation),
+        lambda figure: paint_curves(figure, shown, energy_of),
+        name=slug("energy", operation, energy_of),
         section="energy",
         title=f"Energy of {operation} over message size",
         caption=sentences(
-            "Energy of one operation, of all that was metered (lower is better).",
+            f"Energy of one operation, of {counted_energy(energy_of)} (lower is better).",
             f"Least: {three_digits(value)} J at {format_size(size)} ({name}).",
             left_out(list(curves), MOST_SERIES),
         ),
@@ -75,40 +85,44 @@ def _of_operation(operation: str, curves: Curves) -> Drawing:
     )
 
 
-def paint_curves(figure: Figure, curves: Curves) -> None:
+def paint_curves(figure: Figure, curves: Curves, energy_of: str) -> None:
     """One line a series, both axes logarithmic."""
     axes = figure.subplots()
     for place, (name, points) in enumerate(curves.items()):
         plot_series(axes, {size: Estimate(value=value) for size, value in points.items()}, name, look(place))
     byte_axis(axes, [size for points in curves.values() for size in points])
     log_axis(axes.yaxis)
-    axes.set(xlabel="message size", ylabel="energy, J")
+    axes.set(xlabel="message size", ylabel=f"energy, of {counted_energy(energy_of)}, J")
     legend(figure, axes)
 
 
 # --------------------------------------------------------------------------------------------------------- training
 
 
-def bars_of(group: Group) -> dict[str, TrainingRow]:
-    """The settings of which the energy of a step is known."""
-    return {
-        trial.prefix + setting_name(row): row for trial in group.trials for row in trial.ok if row.energy_J is not None
-    }
+def bars_of(group: Group) -> dict[str, Bars]:
+    """The settings of which the energy of a step is known, by what it counts."""
+    found: dict[str, Bars] = {}
+    for trial in group.trials:
+        for row in trial.ok:
+            if row.energy_J is not None:
+                found.setdefault(trial.run.energy_of[row], {})[trial.prefix + setting_name(row)] = row
+    return found
 
 
-def _of_training(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
+def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:
     ranked = dict(sorted(bars.items(), key=lambda bar: bar[1].energy_J or 0.0)[:_MOST_BARS])
     least = next(iter(ranked))
-    default = next((t.default.energy_J for t in group.trials if t.default and t.default.energy_J), None)
+    alike = list(bars.values())
+    default = next((t.default.energy_J for t in group.trials if t.default and t.default in alike), None)
     joules = ranked[least].energy_J or 0.0
     share = f", {100 * joules / default:.0f} % of the default's" if default else ""
     return draw(
-        lambda figure: paint_bars(figure, ranked),
-        name=slug("energy", group.key or group.trials[0].rows[0].workload),
+        lambda figure: paint_bars(figure, ranked, energy_of),
+        name=slug("energy", group.key or group.trials[0].rows[0].workload, energy_of),
         section="energy",
         title=f"Energy of a step: {group.name}",
         caption=sentences(
-            "Energy of one training step, of all that was metered (lower is better).",
+            f"Energy of one training step, of {counted_energy(energy_of)} (lower is better).",
             f"Least: {least} with {three_digits(joules)} J{share}.",
             f"Shown are the {len(ranked)} most frugal of {len(bars)}." if len(bars) > len(ranked) else "",
         ),
@@ -118,12 +132,12 @@ def _of_training(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
     )
 
 
-def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
+def paint_bars(figure: Figure, bars: Bars, energy_of: str) -> None:
     """A bar a setting, the most frugal first."""
     axes = figure.subplots()
     for place, row in enumerate(bars.values()):
         axes.barh([place], [row.energy_J or 0.0], height=0.6, color=look(0).colour)
     axes.set_yticks(range(len(bars)), list(bars))
     axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_xlabel("energy of a step, J")
+    axes.set_xlabel(f"energy of a step, of {counted_energy(energy_of)}, J")
     axes.grid(visible=False, axis="y")
