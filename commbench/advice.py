@@ -198,7 +198,19 @@ def _gpu_software(conditions: Conditions) -> Advice | None:
     return Advice(
         seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but no cupy and "
         + (f"only the CPU build of torch ({torch})" if torch else "no torch"),
-        advice="install the `cuda` extra or a CUDA build of torch to measure NCCL; without one only host memory is",
+        advice="install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where there are GPUs, "
+        "or a CUDA build of torch to measure NCCL; without either only host memory is",
+    )
+
+
+def _gpu_watch(conditions: Conditions) -> Advice | None:
+    gpus, versions = conditions.host.get("gpus") or (), conditions.versions
+    if not gpus or not versions or "nvidia-ml-py" in versions:
+        return None
+    return Advice(
+        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so nobody sees whether "
+        "they are slowed down, nor what energy they use",
+        advice="pip install nvidia-ml-py",
     )
 
 
@@ -266,6 +278,7 @@ RULES: tuple[Callable[[Conditions], Advice | None], ...] = (
     _fabric_unused,
     _wheel_beside_fabric,
     _gpu_software,
+    _gpu_watch,
     _slow_init,
     _superuser,
 )

@@ -14,8 +14,12 @@ PROTOCOLS = ("ll", "ll128", "simple")
 CHOOSING = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 #: The library's own choice.
 AUTO = "auto"
+#: What NCCL says beside: GPUs' copy engines, and kernels on symmetric memory, which are named after this.
+COPY, SYMMETRIC = "copy", "symmetric/"
 
 _CHANNELS = re.compile(r"(?P<number>[1-9]\d*)ch")
+#: Ways in which NVSwitches reduce and multicast, which NCCL calls NVLS: two algorithms, and kernels of such names.
+_BY_SWITCH = re.compile(rf"nvls|{SYMMETRIC}\w*mc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +61,10 @@ class Choice:
     def variables(self) -> dict[str, str]:
         """NCCL's variables that ask for the algorithm and the protocol; a communicator reads them when it is made."""
         return {name: value for name, value in (("NCCL_ALGO", self.algorithm), ("NCCL_PROTO", self.protocol)) if value}
+
+
+def transport_by(algorithm: str, transport: str) -> str:
+    """What carried a row whose ranks are connected by ``transport``: NVLS, too, where the algorithm uses it."""
+    if not _BY_SWITCH.match(algorithm):
+        return transport
+    return "+".join(sorted({"NVLS", *filter(None, transport.split("+"))}))

@@ -16,6 +16,8 @@ class Budget:
     """Repetitions stop when the interval's half-width is this share of the median."""
     slice_s: float
     """Longest time for one case in one launch: warm-up, timed repetitions and their synchronisation, in seconds."""
+    energy_s: float = 0.0
+    """So much longer a case is repeated for its energy alone, at once, in seconds; 0: timed repetitions have to do."""
 
 
 BUDGETS = {

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import Protocol, TypeVar
 
+from commbench.errors import UnsupportedError
+
 T = TypeVar("T")
 
 #: How often a thread that waits for another looks whether any has failed.
@@ -64,6 +66,21 @@ def gather_everywhere(control: Control, value: T) -> list[T]:
     gathered: list[T] | None = control.broadcast(control.gather(value))
     assert gathered is not None  # noqa: S101 - rank 0 always holds the list
     return gathered
+
+
+def agree_on(control: Control, work: Callable[[], T]) -> tuple[T | None, str]:
+    """Do something that a backend may refuse, all ranks together.
+
+    Returns:
+        What this rank's work has found, and why some rank could not do it: then there is nothing found on any.
+    """
+    found, refusal = None, ""
+    try:
+        found = work()
+    except UnsupportedError as error:
+        refusal = str(error)
+    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
+    return (None if refusal else found), refusal
 
 
 class _Meeting:

@@ -239,6 +239,7 @@ def _nvml_gpus() -> list[dict[str, object]]:
             "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
         }
         for handle in nvml.devices()
+        if handle is not None
     ]
 
 
@@ -255,6 +256,23 @@ def _driver_gpus(root: Path) -> list[dict[str, object]]:
         }
         for information in (_fields(read_text(file.parent, file.name), ":") for file in files)
     ]
+
+
+def gpu_addresses(root: Path = ROOT) -> list[str]:
+    """The PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, in their order, which is nvidia-smi's.
+
+    Where Linux shows no PCI devices, as in some containers, those that NVML tells.
+    """
+    devices = (root / "sys/bus/pci/devices").glob("*")
+    found = [device.name for device in devices if _is_nvidia_gpu(device)]
+    nvml = None if found else Nvml.start()
+    told = nvml.addresses() if nvml else []
+    return sorted(found or (address for address in told if address))
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    nvidia, display = "0x10de", "0x03"
+    return read_text(device, "vendor") == nvidia and (read_text(device, "class") or "").startswith(display)
 
 
 # ----------------------------------------------------------------------------------------------------- the clock

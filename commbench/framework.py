@@ -10,7 +10,7 @@ from commbench.records import Row, column
 #: A backend that calls a library through a framework, and the one that calls the same library itself.
 PATHS = {"torch-nccl": "nccl"}
 #: What must be alike for two rows to differ by the framework alone.
-_ALIKE = (
+ALIKE = (
     *("operation", "pattern", "group", "world_size", "group_size", "ranks_per_gpu", "dtype", "redop", "root"),
     *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested"),
 )
@@ -24,6 +24,7 @@ class Overhead:
     operation: str = column("what was timed")
     pattern: str = column("who talks to whom")
     message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    ranks_per_gpu: int | None = column("most ranks on one GPU")
     direct_us: float = column("time by the library's own call")
     through_us: float = column("time through the framework")
     added_us: float = column("what the framework adds")
@@ -45,7 +46,7 @@ def overheads(rows: Iterable[Row]) -> list[Overhead]:
 
 
 def _case_of(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _ALIKE)
+    return tuple(getattr(row, name) for name in ALIKE)
 
 
 def _between(direct: Row, through: Row) -> Overhead:
@@ -55,6 +56,7 @@ def _between(direct: Row, through: Row) -> Overhead:
         operation=through.operation,
         pattern=through.pattern,
         message_bytes=through.message_bytes,
+        ranks_per_gpu=through.ranks_per_gpu,
         direct_us=direct.time_us or 0.0,
         through_us=through.time_us or 0.0,
         added_us=(through.time_us or 0.0) - (direct.time_us or 0.0),

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from commbench.algorithms import transport_by
 from commbench.arrangements import MATRIX, arranged
 from commbench.budgets import Budget
 from commbench.cases import Case
 from commbench.communicators.base import Communicator
-from commbench.control import Control, gather_everywhere
-from commbench.energy import LEAST_S, EnergyMeter, own_meter
+from commbench.control import Control, agree_on, gather_everywhere
+from commbench.energy import RunMeter
 from commbench.environment import timer_tick_s
 from commbench.errors import UnsupportedError
 from commbench.gpu_clocks import GpuClocks, Reading, clocks_between
@@ -38,6 +39,7 @@ HARNESS_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
 NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
+NEVER_QUEUED_IN_TIME = "the GPU waited for the host in every repetition; use --cadence pipelined or graph"
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
 #: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
@@ -62,16 +64,15 @@ class Session:
     """The host of each rank; empty: all are on one."""
     slice_s: float | None = None
     """Time for one case, in seconds; the budget's where None."""
-    find_meter: Callable[[], EnergyMeter | None] = EnergyMeter.find
-    """How the lowest rank of a machine finds its energy counters."""
+    meter: RunMeter = field(default_factory=RunMeter)
+    """What this rank reads of the energy."""
     find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
     """How a rank finds the clock of its GPU, by PCI address."""
-    _meter: tuple[EnergyMeter | None, bool] | None = None
     _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
-    _harness: dict[tuple[str, str, bool, int], float] = field(default_factory=dict)
+    _harness: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> StoppingRule:
@@ -87,21 +88,19 @@ class Session:
     def metered(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
         """Do something, and say what each repetition in it has cost, in joules; all ranks together.
 
-        The energy is known on rank 0 alone; None where it is not measured on every machine, or not for long enough.
+        The energy is known on rank 0 alone; None where a counter does not answer or none moves, as on some virtual
+        machines, or it was over too soon.
         """
-        if self._meter is None:  # no cached_property: its lock is one for all ranks that are threads
-            self._meter = own_meter(self.control, self.find_meter)
-        meter, complete = self._meter
-        if not complete:
-            return work(), None
-        before, made = meter.read() if meter else {}, int(self.progress.counters[1])
+        before, made = self.meter.own.read(), int(self.progress.counters[1])
         begun = time.perf_counter()
         found = work()
         lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
-        used = self.control.gather(meter.joules_since(before) if meter else 0.0)
-        if used is None or lasted_s < LEAST_S or not repetitions:
+        used = self.control.gather(self.meter.own.joules_since(before))
+        known = [joules for joules in used or () if joules is not None]
+        joules: float = sum(known)
+        if used is None or len(known) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
             return found, None
-        return found, sum(used) / repetitions
+        return found, joules / repetitions
 
     def read_clock(self, communicator: Communicator) -> Reading | None:
         """The clock of this rank's GPU now; None where it uses none or NVML knows of none."""
@@ -155,10 +154,16 @@ class Session:
             self.clock.refresh()
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
-        """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds."""
-        key = (case.backend, case.loop, case.graph, batch)
+        """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds.
+
+        A loop on the host needs no other ranks for that. One of events would not be the same without them: what the
+        host does is hidden only where ranks start together.
+        """
+        key = (case.backend, case.loop, case.cadence, batch)
         if key not in self._harness:
-            timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
+            timer = self.timer(case, communicator)
+            if timer.name != "event":
+                timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
             calls, times = communicator.null_calls(), batch
             if case.graph:
                 timer.run(calls, 1, 1)  # before it is captured
@@ -193,18 +198,26 @@ def measure(
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
-    before = session.read_clock(communicator)
     with stopwatch.measuring():
         timer = _suit_clock(prepared, communicator, timer, session, frozen)
         record = replace(record, **_conditions(prepared, timer))
-        settled, samples, repetition_J = _sample(prepared, timer, session, frozen)  # noqa: N806 - a unit
+        sampler = _sampler(prepared, timer, session)
+        together = prepared.captured  # a batch counts operations, the sampler calls
+        calls = sampler.settle(frozen and replace(frozen, batch=max(1, frozen.batch // together)))
+        settled = replace(calls, batch=calls.batch * together)
+        before = session.read_clock(communicator)  # warm: an idle GPU's clock is low, and rises at the first operation
+        samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
+        after = session.read_clock(communicator)
         overlap = _overlap(prepared, communicator, timer, session)
-    after = session.read_clock(communicator)
+    if session.budget.energy_s and session.meter.covers(case.backend):
+        lasting_s = max(session.budget.energy_s, session.meter.least_s)
+        at_once = replace(sampler, timer=session.timer(replace(case, sync="none"), communicator))
+        _, repetition_J = session.metered(lambda: at_once.go_on(lasting_s, calls.batch))  # noqa: N806 - a unit
     harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
     told = session.control.gather((prepared.communicator.transport(), before, after))
     if samples is None or told is None:
         return None
-    transports = [transport for transport, _, _ in told]
+    transports = [transport_by(record.algorithm, transport) for transport, _, _ in told]
     record = replace(
         record,
         wrong=checked.wrong,
@@ -216,7 +229,7 @@ def measure(
         clocks=clocks_between((one, other) for _, one, other in told if one and other),
     )
     if repetition_J is not None:
-        record = replace(record, energy_J=repetition_J / _operations(record))
+        record = replace(record, energy_J=repetition_J / _operations(record), energy_of=session.meter.energy_of)
     rotated_bytes = prepared.rotation * case.message_bytes
     in_cache = case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
     record = _with_samples(record, samples, session, stopwatch, in_cache=in_cache)
@@ -287,7 +300,7 @@ def _concluded(record: Record, session: Session, counted: int) -> Record:
         reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
         return replace(record, status="wrong", reason=reason)
     if not record.pairs:
-        return replace(record, status="failed", reason=NEVER_ON_TIME)
+        return replace(record, status="failed", reason=_never_on_time(record))
     late = record.late_discarded
     times_us = [pair.time_us for pair in record.pairs]
     flags = {
@@ -310,14 +323,14 @@ def _ready(
     case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
 ) -> tuple[PreparedT | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
-    prepared, refusal = None, ""
-    try:
+
+    def made() -> PreparedT:
         prepared = make()
         session.check(case, communicator)
-    except UnsupportedError as error:
-        refusal = str(error)
-    refusal = next((text for text in gather_everywhere(session.control, refusal) if text), "")
-    if refusal or not prepared:
+        return prepared
+
+    prepared, refusal = agree_on(session.control, made)
+    if prepared is None:
         return None, None, refusal
     return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
@@ -326,7 +339,13 @@ def _prepared(case: Case, communicator: Communicator, session: Session) -> Prepa
     """Buffers and calls of a case, of as many sets of buffers as must take turns; all ranks together."""
     rotated = case.buffers == "rotated"
     sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
-    return prepare(case, communicator, session.hosts, sets)
+    prepared = prepare(case, communicator, session.hosts, sets)
+    if prepared.is_idle:
+        raise UnsupportedError(
+            f"among one rank {case.backend} has nothing to do in place, and there is nothing to time; "
+            "use more ranks, or --in-place out where the operation has it"
+        )
+    return prepared
 
 
 def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
@@ -334,7 +353,9 @@ def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepa
     checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
-    captured = prepared.capture()
+    captured, refusal = agree_on(session.control, prepared.capture)
+    if captured is None:
+        return prepared, Checked(refusal=refusal)
     return captured, captured.verify(session.control, shared_clock=session.clock.exact, timer=timer)
 
 
@@ -356,12 +377,9 @@ def _suit_clock(
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 
-def _sample(
-    prepared: Prepared, timer: Timer, session: Session, frozen: Frozen | None
-) -> tuple[Frozen, Samples | None, float | None]:
-    """Warm up and repeat; on rank 0 the samples, and the joules of a repetition."""
-    plan = timer.sync.plan
-    sampler = Sampler(
+def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
+    """What warms a case up and repeats it."""
+    return Sampler(
         control=session.control,
         timer=timer,
         calls=prepared.calls,
@@ -370,11 +388,15 @@ def _sample(
         reading_ns=session.reading_ns(timer),
         watched=prepared.participants if prepared.several else (0,),
     )
-    together = prepared.captured  # a batch counts operations, the sampler calls
-    settled = sampler.settle(frozen and replace(frozen, batch=max(1, frozen.batch // together)))
-    samples = Samples(prepared.participants, spanning=plan.spans_ranks, clock_error_ns=session.clock.error_ns)
-    collected, repetition_J = session.metered(lambda: sampler.collect(samples, settled.batch))  # noqa: N806 - a unit
-    return replace(settled, batch=settled.batch * together), collected, repetition_J
+
+
+def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
+    """Repeat; on rank 0 the samples, and the joules of a repetition where those are counted."""
+    spanning = sampler.timer.sync.plan.spans_ranks
+    samples = Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
+    if not session.meter.covers(prepared.case.backend):
+        return sampler.collect(samples, batch), None
+    return session.metered(lambda: sampler.collect(samples, batch))
 
 
 def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
@@ -407,7 +429,7 @@ def _with_samples(
 ) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
-        return replace(record, status="failed", reason=NEVER_ON_TIME, late_discarded=samples.late)
+        return replace(record, status="failed", reason=_never_on_time(record), late_discarded=samples.late)
     per = _operations(record)
     flags = {
         "oversubscribed": session.oversubscribed,
@@ -425,6 +447,11 @@ def _with_samples(
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
+
+
+def _never_on_time(record: Record) -> str:
+    """Why no repetition counts."""
+    return NEVER_QUEUED_IN_TIME if record.loop == "event" else NEVER_ON_TIME
 
 
 def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -> bool:

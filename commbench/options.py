@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import secrets
 import socket
 import sys
@@ -17,14 +18,14 @@ from typing import Any
 import psutil
 
 from commbench.budgets import BUDGETS, Budget
-from commbench.cases import DEVICE_BACKENDS, MPI_BACKENDS, Case, all_cases
+from commbench.cases import DEVICE_BACKENDS, GPU_BACKENDS, MPI_BACKENDS, Case, all_cases
 from commbench.communicators import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.environment import git_commit
 from commbench.errors import InputError
 from commbench.launch.plan import RunRequest, frozen_values
 from commbench.store import load_run
 from commbench.suites import Suite
-from commbench.units import format_size, parse_size, parse_sizes
+from commbench.units import counted, format_size, parse_size, parse_sizes
 
 #: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.
 BUFFERS_PER_RANK = 3
@@ -102,18 +103,28 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
         raise InputError(f"{option} {text} is not a list of {of}.") from None
 
 
-def usable_suite(suite: Suite, *, asked: bool, carries_mpi: bool = True) -> tuple[Suite, list[str]]:
+def usable_suite(
+    suite: Suite, *, asked: bool, carries_mpi: bool = True, ranks_here: int | None = None
+) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
-    Nobody misses NCCL who has not asked for it and has no GPU: of that nothing is said.
+    Nobody misses NCCL who has not asked for it and has no GPU: of that nothing is said. Nor is it worth the time of one
+    who has not asked for it where ranks would have to share GPUs.
+
+    Args:
+        suite: what is to be measured.
+        asked: whether a person named the backends.
+        carries_mpi: see `lacking`.
+        ranks_here: see `lacking`.
 
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in DEVICE_BACKENDS]
     tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
-    lacks = {backend: lacking(backend, asked=asked, carries_mpi=carries_mpi) for backend in tried}
-    sentences = [sentence for sentence in lacks.values() if sentence]
+    sharing = ranks_here if on_hosts else None  # who wrote a suite for GPUs alone has named them
+    lacks = {backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing) for backend in tried}
+    sentences = list(dict.fromkeys(sentence for sentence in lacks.values() if sentence))
     left = [backend for backend, sentence in lacks.items() if not sentence]
     if sentences and (asked or not left):
         raise InputError(sentences[0])
@@ -124,34 +135,55 @@ def usable_suite(suite: Suite, *, asked: bool, carries_mpi: bool = True) -> tupl
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True) -> str | None:
+def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None) -> str | None:
     """One sentence on why ``backend`` cannot be used on this machine; None where it can.
 
     Args:
         backend: its name.
         asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
         carries_mpi: whether MPI sees the ranks, however they are started.
+        ranks_here: how many of them use the GPUs of a host, of which this one stands for all; None: not known.
     """
     if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
     sentence = missing_library(backend)
-    return sentence if sentence or asked or backend not in DEVICE_BACKENDS else try_device(backend)
+    if sentence or asked or backend not in DEVICE_BACKENDS:
+        return sentence
+    trial = try_device(backend)
+    if trial.refusal or (ranks_here or 0) <= trial.gpus:
+        return trial.refusal
+    return (
+        f"{ranks_here} ranks of a host would share {counted(trial.gpus, 'GPU')}; ask for NCCL by --backend nccl with "
+        f"-n {trial.gpus} for each host, or with -n {trial.gpus + 1} to try it."
+    )
 
 
-def find_budget(name: str, launches: int | None) -> Budget:
-    """The budget called ``name``, with another number of launches where one is given.
+def ranks_by_gpus(backends: Sequence[str]) -> int | None:
+    """How many ranks give each GPU of this machine one, where some of the backends use GPUs.
+
+    None where GPUs do not decide: there are none that can be used, or a single one beside backends without.
+    """
+    using = [backend for backend in backends if backend in GPU_BACKENDS]
+    if not using or not has_gpus():
+        return None
+    gpus = max(0 if missing_library(backend) else try_device(backend).gpus for backend in using)
+    return gpus if gpus > 1 or (gpus and len(using) == len(backends)) else None
+
+
+def find_budget(name: str, launches: int | None, energy_s: float | None = None) -> Budget:
+    """The budget called ``name``, with another number of launches and time for the energy where such are given.
 
     Raises:
-        InputError: unknown, or less than one launch.
+        InputError: unknown, less than one launch, or no time.
     """
     if name not in BUDGETS:
         raise InputError(f"Unknown budget {name!r}; choose from {', '.join(BUDGETS)}.")
     budget = BUDGETS[name]
-    if launches is None:
-        return budget
-    if launches < 1:
+    if launches is not None and launches < 1:
         raise InputError(f"--launches {launches} was asked for; give at least 1.")
-    return Budget(**{**vars(budget), "launches": launches})
+    if energy_s is not None and not 0 < energy_s < math.inf:
+        raise InputError(f"--energy {energy_s:g} was asked for; give more than 0 seconds.")
+    return dataclasses.replace(budget, launches=launches or budget.launches, energy_s=energy_s or budget.energy_s)
 
 
 def make_request(

@@ -16,14 +16,14 @@ from commbench import stats
 from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.records import FLAGS, SCHEMA, PairTable, Record
-from commbench.summary import MANY_LAUNCHES, ordered, records_by_case
+from commbench.summary import MANY_LAUNCHES, condition_flags, ordered, records_by_case
 from commbench.units import algbw_GBps
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
-_SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock"})
+_SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -256,8 +256,7 @@ def _plain(values: Floats) -> list[float | None]:
 def _flags(matrix: Matrix, launches: Integers, info: Mapping[str, Any]) -> list[str]:
     """The doubts about each pair: those of its launches, and how many there are."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
-    if (info.get("environment") or {}).get("emulated"):
-        shared.add("emulated")
+    shared |= condition_flags(matrix.case.backend, info)
     by_count = {
         count: ";".join(ordered(shared | _few(count), FLAGS)) for count in np.unique(launches).astype(int).tolist()
     }

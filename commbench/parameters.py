@@ -128,7 +128,8 @@ Ranks = Annotated[
         "-n",
         "--ranks",
         metavar="N",
-        help="Number of ranks; by default one for every slot, on this machine alone at most 8.",
+        help="Number of ranks; by default one for every slot, on this machine alone one for each of several GPUs, else "
+        "at most 8.",
     ),
 ]
 BudgetName = Annotated[
@@ -140,6 +141,16 @@ BudgetName = Annotated[
     ),
 ]
 Launches = Annotated[int | None, typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
+Energy = Annotated[
+    float | None,
+    typer.Option(
+        "--energy",
+        metavar="S",
+        help="Repeat each case for so many seconds more (2 or more where GPUs are counted), one operation right after "
+        "the other, for its energy alone; else it is that of the timed repetitions, waiting for each other included, "
+        "which are often over too soon for it.",
+    ),
+]
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
 ]

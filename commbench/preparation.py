@@ -12,7 +12,7 @@ from commbench.arrangements import arranged
 from commbench.cases import Case
 from commbench.collectives import Operation, Piece, Shape, check_ranks, true_message_bytes, window_of
 from commbench.communicators.base import Communicator
-from commbench.control import Control, gather_everywhere
+from commbench.control import Control, agree_on, gather_everywhere
 from commbench.datatypes import DTYPES, DataType, KnownData
 from commbench.errors import UnsupportedError
 from commbench.patterns import Group, groups_of
@@ -25,6 +25,8 @@ LATE_ENTRY_S = 0.002
 GRAPH_OPERATIONS = 16
 #: Buffers that take turns are together so many times as large as the cache: what is evicted is not strictly the oldest.
 CACHES = 2
+#: What libraries raise where they refuse what is asked for.
+LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 #: The most sets of buffers, and the most bytes of messages in them: preparing them takes time, too.
 MOST_SETS, MOST_BYTES = 512, 2**29
 
@@ -90,6 +92,12 @@ class Prepared:
         """Messages in flight."""
         return window_of(self.operation, self.case.message_bytes)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the library does nothing, as nothing has to be moved; an average it computes all the same."""
+        alone = self.shape is not None and self.shape.size == 1 and self.communicator.idle_alone
+        return alone and self.case.in_place is not False and self.case.redop != "avg"
+
     def message_bytes(self, size: int) -> int:
         """The true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
         return true_message_bytes(self.operation, self.case.message_bytes, self.data.dtype.itemsize, size)
@@ -110,9 +118,8 @@ class Prepared:
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else Checked()
-        self._fill()
-        control.barrier()
-        refusal = self._run_once(control)
+        _, refusal = agree_on(control, self._fill)
+        refusal = refusal or self._run_once(control)
         if refusal:
             return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the very calls that have just been made
@@ -120,18 +127,19 @@ class Prepared:
             timer.run(self.calls, self.rotation, 1)
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
-        return Checked(by_rank=gather_everywhere(control, self._count_wrong()))
+        wrong, refusal = agree_on(control, self._count_wrong)
+        return Checked(refusal=refusal) if wrong is None else Checked(by_rank=gather_everywhere(control, wrong))
 
     def _run_once(self, control: Control) -> str:
         """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
         refusal = ""
         try:
-            with self.communicator.watched():
+            with self.communicator.watched(replayed=self.captured > 1):
                 for call in self.calls:
                     call.run()
                 self.communicator.complete()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            refusal = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        except LIBRARY_ERRORS as error:
+            refusal = _said(error)
             if self.operation.kind == "pair" and control.size > len(self.participants):
                 raise  # the other ranks cannot know
         gathered = gather_everywhere(control, refusal)
@@ -210,14 +218,36 @@ class Prepared:
                     self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
 
     def capture(self) -> Prepared:
-        """The case with its operations in graphs, each of `GRAPH_OPERATIONS`; all have been run before."""
+        """The case with its operations in graphs, each of `GRAPH_OPERATIONS`; all have been run before.
+
+        Raises:
+            UnsupportedError: the library cannot be captured in them.
+        """
         if not self.calls:
             return replace(self, captured=GRAPH_OPERATIONS)
         sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
         turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
-        graphs = [[self.communicator.capture(turn)] for turn in turns]
+        try:
+            with self.communicator.watched():  # it says then what it does, and nothing when a graph is launched
+                graphs = [[self.communicator.capture(turn)] for turn in turns]
+        except LIBRARY_ERRORS as error:
+            raise UnsupportedError(f"no graph can hold {self.operation.name} here: {_said(error)}") from error
         calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
         return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
+
+
+def _said(error: BaseException) -> str:
+    """What a library says of an error, in a line."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
+
+
+def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
+    """Raise `UnsupportedError` where a graph would have to hold the host's waiting."""
+    if case.graph and any(call.blocking for call in calls):
+        raise UnsupportedError(
+            f"{communicator.backend}'s {case.operation} waits on the host, which no graph can hold; "
+            "use --cadence isolated"
+        )
 
 
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
@@ -285,6 +315,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
         first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
     turns = [operation.call(within, buffers, shape, case.redop or "") for buffers in (first, *more)]
     calls = Turns(turns) if more else turns[0]
+    _check_blocking(case, within, calls)
     return replace(idle, communicator=within, shape=shape, buffers=first, more=more, calls=calls)
 
 

@@ -37,7 +37,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
     if run_.prediction_rows:  # what was timed of the network is an ingredient: a line is enough
-        console.print(conclude_model(run_.model), markup=False)
+        if sentence := conclude_model(run_.model):
+            console.print(sentence, markup=False)
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:

@@ -218,6 +218,9 @@ class Record:
     """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation, on all hosts together, what they use while waiting included; None where it was not measured."""
+    energy_of: str = ""
+    """What ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without it, and in
+    older files."""
     clocks: Clocks | None = None
     """Of backends on GPUs, where NVML tells."""
     flags: Sequence[str] = ()
@@ -333,7 +336,7 @@ class Row:
     group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
     nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
     ranks_per_node: int | None = field(default=None, metadata={"about": "most ranks on one host"})
-    ranks_per_gpu: int | None = field(default=None, metadata={"about": "most ranks on one GPU"})
+    ranks_per_gpu: int | None = field(default=None, metadata={"about": "most ranks on one physical GPU"})
     dtype: str | None = field(default=None, metadata={"about": "element type"})
     redop: str | None = field(default=None, metadata={"about": "reduction"})
     root: int | None = field(default=None, metadata={"about": "root rank of a rooted operation"})
@@ -354,7 +357,9 @@ class Row:
     loop: str = field(default="", metadata={"about": "native, python or event"})
     launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
     repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
-    late_discarded: int | None = field(default=None, metadata={"about": "repetitions dropped for a late start"})
+    late_discarded: int | None = field(
+        default=None, metadata={"about": "repetitions dropped for a late start, or because a GPU waited for its host"}
+    )
     time_us: float | None = field(
         default=None,
         metadata={"about": "median over launches of the median over repetitions of the slowest rank"},
@@ -377,7 +382,9 @@ class Row:
     harness_us: float | None = field(default=None, metadata={"about": "our own cost per operation, never subtracted"})
     algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
     algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
-    energy_J: float | None = field(default=None, metadata={"about": "energy of one operation"})  # noqa: N815 - a unit
+    energy_J: float | None = field(  # noqa: N815 - a unit
+        default=None, metadata={"about": "energy of one operation, of what energy_of in samples.jsonl names"}
+    )
     status: str = field(default="ok", metadata={"about": "ok, unsupported, failed, hung or wrong"})
     reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
     flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
@@ -435,7 +442,7 @@ FLAGS = {
     "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
     "of its outputs",
     "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
-    "shared_gpu": "several ranks took turns on a GPU; this is no measure of the interconnect",
+    "shared_gpu": "ranks share one physical GPU; this is no measure of the interconnect",
     "throttled": "a GPU was slowed down around the case; samples.jsonl says by what (clocks.slowed_by)",
     "in_cache": "buffers took turns, but so small ones all fit into the cache together",
 }

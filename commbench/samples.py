@@ -21,9 +21,9 @@ Matrix = NDArray[Any]
 class Samples:
     """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
 
-    A repetition that any rank started late is dropped and counted. All stamps are of one clock, known to
-    ``clock_error_ns``: arrivals can be compared where that is little of the time. ``spanning``: a repetition lasts from
-    the first start to the last end of any rank.
+    A repetition that any rank started late is dropped and counted. Unless stamps say otherwise they are of
+    one clock, known to ``clock_error_ns``: arrivals can be compared where that is little of the time. ``spanning``: a
+    repetition lasts from the first start to the last end of any rank.
     """
 
     def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
@@ -32,6 +32,7 @@ class Samples:
         self._spanning = spanning
         self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
         self._end: Matrix = self._start
+        self._comparable = True
         self.late = 0
 
     def within(self, ranks: Sequence[int]) -> Samples:
@@ -39,6 +40,7 @@ class Samples:
         part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
         rows = [self._participants.index(rank) for rank in ranks]
         part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
+        part._comparable = self._comparable
         return part
 
     @property
@@ -52,6 +54,7 @@ class Samples:
         chosen = [ranks[rank] for rank in self._participants]
         self._start = np.hstack([self._start, np.stack([r.start_ns for r in chosen])[:, ~late]])
         self._end = np.hstack([self._end, np.stack([r.end_ns for r in chosen])[:, ~late]])
+        self._comparable = self._comparable and all(r.comparable for r in chosen)
         self.late += int(late.sum())
         return float(late.mean()) if late.size else 0.0
 
@@ -73,7 +76,7 @@ class Samples:
             "rank_median_us": _us(np.median(lasting, axis=1), per),
             "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
         }
-        if is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
+        if self._comparable and is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
             arrival = self._start - self._start.min(axis=0)
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)

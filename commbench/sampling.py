@@ -23,6 +23,9 @@ WARMUP_SHARE = 0.3
 #: Repetitions must span so many seconds before they can be enough: neighbours in time are alike, so 30 of them within
 #: 0.3 ms may agree to 5 % while the same launch is half as fast a millisecond later.
 SPAN_S = 0.005
+#: Repetitions between two looks at the clock take about so long, where no times are kept, and are no more than these:
+#: loops make room for all times beforehand.
+CHUNK_S, MOST_TOGETHER = 0.05, 1024
 #: Operations behind the first guess of how long one takes.
 GUESS_OPERATIONS = 3
 #: A timed interval is at least so many readings of the clock; shorter operations are timed together.
@@ -89,6 +92,15 @@ class Sampler:
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
             step = self._agree(self._next_step(samples, gathered, step, batch))
         return samples if self.control.rank == 0 else None
+
+    def go_on(self, seconds: float, batch: int) -> None:
+        """Repeat for so many seconds more, and keep no times."""
+        repetitions, ends = 1, time.perf_counter() + seconds
+        while repetitions := self.control.broadcast_int(repetitions if time.perf_counter() < ends else 0):
+            begun = time.perf_counter()
+            self.timer.run(self.calls, repetitions, batch)
+            if time.perf_counter() - begun < CHUNK_S and repetitions < MOST_TOGETHER:
+                repetitions *= 2
 
     def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: Step, batch: int) -> Step | None:
         """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""

@@ -16,6 +16,7 @@ from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.patterns import pattern_order
 from commbench.records import Record, Row
+from commbench.sharing import measures_interconnect
 from commbench.summary import RowKey, keyed_records, keyed_rows
 
 Floats = NDArray[np.float64]
@@ -47,7 +48,8 @@ class Growth:
     """The ratio's 95 % interval over launches; None below two launches."""
     law: str
     """``constant`` (shown to be, within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` where the intervals allow both,
-    ``neither``; ``undecided`` where no growth is shown and none ruled out; empty with too few numbers of ranks."""
+    ``neither``; ``undecided`` where no growth is shown and none ruled out; empty with too few numbers of ranks, and
+    where ranks share a GPU."""
 
 
 def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
@@ -98,7 +100,7 @@ def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
     if len(paired) > 1:
         ratio, interval = stats.ratio_interval(*times, level=0.95, seed=0, paired=True)
     rows = {ranks: row for ranks, (_, row, _) in by_ranks.items()}
-    law = law_of(rows)
+    law = law_of(rows) if all(map(measures_interconnect, rows.values())) else ""
     if law == "constant" and not (interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT):
         law = "undecided"
     return Growth(case=by_ranks[last][0], rows=rows, ratio=ratio, interval=interval, law=law)

@@ -8,11 +8,12 @@ from typing import Any, Protocol, TypeVar
 from commbench import stats
 from commbench.algorithms import AUTO
 from commbench.arrangements import arranged
-from commbench.cases import GPU_BACKENDS, Case
+from commbench.cases import Case
 from commbench.collectives import OPERATIONS
 from commbench.collector import without_collector
 from commbench.patterns import pattern_order
 from commbench.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.sharing import ranks_per_gpu, shares_gpu
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -70,6 +71,18 @@ class Launched(Protocol):
         """One sentence where it is not ok."""
 
 
+class Metered(Protocol):
+    """A record of any kind, as far as its energy goes."""
+
+    @property
+    def energy_J(self) -> float | None:  # noqa: N802 - a unit
+        """Joules."""
+
+    @property
+    def energy_of(self) -> str:
+        """What they count."""
+
+
 AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
 
 
@@ -114,6 +127,7 @@ def _within(record: Record, group: str) -> list[Record]:
             case=dataclasses.replace(record.case, message_bytes=times.message_bytes),
             groups=(),
             energy_J=None,  # that of all groups
+            energy_of="",
             **{name: getattr(times, name) for name in _GROUP_FIELDS},
             flags=(*(flag for flag in record.flags if flag not in _TIMED_DOUBTS), *times.flags),
         )
@@ -247,7 +261,7 @@ def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": info.get("world_size"),
         "nodes": info.get("nodes"),
         "ranks_per_node": info.get("ranks_per_node"),
-        "ranks_per_gpu": info.get("ranks_per_gpu") if case.backend in GPU_BACKENDS else None,
+        "ranks_per_gpu": ranks_per_gpu(case.backend, info),
         "dtype": case.dtype,
         "redop": case.redop,
         "root": case.root,
@@ -291,8 +305,24 @@ def _timings(timed: Sequence[Record]) -> dict[str, Any]:
         "time_us_rank_mean": _median_of_medians(r.rank_mean_us for r in timed),
         "skew_us": _median_of_medians(r.skew_us for r in timed),
         "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
-        "energy_J": _median_of_medians([r.energy_J] for r in timed if r.energy_J is not None),
+        "energy_J": metered(timed)[0],
     }
+
+
+def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
+    """The energy over launches, their median, and what it counts; nothing where launches count different things."""
+    known = [(record.energy_of, record.energy_J) for record in records if record.energy_J is not None]
+    kinds = {energy_of for energy_of, _ in known}
+    return (stats.median([joules for _, joules in known]), kinds.pop()) if len(kinds) == 1 else (None, "")
+
+
+def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
+    """What the energy of each row counts, of those that have one."""
+    records = list(records)
+    if all(record.energy_J is None for record in records):
+        return {}
+    told = {key: metered(of_row) for key, of_row in keyed_records(records).items()}
+    return {key: energy_of for key, (joules, energy_of) in told.items() if joules is not None}
 
 
 def _quantiles(timed: Sequence[Record]) -> list[float | None]:
@@ -352,14 +382,19 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
         "bimodal": 2 * seen["bimodal"] >= len(timed),
         "unsteady": 2 * seen["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
-        "emulated": bool((info.get("environment") or {}).get("emulated")),
-        "shared_gpu": (row.ranks_per_gpu or 0) > 1,
     }
     flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
-    flags |= launch_flags(launch_medians(timed, ("ok", "wrong")))
+    flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
     # one output of another tool cannot be measured again, and several have an interval
     flags -= {"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"}
     return ordered(flags, FLAGS)
+
+
+def condition_flags(backend: str, info: Mapping[str, Any]) -> set[str]:
+    """The doubts that follow from where the ranks of a backend were: on emulated hosts, or several on one GPU."""
+    emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    judged = {"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}
+    return {flag for flag, raised in judged.items() if raised}
 
 
 def launch_flags(medians: Sequence[float]) -> set[str]:

@@ -1,7 +1,8 @@
 """What lies under the ranks of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
 A *topology* is the dictionary of :func:`collect_topology`. What cannot be read is None or empty, never an error. Only
-/sys and /proc are needed; GPUs' own links (NVLink) are asked of nvidia-ml-py, else of the program nvidia-smi.
+/sys and /proc are needed; GPUs' own links (NVLink) are asked of nvidia-ml-py, else of the program nvidia-smi. Where
+/sys shows no PCI devices, nvidia-ml-py tells of GPUs and the paths between them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from commbench.environment import ROOT, read_text
-from commbench.nvlink import gpu_ports, nvlinks, peer_access
+from commbench.environment import ROOT, gpu_addresses, read_text
+from commbench.nvlink import gpu_ports, nvlinks, pci_links, peer_access
 
 Topology = dict[str, Any]
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
-_NVIDIA, _DISPLAY_CLASS = "0x10de", "0x03"
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:", re.IGNORECASE)
 
 
 def collect_topology(root: Path = ROOT, emulated: Mapping[str, Any] | None = None) -> Topology:
@@ -121,19 +122,14 @@ def _node_memory(meminfo: str | None) -> int | None:
 
 
 def _gpus(root: Path) -> list[dict[str, Any]]:
-    """NVIDIA's GPUs in the order of their bus addresses, which is nvidia-smi's."""
-    folders = (root / "sys/bus/pci/devices").glob("*")
-    addresses = sorted(
-        folder.name
-        for folder in folders
-        if read_text(folder, "vendor") == _NVIDIA and (read_text(folder, "class") or "").startswith(_DISPLAY_CLASS)
-    )
+    """NVIDIA's GPUs in the order of their bus addresses."""
+    addresses = gpu_addresses(root)
     return [
         {
-            "name": _gpu_name(root, address),
+            **ports,
+            "name": _gpu_name(root, address) or ports["name"],
             "pci": address,
             "numa_node": _numa_node(root / "sys/bus/pci/devices" / address),
-            **ports,
         }
         for address, ports in zip(addresses, gpu_ports(addresses), strict=True)
     ]
@@ -228,7 +224,9 @@ def _links(root: Path, gpus: Sequence[Mapping[str, Any]], adapters: Sequence[Map
         return {"devices": [], "matrix": []}
     devices = [*gpus, *adapters]
     matrix = [["X" if one is other else _pci_link(root, one, other) for other in devices] for one in devices]
-    for (one, other), link in nvlinks([gpu["pci"] for gpu in gpus]).items():
+    addresses = [gpu["pci"] for gpu in gpus]
+    shown = all(_pci_path(root, address) for address in addresses)
+    for (one, other), link in (({} if shown else pci_links(addresses)) | nvlinks(addresses)).items():
         matrix[one][other] = link
     return {
         "devices": [*(f"GPU{index}" for index in range(len(gpus))), *(str(adapter["name"]) for adapter in adapters)],
@@ -252,7 +250,7 @@ def _pci_link(root: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> s
 
 
 def _pci_path(root: Path, address: str | None) -> list[str]:
-    """The host bridge, the bridges below it and the device."""
+    """The host bridge, the bridges below it and the device; empty where /sys does not show it."""
     parts = (root / "sys/bus/pci/devices" / (address or "none")).resolve().parts
-    first = next((index for index, part in enumerate(parts) if part.startswith("pci")), len(parts))
+    first = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.match(part)), len(parts))
     return list(parts[first:]) if address else []

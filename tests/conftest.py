@@ -1,5 +1,6 @@
 """What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,6 +55,13 @@ def _hears_signals() -> None:
     """Take signals as in a terminal: what runs in the background or by nohup inherits that some are ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import a program of benchmarks/ by name, as a module."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    return importlib.import_module
 
 
 @pytest.fixture(scope="session")

@@ -111,11 +111,12 @@ from commbench.records import Record
 from commbench.training.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
 sink = FrameSink(sys.stdout)
-def session(**changes):
+def session(fast_selection=None, **changes):
     host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
     sink.session({"environment": {"hosts": [host], "versions": {}, "variables": {}},
         "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
-        "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False})
+        "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False,
+        "fast_selection": fast_selection})
 def measured(index, **changes):
     case = plan.cases[index].case
     sink.case(index, case)

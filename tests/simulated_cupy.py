@@ -1,8 +1,11 @@
-"""cupy and NCCL in host memory, for ranks that are threads: what an operation means, and nothing of how fast it is.
+"""cupy and NCCL in host memory, for ranks that are threads: what an operation means, and when events take place.
 
 Each call is carried out when it is made, or where it stands in a group when the group ends: first all sends, which
 never wait, then collectives and receives. On a stream that captures it is carried out whenever the graph is launched.
 What NCCL would refuse (a size, a type, a peer) is asserted.
+
+Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERATION_NS`, one after the other, and an
+event takes place when the device has come to it.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ REDOPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 _TYPES = {code: DTYPES[name] for name, code in CODES.items()}
 _FOLDS = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum, 4: np.add}
 SECONDS = 20
+#: What NCCL answers to an all-reduce by an algorithm that there is no hardware for.
+REFUSED = {"nvls": 5, "nvlstree": 6}
 #: Of a simulated GPU.
-L2_BYTES = 64 * 1024
+L2_BYTES, MEMORY_BYTES = 64 * 1024, 2**30
+#: What the host takes to queue something, what the device takes for an operation, and how fast its clock runs.
+CALL_NS, OPERATION_NS, CYCLES_PER_NS = 1000, 5000, 1.5
 
 
 class Array(np.ndarray):  # type: ignore[type-arg] # of any type
@@ -40,11 +47,15 @@ class Array(np.ndarray):  # type: ignore[type-arg] # of any type
         return {"data": (self.ctypes.data, False)}
 
 
+#: The answers of NCCL that cupy 13 knows (nccl.pyx).
+_NAMES = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE"}
+
+
 class NcclError(RuntimeError):
-    """What cupy raises where NCCL refuses."""
+    """What cupy raises where NCCL refuses; like cupy's, it cannot be made of an answer that cupy does not know."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"NCCL_ERROR: {status}")
+        super().__init__(f"NCCL_ERROR_{_NAMES[status]}")
         self.status = status
 
 
@@ -62,6 +73,7 @@ class _State(threading.local):
 
     depth = 0
     queued: list[tuple[int, Any]]
+    stream: _Stream
 
 
 _ROOMS: dict[bytes, _Room] = {}
@@ -88,6 +100,8 @@ class NcclCommunicator:
         self.size, self.rank = size, rank
         self.calls: list[str] = []
         self.asked = os.environ.get("NCCL_ALGO", "")
+        if self.asked == "collnetdirect":
+            raise NcclError(6)  # as where a peer is gone
         COMMUNICATORS.append(self)
         self.streams: set[int] = set()
         self.addresses: list[int] = []
@@ -103,13 +117,17 @@ class NcclCommunicator:
         """Leave without a word."""
         self.calls.append("abort")
 
-    def _do(self, name: str, order: int, work: Callable[[], object], address: int, stream: int) -> None:
+    def _do(  # noqa: PLR0917 - positions as in NCCL
+        self, name: str, order: int, work: Callable[[], object], address: int, stream: int, into: int = 0
+    ) -> None:
         def carry_out() -> None:
             self.addresses.append(address)
             work()
 
         self.calls.append(name)
         self.streams.add(stream)
+        if self.size == 1 and into == address:
+            return  # as ncclLaunchOneRank does
         if _STATE.depth:
             _STATE.queued.append((order, lambda: _STREAMS[stream].take(self, carry_out)))
         else:
@@ -137,13 +155,13 @@ class NcclCommunicator:
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
         """Everyone gets the reduction, but by an algorithm that there is no hardware for."""
-        if self.asked.startswith("nvls"):
-            raise NcclError(5)
+        if self.asked in REFUSED:
+            raise NcclError(REFUSED[self.asked])
 
         def work() -> None:
             _memory(receive, count, _TYPES[code])[:] = self._reduced(send, count, code, redop)
 
-        self._do("allReduce", 1, work, send, stream)
+        self._do("allReduce", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
 
     def reduce(  # noqa: PLR0917 - NCCL's own
         self, send: int, receive: int, count: int, code: int, redop: int, root: int, stream: int
@@ -155,7 +173,7 @@ class NcclCommunicator:
             if self.rank == root:
                 _memory(receive, count, _TYPES[code])[:] = found
 
-        self._do("reduce", 1, work, send, stream)
+        self._do("reduce", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
 
     def reduceScatter(  # noqa: N802, PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
@@ -166,7 +184,7 @@ class NcclCommunicator:
             found = self._reduced(send, count * self.size, code, redop)
             _memory(receive, count, _TYPES[code])[:] = found[self.rank * count : (self.rank + 1) * count]
 
-        self._do("reduceScatter", 1, work, send, stream)
+        self._do("reduceScatter", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
 
     def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:  # noqa: N802
         """Everyone gets every block."""
@@ -175,7 +193,7 @@ class NcclCommunicator:
             blocks = self._together(_memory(send, count, _TYPES[code]).copy())
             _memory(receive, count * self.size, _TYPES[code])[:] = np.concatenate(blocks)
 
-        self._do("allGather", 1, work, send, stream)
+        self._do("allGather", 1, work, send, stream, receive)
 
     def broadcast(  # noqa: PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, root: int, stream: int
@@ -186,7 +204,7 @@ class NcclCommunicator:
             messages = self._together(_memory(send, count, _TYPES[code]).copy())
             _memory(receive, count, _TYPES[code])[:] = messages[root]
 
-        self._do("broadcast", 1, work, send, stream)
+        self._do("broadcast", 1, work, send, stream, receive)
 
     def send(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
         """Put a message where the peer looks for it."""
@@ -243,11 +261,14 @@ class Graph:
     def launch(self, stream: _Stream) -> None:
         """Carry out what was captured."""
         assert stream.captured is None
+        stream.queue(OPERATION_NS * len(self._steps))
         for _, work in self._steps:
             work()
 
 
 class _Stream:
+    """``host_ns`` is how far the rank's host has come, ``end_ns`` when the device will have done what is queued."""
+
     _numbers = itertools.count(7)
 
     def __init__(self, *, non_blocking: bool) -> None:
@@ -256,21 +277,34 @@ class _Stream:
             self.ptr = next(self._numbers)
             _STREAMS[self.ptr] = self
         self.captured: list[tuple[NcclCommunicator, Callable[[], object]]] | None = None
+        self.host_ns = self.end_ns = 0.0
 
     def __enter__(self) -> None:
         """Queue what cupy does here."""
         assert self.captured is None, "memory would be written when the graph is launched"
+        _STATE.stream = self
 
     def __exit__(self, *_: object) -> None:
         """Leave."""
 
+    def queue(self, lasting_ns: float) -> None:
+        """Have the device do something when it has done all else."""
+        self.host_ns += CALL_NS
+        self.end_ns = max(self.end_ns, self.host_ns) + lasting_ns
+
+    def wait_until(self, instant_ns: float) -> None:
+        """Keep the host until the device has come so far."""
+        self.host_ns = max(self.host_ns, instant_ns)
+
     def synchronize(self) -> None:
-        """Everything has been carried out already."""
+        """Wait for everything."""
         assert self.captured is None, "CUDA refuses to wait for a stream that captures"
+        self.wait_until(self.end_ns)
 
     def take(self, communicator: NcclCommunicator, work: Callable[[], object]) -> None:
         """Carry out what a communicator was asked for, or capture it."""
         if self.captured is None:
+            self.queue(OPERATION_NS)
             work()
         else:
             self.captured.append((communicator, work))
@@ -291,15 +325,51 @@ _STREAMS: dict[int, _Stream] = {}
 
 
 class _Event:
-    stamp_s = 0.0
+    at_ns = 0.0
+    _stream: _Stream
 
     def record(self, stream: _Stream) -> None:
-        assert _STREAMS[stream.ptr].captured is None
-        self.stamp_s = time.perf_counter()
+        assert stream.captured is None
+        stream.queue(0)
+        self._stream, self.at_ns = stream, stream.end_ns
+
+    @property
+    def done(self) -> bool:
+        """Whether it has taken place."""
+        return self._stream.host_ns >= self.at_ns
 
     def synchronize(self) -> None:
-        """It has taken place."""
-        assert self.stamp_s
+        """Wait until it has taken place."""
+        self._stream.wait_until(self.at_ns)
+
+
+def _elapsed_ms(first: _Event, last: _Event) -> float:
+    assert first.done
+    assert last.done, "CUDA says that the device is not ready"
+    return (last.at_ns - first.at_ns) / 1e6
+
+
+class _Kernel:
+    """The one that spins, on the stream that is current."""
+
+    def __init__(self, code: str, name: str) -> None:
+        assert f"void {name}(long long cycles)" in code
+        assert "clock64()" in code
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[int]) -> None:
+        assert (1,) == grid == block
+        _STATE.stream.queue(arguments[0] / CYCLES_PER_NS)
+
+
+class OutOfMemoryError(MemoryError):
+    """What cupy raises where the device has no room."""
+
+
+def _zeros(count: int, dtype: Any) -> Any:
+    nbytes = count * np.dtype(dtype).itemsize
+    if nbytes > MEMORY_BYTES // 4:
+        raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes")
+    return np.zeros(count, dtype=dtype).view(Array)
 
 
 class _Device:
@@ -342,7 +412,8 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
         Event=_Event,
         Device=_Device,
         alloc_pinned_memory=bytearray,
-        get_elapsed_time=lambda first, last: 1e3 * (last.stamp_s - first.stamp_s),
+        get_elapsed_time=_elapsed_ms,
+        memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
             getDeviceProperties=lambda number: {
@@ -350,6 +421,8 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
                 "l2CacheSize": L2_BYTES,
             },
             deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+            runtimeGetVersion=lambda: 13000,
+            memGetInfo=lambda: (MEMORY_BYTES // 4, MEMORY_BYTES),
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpyAsync=_copy,
@@ -358,8 +431,10 @@ def simulated(devices: int = 8) -> dict[str, ModuleType]:
     )
     cupy = ModuleType("cupy")
     vars(cupy).update(
+        __version__="14.0.1",
         cuda=cuda,
-        zeros=lambda count, dtype: np.zeros(count, dtype=dtype).view(Array),
+        RawKernel=_Kernel,
+        zeros=_zeros,
         asarray=np.asarray,
     )
     return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}

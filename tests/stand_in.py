@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,11 +50,22 @@ class SimulatedCuda:
 
     Args:
         devices: how many GPUs there are.
+        buses: the number of the PCI bus that each is on; by default its own.
+        refusal: what CUDA says when it is started where there is none.
         now: the instant, in ns, that the device has come to with what is queued.
     """
 
-    def __init__(self, devices: int = 1, now: Callable[[], float] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        devices: int = 1,
+        now: Callable[[], float] = time.perf_counter_ns,
+        *,
+        buses: Sequence[int] | None = None,
+        refusal: str = "No CUDA GPUs are available",
+    ) -> None:
         self.devices = devices
+        self.buses = buses or range(devices)
+        self.refusal = refusal
         self.now = now
         self.current = 0
         self.waits_inside = 0
@@ -86,6 +97,15 @@ class SimulatedCuda:
     def is_available(self) -> bool:
         """Whether there is a GPU."""
         return self.devices > 0
+
+    def init(self) -> None:
+        """Start."""
+        if not self.devices:
+            raise RuntimeError(self.refusal)
+
+    def get_device_properties(self, number: int) -> SimpleNamespace:
+        """What torch tells of a GPU since 2.8."""
+        return SimpleNamespace(pci_domain_id=0, pci_bus_id=self.buses[number], pci_device_id=0, uuid=f"{number}-0")
 
     def device_count(self) -> int:
         """How many."""

@@ -1,6 +1,5 @@
 """Tests of the two benchmarks that judge commbench itself: against a C loop, and against itself."""
 
-import importlib
 import json
 import shutil
 import subprocess
@@ -22,17 +21,15 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def accuracy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def accuracy(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return benchmarks/accuracy.py as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("accuracy")
+    return load_benchmark("accuracy")
 
 
 @pytest.fixture
-def self_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def self_check(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return benchmarks/self_check.py as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("self_check")
+    return load_benchmark("self_check")
 
 
 @pytest.fixture

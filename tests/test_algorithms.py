@@ -2,7 +2,7 @@
 
 import pytest
 
-from commbench.algorithms import Choice
+from commbench.algorithms import Choice, transport_by
 from commbench.cases import Case, Sweep
 from commbench.errors import InputError
 
@@ -56,3 +56,21 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
 def test_older_cases_ask_for_nothing() -> None:
     """Read a case that was written before there was the choice."""
     assert "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "transport"),
+    [
+        ("nvls/simple/16ch", "NVLS+P2P/CUMEM"),
+        ("nvlstree/simple/16ch", "NVLS+P2P/CUMEM"),
+        ("symmetric/allreduce_rsxldmc_agxstmc", "NVLS+P2P/CUMEM"),
+        ("symmetric/allreduce_agxll_r", "P2P/CUMEM"),
+        ("ring/ll128/8ch", "P2P/CUMEM"),
+        ("copy", "P2P/CUMEM"),
+        ("", "P2P/CUMEM"),
+    ],
+)
+def test_switches_carry_what_is_carried_by_them(algorithm: str, transport: str) -> None:
+    """Name NVLS beside what channels go by where the algorithm that ran uses it, and alone where there are none."""
+    assert transport == transport_by(algorithm, "P2P/CUMEM")
+    assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(algorithm, "")

@@ -17,6 +17,8 @@ from commbench.training.layout import bucket_sizes, case_layout
 pytestmark = pytest.mark.mpi
 
 STEPS = 7
+#: The steps in which DDP waits for a GPU.
+SETTLING = 11
 #: Elements of the tiny model, in 6 tensors, and of what batch normalisation adds to it.
 ELEMENTS, NORM_ELEMENTS, NORM_BUFFER_BYTES = 81_710, 600, 300 * 2 * 4 + 8
 #: Gloo's own words around the data of a bucket, and the barriers before and after a block, bytes a step.
@@ -60,6 +62,7 @@ def trained(run_ranks: RunRanks) -> Any:
         2,
         first=(CASES, {"steps": STEPS}),
         stand_in=({name: CASES[name] for name in ON_STAND_IN}, {"steps": STEPS, "backend": "stand-in"}),
+        settling=({"plain": PLAIN, "topk:0.1": HOOKS["topk:0.1"]}, {"steps": 2 * SETTLING, "backend": "stand-in"}),
         blocks=({name: CASES[name] for name in TWO_BLOCKS}, {"steps": STEPS, "blocks": 2, "launch": 1}),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
@@ -324,6 +327,15 @@ def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
     assert asked["waits"] > asked["events"]
     assert asked["copied"] > steps
     assert blocks == asked["peak_resets"]
+
+
+@pytest.mark.parametrize("name", ["plain", "topk:0.1"])
+def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: str) -> None:
+    """Time none of them, in steps and in buckets, where the block has as many again."""
+    record = trained["settling"].records[name]
+    assert (SETTLING, 2 * SETTLING) == (record["discarded"], record["block_steps"])
+    assert {SETTLING} == set(record["block_lengths"])
+    assert record["buckets"]
 
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])

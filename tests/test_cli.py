@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from builders import make_case, make_info, make_record
 from launching import has_ended, make_request, wait_until
 
 from commbench import cli
-from commbench.cli.conducting import Place, Settings, Task, carry_out
+from commbench.cli.conducting import Place, Settings, Task, carry_out, default_ranks
+from commbench.communicators import Trial
 from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
@@ -343,6 +345,43 @@ def test_without_training_collectives_have_all_of_the_time(commbench: Command, m
     monkeypatch.setattr("commbench.cli.measuring.lacking", lambda _: "No torch.")
     assert 0 == commbench("bench -n 2 --time-limit 100").code
     assert [100.0] == limits
+
+
+def test_ranks_follow_the_gpus_of_this_machine() -> None:
+    """Start one for each where several are measured, as far as CPUs go, but for what was said on ranks or hosts."""
+
+    def ranks(*, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4) -> int:
+        launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
+        return default_ranks(launcher, lambda: gpus)
+
+    assert [4, 2, 16] == [ranks(), ranks(slots=2), ranks(gpus=16)]
+    assert [8, 2] == [ranks(gpus=None), ranks(gpus=None, slots=2)]
+    assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
+
+
+def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave NCCL out where two ranks would share a GPU, and say that training is on CPUs."""
+    monkeypatch.setattr("commbench.options.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.cli.measuring.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
+    for gpus in (1, 2):
+        monkeypatch.setattr("commbench.options.try_device", lambda _, gpus=gpus: Trial(gpus=gpus))
+        said = commbench("bench --dry-run").out
+        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU;" in said)
+        assert (gpus == 2) == ("nccl all_reduce" in said)
+        assert "for GPUs there is commbench train --backend nccl" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_training_on_a_single_gpu_takes_a_number_of_ranks(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Say how to train on it all the same, rather than let ranks share it unasked."""
+    monkeypatch.setattr("commbench.options.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.options.try_device", lambda _: Trial(gpus=1))
+    ended = commbench(f"{command} --backend nccl --out mine")
+    assert 2 == ended.code
+    assert "this machine has 1 GPU for them; give -n 2 to have both share it" in ended.err
 
 
 #: The command line while it waits for a child of its own.

@@ -100,6 +100,14 @@ def test_doubts_are_said(info: dict[str, Any], said: str) -> None:
     assert "Doubts" not in paragraph(decide(records))
 
 
+@pytest.mark.parametrize(("backend", "is_doubted"), [("nccl", True), ("gloo", False)])
+def test_a_shared_gpu_is_a_doubt(backend: str, *, is_doubted: bool) -> None:
+    """Say beside the recommendation that its ranks shared a GPU."""
+    records = [*sweep(five=16), *fresh((FIVE, 16))]
+    placed = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records]
+    assert is_doubted == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
+
+
 def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
     """Say which candidate could not be judged, and why."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)

@@ -266,6 +266,15 @@ def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> No
     ] == display.warnings
 
 
+@pytest.mark.parametrize(("selection", "sentences"), [("torch.topk", 1), ("cupy", 0)])
+def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, selection: str, sentences: int) -> None:
+    """Write down by what hooks select, and say once where that is not what they were made for."""
+    script = ALL.replace("session()", f"session(fast_selection='{selection}')")
+    code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
+    assert (0, selection, sentences) == (code, info["fast_selection"], len(display.warnings))
+    assert all("Hook topk selects by torch.topk" in warning for warning in display.warnings)
+
+
 def test_a_time_limit_ends_the_run_as_complete(tmp_path: Path) -> None:
     """Measure at least one launch, cut it at its deadline, and say what is missing."""
     script = "session(); measured(0); assert plan.deadline_s == 0.0; sink.end(finished=False)"

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from commbench.control import ThreadControl, gather_everywhere, run_threads
+from commbench.control import ThreadControl, agree_on, gather_everywhere, run_threads
+from commbench.errors import UnsupportedError
 
 
 def test_values_are_gathered_by_rank() -> None:
@@ -25,6 +26,22 @@ def test_everybody_learns_everything() -> None:
         return [gather_everywhere(control, control.rank + step) for step in range(20)]
 
     assert [[[step, step + 1, step + 2] for step in range(20)]] * 3 == run_threads(3, work)
+
+
+@pytest.mark.parametrize("refusing", [set(), {2}, {1, 2}])
+def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
+    """Give every rank what it has found, or the sentence of the first rank that cannot."""
+
+    def work(control: ThreadControl) -> tuple[int | None, str]:
+        def find() -> int:
+            if control.rank in refusing:
+                raise UnsupportedError(f"rank {control.rank} cannot")
+            return control.rank
+
+        return agree_on(control, find)
+
+    expected = [(None, f"rank {min(refusing)} cannot")] * 3 if refusing else [(rank, "") for rank in range(3)]
+    assert expected == run_threads(3, work)
 
 
 def test_nobody_leaves_a_barrier_early() -> None:

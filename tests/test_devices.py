@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,9 +14,9 @@ torch = pytest.importorskip("torch")
 from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
 
 from commbench.communicators.nccl_runtime import loaded_version  # noqa: E402
-from commbench.communicators.torch_calls import torch_version  # noqa: E402
+from commbench.communicators.torch_calls import find_gpus, torch_version  # noqa: E402
 from commbench.control import Control, run_threads  # noqa: E402
-from commbench.ddp.devices import Device, gpus_to_train_on, open_device  # noqa: E402
+from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # noqa: E402
 from commbench.ddp.inspect import inspect  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.errors import InputError  # noqa: E402
@@ -57,9 +58,21 @@ def test_what_is_missing_is_one_sentence(
 
 
 @pytest.mark.usefixtures("with_nccl")
-def test_gpus_are_counted() -> None:
-    """Find as many as torch does."""
-    assert 3 == gpus_to_train_on(SimulatedCuda(3))
+def test_gpus_are_told_apart_by_where_they_are() -> None:
+    """Find as many as torch does, each by its PCI address; with an older torch by UUID, or by number."""
+    cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
+    assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
+    for known, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):
+        cuda.get_device_properties = lambda _, known=known: SimpleNamespace(**known)  # type: ignore[method-assign,misc]
+        assert expected == find_gpus("torch-nccl", cuda)
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quote the first sentence of what CUDA says when it is started; before that torch has only warned."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    old = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
+    with pytest.raises(InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'):
+        find_gpus("torch-nccl", SimulatedCuda(0, refusal=old))
 
 
 def test_gloo_trains_on_the_host() -> None:
@@ -70,7 +83,24 @@ def test_gloo_trains_on_the_host() -> None:
     assert ("cpu", "gloo", None, None) == (device.name, device.backend, device.numbers, device.ranks_per_gpu)
     assert device.clock is host_clock
     assert not device.carries_in_turn
+    assert not device.settling_steps
     assert before == dict(os.environ)
+
+
+def test_ddp_looks_back_at_ten_steps() -> None:
+    """Find that DDP notes the times of its first ten iterations, each when the next begins, and not of those after."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        noted = []
+        for _ in range(20):
+            model(torch.ones(1, 3)).sum().backward()
+            noted.append(model._get_ddp_logging_data().get("iteration", 0))
+    finally:
+        torch.distributed.destroy_process_group()
+    last = Gpu.settling_steps - 1
+    assert [*range(last + 1), *[last] * (20 - last - 1)] == noted
 
 
 @pytest.mark.usefixtures("with_nccl")
@@ -95,6 +125,18 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     assert all(device.carries_in_turn for device, _ in found)
     assert f"torch {torch_version()} {loaded_version()}" == found[0][0].library()
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
+
+
+@pytest.mark.usefixtures("with_nccl")
+def test_ranks_that_see_a_gpu_each_share_none() -> None:
+    """Go by where GPUs are plugged in where each rank sees its own as number 0, and tell NCCL nothing."""
+
+    def work(control: Control) -> Device:
+        return open_device("nccl", control, SimulatedCuda(1, buses=[0x17 + control.rank]))
+
+    found = run_threads(3, work)
+    assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in found]
+    assert "NCCL_HOSTID" not in os.environ
 
 
 # What is moved

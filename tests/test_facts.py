@@ -15,6 +15,7 @@ from commbench.launch.facts import (
     gather_places,
     header_fields,
     refuse_other_conditions,
+    remark,
     share_clock,
 )
 
@@ -62,6 +63,20 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
 
+def test_a_session_states_what_nccl_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name what was set after the variables were read, but not where the log goes; keep it for later launches."""
+    for name, value in (("NCCL_NET", "Socket"), ("NCCL_ALGO", "ring"), ("NCCL_DEBUG_FILE", "a.log")):
+        monkeypatch.setenv(name, value)
+
+    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return collect_session(control, gather_places(control), {}, {"NCCL_ALGO": "ring"})
+
+    (stated,) = run_threads(1, work)
+    assert {"NCCL_NET": "Socket"} == stated["nccl_settings"]
+    fields = header_fields(stated, {})
+    assert {"NCCL_NET": "Socket"} == header_fields(session(), fields)["nccl_settings"]
+
+
 def session(
     cpu_model: str = "abacus", hosts: tuple[str, ...] = ("n0", "n0", "n1"), **environment: object
 ) -> dict[str, object]:
@@ -91,6 +106,14 @@ def test_the_first_environment_stays_and_gains_a_library() -> None:
     assert "Open MPI" == fields["environment"]["mpi_library"]
 
 
+def test_what_selects_is_stated_where_it_is_known() -> None:
+    """Take over by what a hook selects, and remark upon what is not its own kernels."""
+    assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
+    assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
+    assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]
+    assert "pip install 'cupy-cuda13x[ctk]'" in remark(session() | {"fast_selection": "torch.topk"})
+
+
 def test_the_launch_with_the_worst_clock_is_stated() -> None:
     """Keep the largest bound of all launches, and none where ranks only trained."""
     clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
@@ -99,6 +122,16 @@ def test_the_launch_with_the_worst_clock_is_stated() -> None:
         known |= header_fields({**session(), "clock": clock}, known)
     assert clocks[1] == known["clock"]
     assert "clock" not in header_fields(session(), {})
+
+
+def test_the_launch_that_counted_least_energy_is_stated() -> None:
+    """Keep what all launches can be trusted to have counted, with what is missing."""
+    whole, half = {"counted": ["cpu", "gpu"], "missing": {}}, {"counted": ["gpu"], "missing": {"cpu": "no counters"}}
+    known: dict[str, object] = {}
+    for energy in (whole, half, whole):
+        known |= header_fields({**session(), "energy": energy}, known)
+    assert half == known["energy"]
+    assert "energy" not in header_fields(session(), {})
 
 
 def test_other_conditions_are_refused() -> None:

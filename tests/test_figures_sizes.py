@@ -234,3 +234,14 @@ def test_no_records_no_figures() -> None:
     assert [] == size_figures([run_of([])])
     assert [] == size_figures([run_of(make_launches(STEADY, make_case("bandwidth", pattern="matrix")))])
     assert [] == size_figures([])
+
+
+def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
+    """Draw what the others did alone, and no figure of an operation that only they timed."""
+    alone = launches_over(operation="all_gather", redop=None, in_place=None, backend="nccl")
+    run = run_of([*launches_over(), *launches_over(backend="nccl", factor=0.01), *alone], ranks_per_gpu=2)
+    (drawing,) = size_figures([run])
+    assert "all_reduce: time and bus bandwidth over message size" == drawing.title
+    assert "3 rows of ranks that share a GPU are not drawn." in drawing.caption
+    assert "0.102 GB/s" in drawing.caption
+    assert "share a GPU" not in size_figures([run_of(launches_over())])[0].caption

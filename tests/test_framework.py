@@ -6,18 +6,18 @@ from rich.console import Console
 
 from commbench.framework import overheads
 from commbench.records import Row
-from commbench.report.table import render_overheads
+from commbench.report.table import TIME_SLICES, render_overheads
 from commbench.summary import summarise_run
 
 
-def rows(**times_us: list[float]) -> list[Row]:
+def rows(ranks_per_gpu: int = 1, **times_us: list[float]) -> list[Row]:
     """Rows of an all_reduce of 1 KiB by backends, the underscores of whose names stand for hyphens."""
     records = [
         record
         for backend, times in times_us.items()
         for record in make_launches(times, make_case(backend=backend.replace("_", "-")))
     ]
-    return summarise_run(records, make_info())
+    return summarise_run(records, make_info(ranks_per_gpu=ranks_per_gpu))
 
 
 DIRECT, THROUGH = [10.0, 10.1, 9.9, 10.0, 10.05, 9.95], [14.0, 14.1, 13.9, 14.0, 14.05, 13.95]
@@ -44,6 +44,18 @@ def test_the_table_has_a_line_for_each_case() -> None:
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as said:
         console.print(render_overheads(overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))))
-    line = said.get().splitlines()[-1].split()
+    title, *_, last = said.get().splitlines()
+    line = last.split()
+    assert "What torch.distributed adds to NCCL" == title.strip()
     assert ["all_reduce", "flat", "1", "KiB"] == line[:4]
     assert ["4.0", "us", "40", "%"] == line[-4:]
+
+
+def test_time_slices_are_called_so() -> None:
+    """Say above the table that ranks shared a GPU."""
+    shared = rows(2, nccl=DIRECT, torch_nccl=THROUGH)
+    console = Console(width=120, record=True, file=None, force_terminal=False)
+    with console.capture() as said:
+        console.print(render_overheads(overheads(shared)))
+    assert said.get().startswith(TIME_SLICES)
+    assert ["4.0", "us", "40", "%"] == said.get().splitlines()[-1].split()[-4:]

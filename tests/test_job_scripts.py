@@ -28,12 +28,14 @@ def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subp
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh"])
-def test_scripts_are_short_executable_and_sound(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "lines"), [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("one_gpu.sh", 120)]
+)
+def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
     """Let bash read each without running it."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
-    assert 50 > len(script.read_text().splitlines())
+    assert lines > len(script.read_text().splitlines())
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False)
     assert ("", 0) == (done.stderr, done.returncode)
 
@@ -51,7 +53,7 @@ def test_an_installed_commbench_has_them() -> None:
     settings.read(ROOT / "setup.cfg")
     patterns = settings["options.data_files"]["share/commbench/benchmarks/launch"].split(",")
     shipped = {file.name for pattern in patterns for file in ROOT.glob(pattern.strip())}
-    assert {"slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"} <= shipped
+    assert {"slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml", "one_gpu.sh"} <= shipped
 
 
 @pytest.mark.mpi

@@ -125,6 +125,19 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST
 STEP = ["srun", "-n", "4", "--overlap", "--kill-on-bad-exit=1", "--input=0", "--export=ALL"]
 
 
+@pytest.mark.usefixtures("_four_cpus")
+def test_the_fullest_host_is_known(tmp_path: Path) -> None:
+    """Fill hosts to their slots, more where ranks are more; count emulated hosts as one."""
+    (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
+    mpirun = MpirunLauncher(hostfile=tmp_path / "hosts", environ={})
+    assert [2, 3, 3, 4] == [mpirun.ranks_per_host(ranks) for ranks in (2, 4, 6, 8)]
+    assert 1 == MpirunLauncher(hostfile=tmp_path / "hosts", environ={}, ranks_per_node=1).ranks_per_host(2)
+    emulated = {hosts.EMULATED: "{}"}
+    assert 4 == MpirunLauncher(hostfile=tmp_path / "hosts", environ=emulated, ranks_per_node=1).ranks_per_host(4)
+    assert [3, 9] == [MpirunLauncher(environ={}).ranks_per_host(ranks) for ranks in (3, 9)]
+    assert 2 == SrunLauncher(environ=JOB).ranks_per_host(4)
+
+
 def test_srun_runs_every_launch_as_a_step() -> None:
     """Start by mpi4py's runner where MPI sees the ranks, plainly and with a meeting point where it does not."""
     plain, pmix = SrunLauncher(environ=JOB), SrunLauncher(environ=JOB, mpi_type="pmix", extra=["--mpi=pmix"])

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from commbench.ddp.block import EARLY_STEPS, BlockSamples
 from commbench.ddp.merging import merge
+from commbench.energy import Kind, RunMeter
 from commbench.hooks import BucketTimes
 from commbench.training.cases import TrainingCase
 from commbench.training.records import Bucket, TrainingRecord
@@ -24,6 +25,7 @@ RANK_1 = ((1.5, 3.0, 5.0, 0.25, 0.0), (2.0, 5.0, 8.5, 0.25, 0.0))
 TIMES_0 = ((1.0, 4.0, 1.0, 6.0), (1.0, 5.0, 1.0, 7.0))
 TIMES_1 = ((2.0, 3.0, 0.5, 6.5), (2.0, 6.0, 2.0, 9.0))
 JUNK = (1e3, 1e3, 1e3, 1e3)
+PLAIN = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)
 
 Buckets = Sequence[Sequence[float]]
 
@@ -83,8 +85,7 @@ def merged(
     blocks: Sequence[Sequence[BlockSamples]], case: TrainingCase | None = None, workload: Any = None
 ) -> TrainingRecord:
     """Return the record."""
-    plain = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)
-    return merge(case or make_training_case("topk:0.1"), blocks, workload or plain, launch=3, seed=11)
+    return merge(case or make_training_case("topk:0.1"), blocks, workload or PLAIN, launch=3, seed=11)
 
 
 def test_times_are_of_the_slowest_rank() -> None:
@@ -221,6 +222,17 @@ def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> N
     assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
 
 
+@pytest.mark.parametrize(("steps", "discarded"), [(20, 8), (60, 8)])
+def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
+    """Leave out as many as its ranks say, of the times of steps and of buckets."""
+    times = np.full((steps, 4), 0.001)
+    watched = [*[make_events(RANK_0[:1], 100)] * 8, make_events(RANK_0), make_events(RANK_0, 3)]
+    record = merged([[make_samples((), RANK_0, times=times, watched=watched, early_steps=8)]])
+    assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
+    few = merged([[make_samples(TIMES_0, RANK_0)]])
+    assert few.buckets == record.buckets
+
+
 def test_long_blocks_lose_what_is_not_settled() -> None:
     """Discard the warm-up that is seen, at least the early steps, at most half; each block its own."""
     noise = np.random.default_rng(0).normal(1e-3, 1e-6, 60)
@@ -235,3 +247,37 @@ def test_long_blocks_lose_what_is_not_settled() -> None:
     record = merged([ranks["steady"], ranks["late"]])
     assert (60, 60 - record.block_lengths[1]) == (record.block_steps, record.discarded)
     assert sum(record.block_lengths) == len(record.step_ms)
+
+
+# --------------------------------------------------------------------------------------------------------- the energy
+
+
+def energy_of_blocks(*blocks: tuple[float, float | None, float | None], kinds: Sequence[Kind] = ("cpu",)) -> Any:
+    """Energy and what it counts, of blocks of so many seconds in which the two ranks' machines used so many joules."""
+    ranks = [
+        [
+            make_samples(TIMES_0, RANK_0, metered_s=seconds, energy_J=one),
+            make_samples(TIMES_1, RANK_1, metered_s=seconds, energy_J=other),
+        ]
+        for seconds, one, other in blocks
+    ]
+    record = merge(make_training_case(), ranks, PLAIN, meter=RunMeter(kinds), launch=0)
+    return record.energy_J, record.energy_of
+
+
+def test_the_energy_of_a_step_is_that_of_all_blocks() -> None:
+    """Add up machines and blocks, whose two steps each are too short alone, and divide by the steps."""
+    assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks((0.06, 6.0, 2.0), (0.06, 8.0, 0.0))
+    assert (None, "") == energy_of_blocks((0.06, 6.0, 2.0))
+
+
+def test_gpus_take_longer_to_be_known() -> None:
+    """Ask for as long as the slowest of the counters needs."""
+    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), kinds=("cpu", "gpu"))
+    assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks((2.0, 6.0, 2.0), kinds=("cpu", "gpu"))
+
+
+def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
+    """Know nothing of a launch rather than a part of it, nor where no counter ever moved."""
+    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), (1.0, None, 2.0))
+    assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))

@@ -10,6 +10,8 @@ node1:4242:4260 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/
 node1:4242:4260 [0] NCCL INFO Channel 01 : 0[0] -> 2[1] via SHM/direct/direct
 node1:4242:4260 [0] NCCL INFO Channel 02/0 : 0[0] -> 3[2] via P2P/CUMEM
 node1:4242:4260 [0] NCCL INFO Connected all rings
+node1:4242:4260 [0] NCCL INFO NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)
+node1:4242:4260 [0] NCCL INFO NVLS multicast support is available on dev 1 (NVLS_NCHANNELS 16)
 """
 CHOSEN = """\
 node1:1:1 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..0}
@@ -18,11 +20,12 @@ node1:1:1 [0] NCCL INFO ReduceScatter: 4096 Bytes -> Algo COLLNET_DIRECT proto S
 node1:1:1 [0] NCCL INFO Broadcast: 32768 Bytes -> Algo NVLS_TREE proto LL channel{Lo..Hi}={0..3}
 node1:1:1 [0] NCCL INFO AllGather [Symmetric]: 4096 Bytes -> Kernel AllGather_LLMC nchannels 2 nthreads 512
 node1:1:1 [0] NCCL INFO SendRecv: 4096 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..0}
+node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synchronization with NVLS
 """
 
 
 def test_transports_are_read() -> None:
-    """Name each kind once, without the adapter's number."""
+    """Name each kind once, without the adapter's number, and nothing that the GPUs only could do."""
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
 
@@ -34,7 +37,10 @@ def test_algorithms_are_read() -> None:
         "reduce_scatter": "collnetdirect/simple/2ch",
         "broadcast": "nvlstree/ll/4ch",
         "all_gather": "symmetric/allgather_llmc",
+        "reduce": "copy",
     } == algorithms_in(CHOSEN)
+    across = "AllGather [Hierarchical CE]: 4096 Bytes -> {}RMA proxy + CE"
+    assert [{"all_gather": "copy"}] * 2 == [algorithms_in(across.format(by)) for by in ("", "Rail Ring ")]
     assert {} == algorithms_in(LOG)
 
 

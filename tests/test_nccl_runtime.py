@@ -1,27 +1,34 @@
 """Tests of NCCL's log while operations run, on a library that writes as NCCL does when it is told to begin anew."""
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from commbench.communicators import nccl_runtime
-from commbench.communicators.nccl_runtime import NcclLog, set_missing, variables_set, version_text
+from commbench.communicators.nccl_runtime import NcclLog, loaded_library, set_missing, variables_set, version_text
 
 CHANNEL = "x NCCL INFO Channel 00/0 : 0[0] -> 1[0] via {}\n"
 CHOSEN = "x NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}\n"
 
 
 class Library:
-    """NCCL as far as its log goes: it opens the file of its variables when it first has something to say."""
+    """NCCL as far as its log goes: it opens the file of its variables when it first has something to say.
 
-    def __init__(self) -> None:
+    Args:
+        resets: under which names it exports what has it begin anew.
+    """
+
+    def __init__(self, *resets: str) -> None:
+        for name in resets:
+            setattr(self, name, self.begin_anew)
         self._file: Path | None = None
         self._subsystems: set[str] = set()
 
-    def ncclResetDebugInit(self) -> None:  # noqa: N802 - NCCL's own
+    def begin_anew(self) -> None:
         """Read the variables again when there is something to say."""
         self._file = None
 
@@ -42,7 +49,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Library
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         del os.environ[name]
-    found = Library()
+    found = Library("ncclResetDebugInit")
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: found)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield found
@@ -68,6 +75,23 @@ def test_operations_are_heard_only_where_nothing_is_timed(library: Library, tmp_
     assert {} == heard
     log.remove()
     assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("beside", [{}, {"ncclResetDebugInit": lambda: None}])
+def test_newer_libraries_are_told_by_another_name(
+    beside: dict[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hear a library that exports the newer name alone, or beside an old one that does nothing any more."""
+    newer = Library("ncclResetDebugInitInternal")
+    vars(newer).update(beside)
+    monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: newer)
+    log = NcclLog()
+    log.ask()
+    newer.say("INIT", CHANNEL.format("SHM/direct"))
+    with log.hearing() as heard:
+        newer.say("TUNING", CHOSEN)
+    assert {"all_reduce": "tree/ll/2ch"} == heard
 
 
 def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) -> None:
@@ -120,3 +144,19 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions_are_read(number: int, text: str) -> None:
     """Read both of NCCL's ways to number its versions."""
     assert text == version_text(number)
+
+
+def test_of_several_libraries_none_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take the one library that is loaded, however many of its segments are mapped, and none of two."""
+    loadable = re.search(r"(/\S*libc\.so\S*)", Path("/proc/self/maps").read_text())
+    assert loadable
+    maps, libraries = tmp_path / "maps", [tmp_path / name / "libnccl.so.2" for name in ("torch", "cupy")]
+    for path in libraries:
+        path.parent.mkdir()
+        path.symlink_to(loadable[1])
+    monkeypatch.setattr(nccl_runtime, "_MAPS", maps)
+    found = []
+    for number in range(3):
+        maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n" * 2 for path in libraries[:number]))
+        found.append(loaded_library() is not None)
+    assert [False, True, False] == found

@@ -1,7 +1,13 @@
 """Tests of what becomes of what a person typed."""
 
 import dataclasses
+import math
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,7 +16,8 @@ from builders import make_case
 
 from commbench import Sweep
 from commbench.budgets import BUDGETS
-from commbench.communicators import has_gpus, try_device
+from commbench.cases import USUAL_BACKENDS
+from commbench.communicators import Trial, check_device, has_gpus, try_device
 from commbench.errors import InputError
 from commbench.options import (
     BUFFERS_PER_RANK,
@@ -19,6 +26,7 @@ from commbench.options import (
     find_budget,
     make_request,
     plan_identity,
+    ranks_by_gpus,
     run_header,
     split_names,
     usable_suite,
@@ -90,6 +98,10 @@ def test_budgets_are_found_and_changed() -> None:
         find_budget("long", None)
     with pytest.raises(InputError, match="--launches 0 was asked for"):
         find_budget("quick", 0)
+    assert (2.5, 6) == (find_budget("quick", None, 2.5).energy_s, find_budget("quick", None, 2.5).launches)
+    for seconds in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(InputError, match="--energy"):
+            find_budget("quick", None, seconds)
 
 
 def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +208,8 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: 
     monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.options.has_gpus", lambda: gpus)
     monkeypatch.setattr(
-        "commbench.options.try_device", lambda name: "torch has no NCCL." if name == "torch-nccl" else None
+        "commbench.options.try_device",
+        lambda name: Trial(refusal="torch has no NCCL.") if name == "torch-nccl" else Trial(gpus=2),
     )
     left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False)
     expected = (("mpi", "gloo", "nccl"), ["torch has no NCCL."]) if gpus else (("mpi", "gloo"), [])
@@ -207,9 +220,76 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: 
     assert (alone, []) == usable_suite(alone, asked=True)  # the ranks may run on other machines: they will say
 
 
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """Play a machine with so many GPUs, for all that torch finds; cupy is not there."""
+    missing = {"nccl": "Backend nccl needs cupy."}
+    monkeypatch.setattr("commbench.options.missing_library", missing.get)
+    monkeypatch.setattr("commbench.options.has_gpus", lambda: gpus > 0)
+    monkeypatch.setattr("commbench.options.try_device", lambda _: Trial(gpus=gpus))
+
+
+@pytest.mark.parametrize(
+    ("backends", "gpus", "expected"),
+    [
+        (USUAL_BACKENDS, 4, 4),
+        (USUAL_BACKENDS, 1, None),
+        (USUAL_BACKENDS, 0, None),
+        (("nccl", "torch-nccl"), 1, 1),
+        (("nccl",), 4, None),
+        (("mpi", "gloo"), 4, None),
+    ],
+)
+def test_gpus_say_how_many_ranks(
+    monkeypatch: pytest.MonkeyPatch, backends: Sequence[str], gpus: int, expected: int | None
+) -> None:
+    """Give each of several GPUs a rank where a backend can use them, a single one only where nothing else is there."""
+    machine(monkeypatch, gpus)
+    assert expected == ranks_by_gpus(backends)
+
+
+@pytest.mark.parametrize("ranks_here", [4, 5, None])
+def test_ranks_that_would_share_gpus_leave_nccl_out(monkeypatch: pytest.MonkeyPatch, ranks_here: int | None) -> None:
+    """Say how to ask for it; leave it in where it is asked for, alone in its suite, or nobody knows who shares."""
+    machine(monkeypatch, 4)
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False, ranks_here=ranks_here)
+    shares = ranks_here == 5
+    assert ("torch-nccl" in left.backends) == (not shares)
+    told = "5 ranks of a host would share 4 GPUs; ask for NCCL by --backend nccl with -n 4 for each host, or with -n 5"
+    assert shares == any(sentence.startswith(told) for sentence in sentences)
+    alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
+    assert (alone, []) == usable_suite(alone, asked=False, ranks_here=ranks_here)
+    assert (alone, []) == usable_suite(alone, asked=True, ranks_here=ranks_here)
+
+
+def test_what_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Find the cause inside the banner that cupy raises, and say what to install."""
+    banner, cause = "=" * 64, "ImportError: libcublas.so.13: no such file"
+    said = f"\n{banner}\nFailed to import CuPy.\n\nOriginal error:\n  {cause}\n{banner}\n"
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text(f"raise ImportError({said!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    for name in ("cupy", "commbench.communicators.cupy_gpus"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    told = rf"Backend nccl needs cupy, which cannot be imported \({cause}\): pip install .*\[cuda13\]"
+    with pytest.raises(InputError, match=told):
+        check_device("nccl")
+    refusal = try_device.__wrapped__("nccl").refusal  # not the answer of an earlier test
+    assert re.match(told, refusal or "")
+
+
+def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the number from the last line of the process that tries them."""
+    done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert Trial(gpus=4) == try_device.__wrapped__("nccl")
+
+
 def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
     """Say in one sentence what this machine lacks, as a rank would."""
     if has_gpus():
         pytest.skip("this machine has a GPU")
     pytest.importorskip("torch")
-    assert re.fullmatch(r"Backend torch-nccl needs a (GPU|torch built for CUDA), .*\.", try_device("torch-nccl") or "")
+    assert re.fullmatch(
+        r"Backend torch-nccl needs a (GPU|torch built for CUDA), .*\.", try_device("torch-nccl").refusal or ""
+    )

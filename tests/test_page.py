@@ -299,6 +299,16 @@ def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
     assert "bimodal" not in warnings
 
 
+@pytest.mark.parametrize("flag", ["throttled", "in_cache"])
+def test_doubts_of_most_rows_are_named(flag: str) -> None:
+    """Say what is the matter with all rows, and nothing of a few."""
+    records = make_launches(STEADY, flags=(flag,))
+    others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
+    (doubts,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Doubts")
+    assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag]}."] == list(doubts.texts)
+    assert "Doubts" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
+
+
 def test_collectives_and_training_are_doubted_apart() -> None:
     """Show the doubts about most rows of training however many of collectives are sound, and where the rest stands."""
     records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]

@@ -116,7 +116,8 @@ def test_unverified_pairs_say_so() -> None:
 
 def test_doubts_of_a_launch_hold_for_its_pairs() -> None:
     """Flag pairs for what is doubtful about their launch, but not for how the times of all pairs lie."""
-    assert "late;clock" == rows_of(make_matrix(3, flags=("clock", "late", "bimodal")), 3)[0, 1].flags
+    flags = ("throttled", "clock", "late", "bimodal")
+    assert "late;clock;throttled" == rows_of(make_matrix(3, flags=flags), 3)[0, 1].flags
 
 
 def test_launch_that_lacks_a_pair() -> None:

@@ -1,10 +1,10 @@
 """Tests of the benchmark that plants a loss on an emulated link."""
 
-import importlib
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,10 +18,9 @@ BENCHMARKS = HERE.parent / "benchmarks"
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def planted(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return benchmarks/planted.py as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("planted")
+    return load_benchmark("planted")
 
 
 def test_runs_take_turns(planted: ModuleType) -> None:

@@ -512,3 +512,23 @@ def test_who_reads_may_have_enough(network: Path, style: str) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "code"), [(1, 0), (2, 2)])
+def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_gpu: int, code: int) -> None:
+    """Predict nothing from ranks that shared a GPU, and say why."""
+    info = network_info(4, ranks_per_gpu=ranks_per_gpu)
+    run = write_run(tmp_path / "gpus", network_records((2, 4), backend="nccl"), **info)
+    ended, _, said = predict(run, "--world-size", "8")
+    assert code == ended, said
+    assert (code == 2) == ("is of ranks that share one" in said)
+
+
+def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Predict the collectives of another run, and say what is the matter with the steps."""
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend="nccl")) for r in training_of(STEPS)]
+    info = network_info(2, facts=workload_facts().to_json(), ranks_per_gpu=2)
+    trained = write_run(tmp_path / "trained", [], records, **info)
+    code, out, _ = predict(network, trained, "--world-size", "8")
+    assert 0 == code
+    assert "trained shared a GPU, so that its steps tell nothing" in " ".join(out.split())

@@ -17,6 +17,7 @@ from commbench.budgets import BUDGETS
 from commbench.cases import Sweep
 from commbench.communicators.fake import FakeCommunicator
 from commbench.control import ThreadControl, run_threads
+from commbench.energy import RunMeter
 from commbench.errors import InputError
 from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.heartbeat import Heart
@@ -111,6 +112,7 @@ def train_in_turns(
     launch: int,
     control: ThreadControl,
     device: Any,
+    meter: RunMeter,
     progress: Progress,
     begin: Callable[[int], None],
     finish: Callable[[TrainingRecord], None],
@@ -119,6 +121,7 @@ def train_in_turns(
     """Play what trains: two blocks of every case, then the records."""
     assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="fake") for case in cases], terms)
     assert cases[0].backend == device.backend
+    assert {"counted", "missing"} == meter.facts().keys()
     for index in (1, 0, 1, 0):
         if out_of_time():
             return False
@@ -142,6 +145,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train without torch."""
     session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
     session.train_launch = train_in_turns  # type: ignore[attr-defined]
+    session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
     devices.open_device = open_device  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
     monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
@@ -183,7 +187,7 @@ def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
     assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated["libraries"]
-    assert (2, True) == (stated["ranks_per_gpu"], stated["training"])
+    assert (2, True, "2 on nccl") == (stated["ranks_per_gpu"], stated["training"], stated["fast_selection"])
     assert "nccl_library" not in stated["environment"]
 
 

@@ -1,5 +1,6 @@
 """Tests of how every rank's stamps become times, means and skew."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,14 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
 def test_without_a_clock_that_is_known_closely_there_is_no_skew() -> None:
     """Leave arrivals out where they cannot be compared."""
     assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
+
+
+def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
+    """Leave arrivals out, those of a group too, where each rank's stamps are of another device."""
+    samples = collected([replace(each, comparable=False) for each in TWO], spanning=False)
+    for part in (samples, samples.within([0, 1])):
+        assert set() == {"skew_us", "rank_arrival_us"} & part.summary(1).keys()
+        assert [1.9, 2.0, 4.0] == part.slowest_us(1)
 
 
 def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:

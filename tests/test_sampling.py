@@ -1,6 +1,7 @@
 """Tests of how long a case is warmed up and repeated: one rank decides, all obey."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from commbench.control import ThreadControl, run_threads
 from commbench.records import Frozen
 from commbench.samples import Samples
-from commbench.sampling import MAXIMUM_BATCH, WARMUP_CAP, Sampler
+from commbench.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
 from commbench.stats import StoppingRule
 from commbench.timing.loops import Call, Repetitions
 from commbench.timing.sync import Synchroniser, SyncPlan
@@ -189,3 +190,20 @@ def test_each_case_begins_with_the_calibrated_slack() -> None:
     assert plan.slack_ns > 7
     plan.reset()
     assert 7 == plan.slack_ns
+
+
+def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() -> None:
+    """Let rank 0's clock decide, and hand over no more at once than a loop has room for."""
+
+    def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
+        timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
+        sampler = Sampler(control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0)
+        begun = time.perf_counter()
+        sampler.go_on(0.1, 4)
+        return time.perf_counter() - begun, timer.asked
+
+    (lasted_s, chunks), (_, others) = run_threads(2, work)
+    assert lasted_s >= 0.1
+    assert chunks == others
+    assert [(1, 4), (2, 4), (4, 4)] == chunks[:3]
+    assert MOST_TOGETHER == max(repetitions for repetitions, _ in chunks)

@@ -1,13 +1,12 @@
 """Tests of fresh launches that are added after a first look: how often they mislead, by simulation."""
 
-import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import HERE
 from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.stats import MARGIN
@@ -83,11 +82,10 @@ def test_two_looks_together_err_seldom(first: int) -> None:
 @pytest.mark.parametrize("alternatives", [1, 2])
 @pytest.mark.parametrize("looks", [(4, 2), (6, 6), (10, 3)])
 def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
-    monkeypatch: pytest.MonkeyPatch, looks: tuple[int, int], alternatives: int
+    load_benchmark: Callable[[str], ModuleType], looks: tuple[int, int], alternatives: int
 ) -> None:
     """Call for a change in at most 4.5 % where the gain is just the margin; hold the truth in 92 of 100."""
-    monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
-    simulated = importlib.import_module("looks").simulate(1 + MARGIN, looks, alternatives, runs=2000)
+    simulated = load_benchmark("looks").simulate(1 + MARGIN, looks, alternatives, runs=2000)
     assert simulated.second > 0.9
     assert simulated.changes <= 0.045
     assert simulated.misses <= 0.08

@@ -15,7 +15,7 @@ import pytest
 from builders import make_case, make_record
 from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
-from commbench.launch.display import SilentDisplay
+from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.plan import plan_launch
 from commbench.launch.standalone import StoreSink
 from commbench.store import load_run
@@ -205,11 +205,11 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
 
 
-def make_sink(path: Path) -> StoreSink:
+def make_sink(path: Path, display: Display | None = None) -> StoreSink:
     """Return the sink of a launch whose first case is being measured."""
     request = make_request([make_case()])
-    plan = plan_launch(request, [], 0)
-    sink = StoreSink(open_store(path, request), plan, request, SilentDisplay(), time.monotonic(), launcher="openmpi")
+    plan, display = plan_launch(request, [], 0), display or SilentDisplay()
+    sink = StoreSink(open_store(path, request), plan, request, display, time.monotonic(), launcher="openmpi")
     sink.case(0, plan.cases[0].case)
     return sink
 
@@ -223,6 +223,27 @@ def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> 
     assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
     assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
     assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warn once the conditions are known, and keep them."""
+    said: list[str] = []
+    display = SilentDisplay()
+    monkeypatch.setattr(display, "warning", said.append)
+    sink = make_sink(tmp_path, display)
+    host = {"hostname": "n0", "timer_tick_s": 1e-8}
+    conditions = {
+        "environment": {"hosts": [host], "versions": {}, "variables": {}},
+        "ranks": [{"rank": 0, "host": "n0", "pid": 1, "cpus": [0]}],
+        "libraries": {},
+        "mpi_init_s": 0.1,
+        "shared_clock": True,
+        "oversubscribed": False,
+    }
+    sink.session({**conditions, "fast_selection": "cupy"})
+    assert (["cupy"], []) == ([sink.store.info["fast_selection"]], said)
+    sink.session({**conditions, "fast_selection": "torch.topk"})
+    assert ["Hook topk selects by torch.topk"] == [text[:31] for text in said]
 
 
 def test_a_run_that_is_cut_before_its_first_case_is_not_complete(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Tests of sharing out time, by hand-made clocks."""
 
+from dataclasses import replace
+
 import pytest
 from builders import make_case
 
@@ -18,6 +20,11 @@ def make_plan(limit_s: float | None) -> TimePlan:
 def test_the_estimate_counts_starts_and_slices() -> None:
     """Multiply out."""
     assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(10, QUICK, 6)
+    longer = replace(QUICK, energy_s=2.0)
+    assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(10, QUICK, 6)
+    plans = [TimePlan(budget=budget, begun=0.0) for budget in (QUICK, longer)]
+    plain_s, longer_s = (plan.eta_s(0.0, slices=10, launches=1) for plan in plans)
+    assert pytest.approx(10 * 2.0) == longer_s - plain_s
 
 
 def test_without_a_limit_nothing_is_cut() -> None:

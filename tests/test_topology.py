@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from simulated_nvml import SimulatedNvml
 
-from commbench.nvlink import nvlinks, parse_matrix
+from commbench.nvlink import nvlinks, parse_matrix, pci_links
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
@@ -361,6 +361,23 @@ def test_without_nvml_nothing_is_known_of_links(node: Path) -> None:
     unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
     assert {None} == {gpu[name] for gpu in found["gpus"] for name in unknown}
     assert [] == found["peer_access"]
+
+
+def test_gpus_that_linux_does_not_show_are_those_of_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name GPUs, their addresses and the paths between them where /sys has no PCI devices, but for one that is lost."""
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
+    found = collect_topology(tmp_path)
+    assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in found["gpus"]], {g["name"] for g in found["gpus"]})
+    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == found["links"]["matrix"]
+
+
+def test_nvml_tells_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say nothing of a pair of which it says nothing."""
+    assert {} == pci_links(GPUS)
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
+    assert {(0, 1): "PIX", (1, 0): "PIX"} == {pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair}
+    monkeypatch.setattr(SimulatedNvml, "nvmlDeviceGetTopologyCommonAncestor", None)
+    assert {} == pci_links(GPUS[:3])
 
 
 def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:

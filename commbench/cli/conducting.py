@@ -47,6 +47,8 @@ class Place:
     ranks: int
     ranks_here: int
     carries_mpi: bool = True
+    started: bool = False
+    """Whether the ranks run already; each may then see GPUs of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,15 @@ class Task:
         return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)
 
 
-def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:
+def carry_out(
+    settings: Settings, plan: Callable[[Place], Task], by_gpus: Callable[[], int | None] = lambda: None
+) -> int:
     """Measure a task as conductor, or as a rank of a launch that somebody else has started; return the exit code.
 
     Args:
         settings: how.
         plan: makes the task for a place; called once, on every rank where this process is one.
+        by_gpus: how many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
 
     Raises:
         CommbenchError: the task cannot be carried out.
@@ -110,8 +115,8 @@ def carry_out(settings: Settings, plan: Callable[[Place], Task]) -> int:
     if identity.role == "rank":
         _be_rank(settings, identity, plan)
     launcher = find_launcher(settings)
-    ranks = default_ranks(launcher) if settings.ranks is None else settings.ranks
-    ranks_here = min(ranks, settings.ranks_per_node or os.cpu_count() or ranks)
+    ranks = default_ranks(launcher, by_gpus) if settings.ranks is None else settings.ranks
+    ranks_here = launcher.ranks_per_host(ranks)
     task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
     messages = make_console(sys.stderr) if settings.style != "table" else make_console()
@@ -138,15 +143,15 @@ def find_launcher(settings: Settings) -> Launcher:
     )
 
 
-def default_ranks(launcher: Launcher) -> int:
+def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda: None) -> int:
     """How many ranks to start where nobody says: as many as were asked for on each host, else one for every slot.
 
-    On this host alone no more than `DEFAULT_RANKS`.
+    On this host alone one for each GPU that is measured, and no more than `DEFAULT_RANKS` where GPUs do not decide.
     """
     limit = launcher.limit()
     if limit is not None:
         return limit
-    return min(launcher.slots(), DEFAULT_RANKS) if launcher.is_local else launcher.slots()
+    return min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
 
 
 def complain(error: BaseException) -> None:
@@ -246,7 +251,12 @@ def _take_interface(settings: Settings, ranks: int) -> None:
 
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
     """Be one rank of a launch that somebody else has started; does not return."""
-    place = Place(ranks=identity.world_size, ranks_here=identity.local_size, carries_mpi=identity.carries_mpi)
+    place = Place(
+        ranks=identity.world_size,
+        ranks_here=identity.local_size,
+        carries_mpi=identity.carries_mpi,
+        started=True,
+    )
     _take_interface(settings, identity.world_size)
     task = plan(place)
     out = settings.out or default_out(task.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +13,18 @@ from commbench.budgets import Budget
 from commbench.cli.conducting import Place, Task, carry_out
 from commbench.cli.settings import Settings, takes_settings
 from commbench.cli.training import default_sweep, find_training_budget, join_training, plan_training
+from commbench.communicators import has_gpus
 from commbench.launch.conductor import single_stage
-from commbench.options import SizeOptions, find_budget, lacking, make_request, parse_numbers, split_names, usable_suite
+from commbench.options import (
+    SizeOptions,
+    find_budget,
+    lacking,
+    make_request,
+    parse_numbers,
+    ranks_by_gpus,
+    split_names,
+    usable_suite,
+)
 from commbench.parameters import (
     Algorithm,
     Backend,
@@ -23,6 +33,7 @@ from commbench.parameters import (
     Cadence,
     Collective,
     Dtype,
+    Energy,
     Format,
     InPlace,
     Launches,
@@ -39,10 +50,12 @@ from commbench.parameters import (
     Sync,
     WorldSizes,
 )
-from commbench.suites import load_suite
+from commbench.suites import Suite, load_suite
 
 #: Share of a time limit for the collectives where `bench` trains too.
 COLLECTIVES_SHARE = 0.4
+#: What `bench` says where there are GPUs.
+NOT_ON_GPUS = "Training on GPUs: this trains over Gloo on CPUs; for GPUs there is commbench train --backend nccl."
 
 
 @takes_settings
@@ -67,6 +80,7 @@ def bench(
     """
     settings = replace(settings, style=output_format)
     backends = split_names(backend)
+    suite = _override(load_suite("quick"), {"backends": backends})
     wanted = train and (backends is None or "gloo" in backends)
     timing, training = find_budget(budget, launches), find_training_budget(budget)
 
@@ -77,16 +91,19 @@ def bench(
         if trains and limit_s is not None:
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
-        task = replace(_planner("quick", {"backends": backends}, timing, like, limited)(place), draws_page=True)
+        collectives = _planner(suite, limited, timing, like, asked=backends is not None)
+        task = replace(collectives(place), draws_page=True)
         if not trains:
             return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
+        if has_gpus():
+            task = replace(task, left_out=[*task.left_out, NOT_ON_GPUS])
         sweep, seed = default_sweep(), task.requests[0].seed
         begins_s = limit_s or 0.0
         return join_training(
             task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
         )
 
-    return carry_out(settings, plan)
+    return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
 
 
 @takes_settings
@@ -118,6 +135,7 @@ def run(
     buffers: BufferKinds = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
+    energy: Energy = None,
     like: Like = None,
     output_format: Format = "table",
 ) -> int:
@@ -145,18 +163,28 @@ def run(
         "buffers": split_names(buffers),
     }
     settings = replace(settings, style=output_format)
-    return carry_out(settings, _planner(suite, axes, find_budget(budget, launches), like, settings))
+    whole = _override(load_suite(suite), axes)
+    plan = _planner(whole, settings, find_budget(budget, launches, energy), like, asked=axes["backends"] is not None)
+    return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
+
+
+def _override(suite: Suite, axes: Mapping[str, Any]) -> Suite:
+    """The suite with those of its axes replaced that were given."""
+    return suite.override({axis: value for axis, value in axes.items() if value is not None})
 
 
 def _planner(
-    name: str, axes: dict[str, Any], budget: Budget, like: Path | None, settings: Settings
+    whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, asked: bool
 ) -> Callable[[Place], Task]:
-    """Load a suite, replace axes of it, and return what plans it for a place."""
-    given = {axis: value for axis, value in axes.items() if value is not None}
-    whole = load_suite(name).override(given)
+    """What plans a suite, whose backends a person has ``asked`` for or not, for a place."""
 
     def plan(place: Place) -> Task:
-        suite, left_out = usable_suite(whole, asked="backends" in given, carries_mpi=place.carries_mpi)
+        suite, left_out = usable_suite(
+            whole,
+            asked=asked,
+            carries_mpi=place.carries_mpi,
+            ranks_here=None if place.started else place.ranks_here,
+        )
         request = make_request(
             suite,
             ranks=place.ranks,

@@ -36,6 +36,7 @@ from commbench.prediction.outlook import (
     training_outlooks,
 )
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
+from commbench.sharing import measures_interconnect, shares_gpu
 from commbench.store import Run, load_run
 from commbench.tables import csv_text
 from commbench.terminal import make_console
@@ -125,8 +126,13 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
     """Why nothing can be predicted, and what would help."""
     if network.unknown:
         return next(iter(network.unknown.values()))
-    backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
     names = " and ".join(str(run.path) for run in runs)
+    if any(row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows):
+        return (
+            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs is of ranks that share one, which tells "
+            "nothing of an interconnect; measure with a GPU for each rank (a smaller -n)."
+        )
+    backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
     return (
         f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3 message sizes, from "
         "which larger networks are predicted; measure some on two hosts or more beside it: commbench run -c "
@@ -170,6 +176,7 @@ def _with_training(
     for run in runs:
         for group in _groups(run.training_records, workload):
             with noting(missing.append):
+                _check_own_gpus(run, group[0].case.backend)
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(
                     facts=facts,
@@ -194,6 +201,15 @@ def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[lis
         if workload in {None, record.case.workload}:
             groups.setdefault((record.case.group, record.case.precision), []).append(record)
     return list(groups.values())
+
+
+def _check_own_gpus(run: Run, backend: str) -> None:
+    """Raise `InputError` where a run trained on ranks that took turns on a GPU: so would computing seem to take."""
+    if shares_gpu(backend, run.info):
+        raise InputError(
+            f"The ranks of {run.path} shared a GPU, so that its steps tell nothing of ranks with one each; train with "
+            "a GPU for each rank (a smaller -n)."
+        )
 
 
 def _facts(run: Run, workload: str) -> WorkloadFacts:

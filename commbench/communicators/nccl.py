@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import cupy
@@ -40,6 +41,16 @@ _REDOPS = {
 _FREE = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
 _REFUSALS = (4, 5)
+#: Answers of NCCL (nccl.h) that cupy 13 has no name for: it looks for one, and fails.
+_UNNAMED = {6: "ncclRemoteError", 7: "ncclInProgress"}
+#: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    const long long begun = clock64();
+    while (clock64() - begun < cycles) {
+    }
+}
+"""
 #: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
 _FIRST_WITH_GRAPHS = 20900
 
@@ -51,6 +62,7 @@ class NcclCommunicator(NcclHeard, CupyMemory):
     """
 
     backend = "nccl"
+    idle_alone = True
 
     def __init__(
         self,
@@ -86,7 +98,7 @@ class NcclCommunicator(NcclHeard, CupyMemory):
             InputError: NCCL finds two ranks on one GPU of what it takes for one host.
         """
         try:
-            with variables_set(self._choice.variables):
+            with variables_set(self._choice.variables), _named():
                 return nccl.NcclCommunicator(self.size, identity, self.rank)
         except nccl.NcclError as error:
             pair = LOG.duplicates()
@@ -114,7 +126,7 @@ class NcclCommunicator(NcclHeard, CupyMemory):
                 "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a whole run"
             )
         chosen = self._chosen.get(algorithm)
-        if chosen is None or chosen.failed:
+        if chosen is None or chosen.has_failed():
             if chosen is not None:
                 chosen.abort()
             try:
@@ -123,13 +135,19 @@ class NcclCommunicator(NcclHeard, CupyMemory):
                 raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
         return chosen
 
+    @contextmanager
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:
+        """See `NcclHeard.watched`."""
+        with super().watched(replayed=replayed), _named():
+            yield
+
     def null_calls(self) -> list[Call]:
-        """NcclAllReduce of 8 bytes in a communicator of one rank."""
+        """NcclAllReduce of 8 bytes in a communicator of one rank: out of place, for in place NCCL would do nothing."""
         if self._alone is None:
             self._alone = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
-        buffer = self.allocate(DTYPES["float64"], 1)
-        ends = (buffer.address, buffer.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
-        return [Call(run=partial(self._alone.allReduce, *ends), keep=(buffer,))]
+        send, receive = (self.allocate(DTYPES["float64"], 1) for _ in range(2))
+        ends = (send.address, receive.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
+        return [Call(run=partial(self._alone.allReduce, *ends), keep=(send, receive))]
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
         """By a new communicator each: the first rank of a group tells the others its identity.
@@ -151,7 +169,7 @@ class NcclCommunicator(NcclHeard, CupyMemory):
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
         for chosen in self._chosen.values():
-            (chosen.abort if chosen.failed else chosen.close)()
+            (chosen.abort if chosen.has_failed() else chosen.close)()
         super().close()
         self.complete()
         gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
@@ -175,14 +193,21 @@ class NcclCommunicator(NcclHeard, CupyMemory):
     def capture(self, calls: Sequence[Call]) -> Call:
         """A CUDA graph, launched on the stream that it was captured from."""
         self._stream.begin_capture()
-        for call in calls:
-            call.run()
-        graph = self._stream.end_capture()
+        try:
+            for call in calls:
+                call.run()
+        finally:  # a stream that went on capturing would carry out nothing any more
+            graph = self._stream.end_capture()
         graph.upload(self._stream)
         self.complete()
         return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
     # The device, as its timed loop sees it
+
+    def spin(self, cycles: int) -> None:
+        """See `DeviceClock.spin`."""
+        with self._stream:
+            _spin_kernel()((1,), (1,), (cycles,))
 
     def meet(self) -> None:
         """See `DeviceClock.meet`: an all-reduce of one byte."""
@@ -195,6 +220,10 @@ class NcclCommunicator(NcclHeard, CupyMemory):
     def record(self, event: Any) -> None:  # noqa: ANN401 - cupy's
         """See `DeviceClock.record`."""
         event.record(self._stream)
+
+    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.has_happened`."""
+        return bool(event.done)
 
     def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's
         """See `DeviceClock.wait`."""
@@ -293,9 +322,11 @@ class NcclCommunicator(NcclHeard, CupyMemory):
 
         def run() -> None:
             nccl.groupStart()
-            for step in steps:
-                step()
-            nccl.groupEnd()
+            try:
+                for step in steps:
+                    step()
+            finally:  # a thread that stayed in the group would only queue what it is asked for later
+                nccl.groupEnd()
 
         return Call(run=run, keep=tuple(calls))
 
@@ -307,3 +338,21 @@ class NcclCommunicator(NcclHeard, CupyMemory):
 
 def _code(buffer: DeviceBuffer) -> int:
     return int(_CODES[buffer.dtype.name])
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Inside, every answer of NCCL but success is a RuntimeError, as cupy means it."""
+    try:
+        yield
+    except KeyError as error:
+        name = _UNNAMED.get(error.args[0])
+        if name is None:
+            raise
+        raise RuntimeError(f"NCCL answers {name}") from error
+
+
+@cache
+def _spin_kernel() -> Any:  # noqa: ANN401 - cupy's
+    """Compiled when it is first used, on each device."""
+    return cupy.RawKernel(_SPIN, "spin")

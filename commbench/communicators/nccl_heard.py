@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from commbench.communicators.base import Communicator
 from commbench.communicators.nccl_runtime import LOG
-from commbench.control import Control
+from commbench.control import Control, gather_everywhere
 from commbench.timing.device import DeviceClock, EventTimer
 from commbench.timing.loops import Timer
 from commbench.timing.progress import Progress
@@ -22,12 +22,15 @@ class NcclHeard(Communicator, DeviceClock):
     own_threads = True  # as far as ranks that wait are concerned: the device works by itself
     _control: Control
     _heard: dict[str, str]
-    """How each operation was carried when it was last verified."""
+    """How the operation of the last case that was verified was carried; empty where nothing says so."""
     _failed: bool
     """Whether NCCL has refused something here."""
 
     def transport(self) -> str:
-        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere."""
+        """What this rank's channels go by, e.g. ``NET/Socket``, as NCCL's log has it; empty where it is elsewhere.
+
+        Those of every communicator of this process so far: the log does not tell them apart.
+        """
         return "self" if self.size == 1 else LOG.transport()
 
     def algorithm(self, operation: str) -> str:
@@ -35,15 +38,16 @@ class NcclHeard(Communicator, DeviceClock):
         return self._heard.get(operation, "")
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """See `Communicator.watched`; NCCL's communicators are of no use after an error, and a graph says nothing."""
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:
+        """See `Communicator.watched`; NCCL's communicators are of no use after an error."""
+        before = self._heard if replayed else {}
         try:
             with LOG.hearing() as heard:
                 yield
         except RuntimeError:
             self._failed, self._heard = True, {}
             raise
-        self._heard = dict(heard) or self._heard
+        self._heard = dict(heard) or before
 
     def abort(self) -> None:
         """Give up what cannot end in order any more, its groups first."""
@@ -59,6 +63,10 @@ class NcclHeard(Communicator, DeviceClock):
     def failed(self) -> bool:
         """Whether NCCL has refused something here or in a group."""
         return self._failed or any(part.failed for part in self.parts)
+
+    def has_failed(self) -> bool:
+        """Whether it has `failed` on any rank: one may fail alone, in capturing, and all must give it up; together."""
+        return any(gather_everywhere(self._control, self.failed))
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Events on the stream of the operations."""

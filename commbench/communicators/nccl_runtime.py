@@ -14,13 +14,18 @@ from commbench.communicators.nccl_log import algorithms_in, duplicates_in, trans
 
 _MAPS = Path("/proc/self/maps")
 _OWN_LOG = "commbench-nccl-"
+#: What has NCCL read the settings of its log again; newer versions know both names, and are to drop the second.
+_RESETS = ("ncclResetDebugInitInternal", "ncclResetDebugInit")
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """The library that this process has loaded, be it torch's or cupy's; None where there is none of its own."""
+    """The library that this process has loaded, be it torch's or cupy's; None where it has loaded none, or several.
+
+    Of several it is not known whose is whose, and all write to the same log.
+    """
     maps = _MAPS.read_text(errors="replace") if _MAPS.is_file() else ""
-    found = re.search(r"\s(/\S*libnccl\.so\S*)", maps)
-    return ctypes.CDLL(found[1]) if found else None
+    found = set(re.findall(r"\s(/\S*libnccl\.so\S*)", maps))
+    return ctypes.CDLL(found.pop()) if len(found) == 1 else None
 
 
 def loaded_version() -> str:
@@ -62,8 +67,8 @@ class NcclLog:
     """What NCCL logs in this process, into files of ours; where somebody else has it log, that is left alone.
 
     By itself it is asked for what it says when ranks connect. What it says of every operation costs time: that is
-    asked for only around calls that are not timed, which NCCL allows since 2.24 (ncclResetDebugInit). Each time it
-    begins a file anew, so that each gets a name of its own.
+    asked for only around calls that are not timed, which NCCL allows since 2.24 (`_RESETS`). Each time it begins a file
+    anew, so that each gets a name of its own.
     """
 
     def __init__(self) -> None:
@@ -89,7 +94,8 @@ class NcclLog:
     def hearing(self) -> Iterator[dict[str, str]]:
         """Hear, in the end, what carried the operations inside: `algorithms_in`; nothing where that is not possible."""
         heard: dict[str, str] = {}
-        reset = getattr(loaded_library(), "ncclResetDebugInit", None) if self._is_own else None
+        library = loaded_library() if self._is_own else None
+        reset = next((getattr(library, name) for name in _RESETS if hasattr(library, name)), None)
         if reset is None:
             yield heard
             return

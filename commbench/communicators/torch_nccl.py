@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,18 @@ import torch.distributed as dist
 from commbench.algorithms import AUTO, Choice
 from commbench.cases import REGISTERED
 from commbench.communicators.base import STALE
-from commbench.communicators.gpus import place
+from commbench.communicators.gpus import place, room_for
 from commbench.communicators.nccl_heard import NcclHeard
 from commbench.communicators.nccl_runtime import LOG, loaded_version, variables_set
-from commbench.communicators.torch_calls import Tensors, TorchCommunicator, as_tensor, count_gpus, torch_version
+from commbench.communicators.torch_calls import (
+    Tensors,
+    TorchCommunicator,
+    all_gather_single,
+    as_tensor,
+    find_gpus,
+    pci_address,
+    torch_version,
+)
 from commbench.communicators.torch_control import TIMEOUT, join_world, leave_world
 from commbench.control import Control
 from commbench.datatypes import DTYPES, Content, DataType, Raw
@@ -41,24 +49,30 @@ class TensorBuffer:
         return int(self.tensor.numel())
 
     @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.count * self.dtype.itemsize
+
+    @property
     def address(self) -> int:
         """Where the first element is."""
         return int(self.tensor.data_ptr())
 
     def shares_memory(self, other: TensorBuffer) -> bool:
         """Whether the two overlap: the operation is in place."""
-        ends = [each.address + each.count * each.dtype.itemsize for each in (self, other)]
+        ends = [each.address + each.nbytes for each in (self, other)]
         return self.address < ends[1] and other.address < ends[0]
 
 
 class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
     """A process group of NCCL on the GPU of this rank.
 
-    Its operations run on a stream of torch's own, which the current stream waits for: what is recorded on this after a
-    call takes place when the operation has ended.
+    Its operations run on a stream of the group, as DDP's do, which the current stream waits for: what is recorded on
+    this after a call takes place when the operation has ended.
     """
 
     backend = "torch-nccl"
+    idle_alone = True
     carrier = "nccl"
     """The backend of the process groups."""
 
@@ -89,23 +103,42 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         self._token = torch.zeros(1, dtype=torch.int8, device=self._torch_device)
         with variables_set(choice.variables):
             self._group = group or self._new_group(list(self._members))
-            self.meet()  # the first operation makes NCCL's communicator, which reads the variables
+            self._connect()
         self._alone: dist.ProcessGroup | None = None
+
+    def _connect(self) -> None:
+        """Have torch make NCCL's communicator, which reads the variables; else the first operation would do it.
+
+        What is asked for need not be able to carry the operation that it takes to `meet`.
+        """
+        backend = self._backend
+        if self._choice.variables and hasattr(backend, "eager_connect_single_device"):
+            backend.eager_connect_single_device(self._torch_device)
+        else:
+            self.meet()
+
+    @property
+    def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+        """What carries the group's operations."""
+        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
 
     # The device; what a stand-in for a GPU replaces
 
     def take_device(self) -> torch.device:
         """The GPU of this rank, which torch uses from now on; all ranks together."""
-        placement = place(self._control, count_gpus(self.backend))
+        placement = place(self._control, find_gpus(self.backend))
         self.ranks_per_gpu = placement.ranks_per_gpu
         torch.cuda.set_device(placement.device)
         return torch.device("cuda", placement.device)
 
     def describe_device(self) -> tuple[str, str, int]:
-        """What the GPU is called, its PCI address, and the size of its L2 in bytes."""
+        """What the GPU is called, its PCI address where torch tells it, and the size of its L2 in bytes."""
         found = torch.cuda.get_device_properties(self._torch_device)
-        address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-        return str(found.name), address, int(found.L2_cache_size)
+        return str(found.name), pci_address(found), int(getattr(found, "L2_cache_size", 0))
+
+    def free_bytes(self) -> int:
+        """How much of the GPU's memory nobody uses."""
+        return int(torch.cuda.mem_get_info(self._torch_device)[0])
 
     def complete(self) -> None:
         """See `Communicator.complete`."""
@@ -115,13 +148,21 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         """See `DeviceClock.new_event`."""
         return torch.cuda.Event(enable_timing=True)
 
+    def spin(self, cycles: int) -> None:
+        """See `DeviceClock.spin`."""
+        torch.cuda._sleep(cycles)  # noqa: SLF001 - as torch's own tests keep a device busy
+
     def meet(self) -> None:
         """See `DeviceClock.meet`: an all-reduce of one byte."""
-        dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group)
+        dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
 
     def record(self, event: Any) -> None:  # noqa: ANN401 - torch's
         """See `DeviceClock.record`."""
         event.record()
+
+    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - torch's
+        """See `DeviceClock.has_happened`."""
+        return bool(event.query())
 
     def wait(self, event: Any) -> None:  # noqa: ANN401 - torch's
         """See `DeviceClock.wait`."""
@@ -144,7 +185,7 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         if algorithm == AUTO:
             return self
         chosen = self._chosen.get(algorithm)
-        if chosen is None or chosen.failed:
+        if chosen is None or chosen.has_failed():
             choice = Choice.parse(algorithm)
             try:
                 chosen = self._chosen[algorithm] = type(self)(self._control, self, choice=choice)
@@ -174,7 +215,7 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
     def close(self) -> None:
         """Destroy the groups; the default group belongs to the control plane where that is torch's."""
         for chosen in self._chosen.values():
-            if not chosen.failed:
+            if not chosen.has_failed():
                 chosen.close()
         super().close()
         self.complete()
@@ -188,12 +229,13 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
             leave_world(self._control)
 
     def null_calls(self) -> list[Call]:
-        """dist.all_reduce of 8 bytes in a group of one."""
+        """dist.all_gather_into_tensor of 8 bytes in a group of one: all_reduce is in place, where NCCL does nothing."""
         if self._alone is None:
             me = self._control.rank
             self._alone = dist.new_group([me], TIMEOUT, self.carrier, use_local_synchronization=True)
-        group, tensor = self._alone, torch.zeros(1, dtype=torch.float64, device=self._torch_device)
-        return [Call(run=lambda: dist.all_reduce(tensor, group=group))]
+        group = self._alone
+        own, out = (torch.zeros(1, dtype=torch.float64, device=self._torch_device) for _ in range(2))
+        return [Call(run=lambda: all_gather_single(out, own, group=group, async_op=True).wait())]
 
     # Buffers
 
@@ -203,7 +245,11 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Communicator.allocate`; torch's memory begins on 512 bytes."""
-        return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+        with self._room_for(count * dtype.itemsize):
+            return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+
+    def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        return room_for(nbytes, torch.cuda.OutOfMemoryError, self.free_bytes)
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
@@ -212,21 +258,22 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
             yield
             return
         self._release()
-        backend = self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
+        backend = self._backend
         try:
             self._pool = torch.cuda.MemPool(backend.mem_allocator)
             with torch.cuda.use_mem_pool(self._pool):
                 yield
             backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
         except (AttributeError, TypeError, RuntimeError) as error:
-            self._pool = None
+            with suppress(AttributeError, RuntimeError):
+                self._release()  # torch notes a pool before it registers what is in it
             raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
 
     def _release(self) -> None:
         """Let NCCL forget the memory of an earlier case."""
-        if self._pool is not None:
-            self._group._get_backend(self._torch_device).deregister_mem_pool(self._pool)  # noqa: SLF001 - as above
-            self._pool = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._backend.deregister_mem_pool(pool)
 
     def part(self, buffer: TensorBuffer, offset: int, count: int) -> TensorBuffer:
         """See `Communicator.part`."""
@@ -238,8 +285,9 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     def write(self, buffer: TensorBuffer, content: Content) -> None:
         """See `Communicator.write`."""
-        for offset, count, tile in content.runs:
-            buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
+        with self._room_for(buffer.nbytes):
+            for offset, count, tile in content.runs:
+                buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
         self.complete()
 
     def spoil(self, buffer: TensorBuffer) -> None:
@@ -248,17 +296,20 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`; compared on the device."""
-        wrong = 0
-        for offset, count, tile in content.runs:
-            seen = buffer.tensor[offset : offset + count]
-            expected = self._repeated(tile, content.dtype, count)
-            if content.tolerance:
-                wanted = expected.double()
-                right = (seen.double() - wanted).abs() <= content.tolerance * wanted.abs()
-            else:
-                right = seen == expected
-            wrong += count - int(right.sum())
-        return wrong
+        with self._room_for(buffer.nbytes):
+            return sum(
+                self._wrong_in(buffer.tensor[offset : offset + count], tile, content)
+                for offset, count, tile in content.runs
+            )
+
+    def _wrong_in(self, seen: torch.Tensor, tile: Raw, content: Content) -> int:
+        expected = self._repeated(tile, content.dtype, len(seen))
+        if content.tolerance:
+            wanted = expected.double()
+            right = (seen.double() - wanted).abs() <= content.tolerance * wanted.abs()
+        else:
+            right = seen == expected
+        return len(seen) - int(right.sum())
 
     def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
         """The first ``count`` elements of a tile repeated, on the device."""
@@ -281,7 +332,10 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         """A CUDA graph; torch captures it on a stream of its own and replays it on the current one."""
         self.complete()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        here = torch.cuda.stream(
+            torch.cuda.current_stream()
+        )  # where torch does not return to after an error in capturing
+        with here, torch.cuda.graph(graph):
             for call in calls:
                 call.run()
         return Call(run=graph.replay, keep=tuple(calls))
@@ -290,15 +344,10 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     def barrier(self) -> Call:
         """dist.barrier: it waits on the host."""
-        return Call(run=lambda: dist.barrier(self._group))
+        return Call(run=lambda: dist.barrier(self._group), blocking=True)
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
         """dist.batch_isend_irecv: in one group of NCCL's, which otherwise carries one after the other."""
         operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
         operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
         return list(dist.batch_isend_irecv(operations))
-
-
-def check_gpu() -> None:
-    """Notice that there is no GPU, or no NCCL in torch, before either is asked for anything; see `count_gpus`."""
-    count_gpus("torch-nccl")

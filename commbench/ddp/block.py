@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from commbench.collector import without_collector
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.step_times import StepLog, StepMarks
-from commbench.energy import LEAST_S, EnergyMeter
+from commbench.energy import EnergyMeter, Readings
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.step_clock import Mark
@@ -32,8 +32,8 @@ from commbench.timing.progress import Progress
 from commbench.training.cases import TrainingCase
 from commbench.training.workload import Workload
 
-#: Steps that are never timed: DDP makes one bucket in the first, rebuilds the buckets before the second, and PowerSGD
-#: compresses from the third on.
+#: At least so many steps are not timed: DDP makes one bucket in the first, rebuilds the buckets before the second, and
+#: PowerSGD compresses from the third on.
 EARLY_STEPS = 3
 #: Steps after the timed ones in which a configuration without hook is watched through the pass-through hook.
 WATCHED_STEPS = 3
@@ -68,8 +68,12 @@ class BlockSamples:
     grad_rel_error: float | None
     peak_memory_bytes: int | None
     parameters: int
+    early_steps: int = EARLY_STEPS
+    """How many at the beginning are not timed."""
     energy_J: float | None = None  # noqa: N815 - a unit
-    """What this machine used per step after the early ones; 0 where another rank reads, None where none does."""
+    """What this machine used in the steps after the early ones; 0 where another rank reads, None where none does."""
+    metered_s: float = 0.0
+    """How long those lasted, whatever is done between them included."""
     seconds: float = 0.0
     """Wall time of all steps."""
 
@@ -91,9 +95,12 @@ class Rig:
     """Whether to spend extra passes on the gradient's error and on watching a configuration without hook."""
     device: Device = field(default_factory=Device)
     meter: EnergyMeter | None = None
-    """Of this machine, with its lowest rank."""
-    is_metered: bool = False
-    """Whether every machine has a meter."""
+    """What this rank reads of the energy; None where none is counted."""
+
+    @property
+    def early_steps(self) -> int:
+        """Steps that are not timed: also those in which DDP waits for the device, in short blocks half of the steps."""
+        return max(EARLY_STEPS, min(self.device.settling_steps, self.steps // 2))
 
     def barrier(self) -> None:
         """Wait, without taking a core from anybody, until all ranks that train have come, and their devices."""
@@ -176,22 +183,22 @@ class _Training:
         metrics: list[tuple[int, float]] = []
         every = max(1, rig.steps // EVALUATIONS)
         begun, sent_before = time.monotonic(), None
-        energy_before: dict[str, float] = {}
-        metered_s = begun
+        meter, metered_from = rig.meter or EnergyMeter(), begun
+        energy_before: Readings = {}
         rig.barrier()
         for step in range(rig.steps):
-            if step == EARLY_STEPS:
+            if step == rig.early_steps:
                 rig.device.wait()
                 sent_before = self._sent()
-                energy_before, metered_s = rig.meter.read() if rig.meter else {}, time.monotonic()
+                energy_before, metered_from = meter.read(), time.monotonic()
             losses.append(self._step())
             if (step + 1) % every == 0 or step + 1 == rig.steps:
                 metrics += self._evaluate(step + 1)
         rig.device.wait()
         seconds = time.monotonic() - begun
-        energy = self._energy(energy_before, time.monotonic() - metered_s)
+        energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
         self.log.finish()
-        sent = _difference(sent_before, self._sent(), rig.steps - EARLY_STEPS)
+        sent = _difference(sent_before, self._sent(), rig.steps - rig.early_steps)
         digest = _digest(self.inner) if case.uses_ddp else 0
         # Before further passes, which are no part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
@@ -213,7 +220,9 @@ class _Training:
             grad_rel_error=error,
             peak_memory_bytes=peak,
             parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
-            energy_J=energy,
+            early_steps=rig.early_steps,
+            energy_J=energy if rig.meter else None,
+            metered_s=metered_s,
             seconds=seconds,
         )
 
@@ -285,13 +294,6 @@ class _Training:
         self.rig.barrier()
         return sent
 
-    def _energy(self, before: dict[str, float], lasted_s: float) -> float | None:
-        """Joules of a step on this machine, since it had used ``before``."""
-        steps = self.rig.steps - EARLY_STEPS
-        if not self.rig.is_metered or steps < 1 or lasted_s < LEAST_S:
-            return None
-        return self.rig.meter.joules_since(before) / steps if self.rig.meter else 0.0
-
     def _expected_bytes(self) -> float | None:
         """What a rank sends in a step by theory: the hook's bytes, and its share of broadcasting the buffers.
 
@@ -326,7 +328,7 @@ class _Training:
         """A few further steps with the pass-through hook, which DDP accepts also after a backward pass."""
         self.hook = self._register(PassThrough())
         self.log = StepLog(in_turn=self.rig.device.carries_in_turn)
-        for _ in range(EARLY_STEPS + WATCHED_STEPS):  # the early ones are left out later, as in a block
+        for _ in range(self.rig.early_steps + WATCHED_STEPS):  # the early ones are left out later, as in a block
             self._step()
         self.log.finish()
         return self.log.buckets
@@ -415,6 +417,6 @@ def _difference(before: int | None, after: int | None, steps: int) -> float | No
     return None if before is None or after is None or steps < 1 else (after - before) / steps
 
 
-def timed_events(watched: Sequence[Sequence[BucketTimes]]) -> list[list[BucketTimes]]:
+def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:
     """The buckets of every step after the early ones, in the order of sending."""
-    return [sorted(events, key=lambda event: event.index) for events in watched[EARLY_STEPS:]]
+    return [sorted(events, key=lambda event: event.index) for events in samples.watched[samples.early_steps :]]

@@ -8,7 +8,7 @@ import torch
 
 from commbench.communicators.gpus import place
 from commbench.communicators.nccl_runtime import LOG, loaded_version
-from commbench.communicators.torch_calls import count_gpus, torch_version
+from commbench.communicators.torch_calls import find_gpus, torch_version
 from commbench.control import Control, gather_everywhere
 from commbench.ddp.local_step import moved_by
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
@@ -27,6 +27,8 @@ class Device:
     """The most ranks of the launch on one GPU; None where none is used."""
     carries_in_turn = False
     """See `commbench.ddp.step_times.carried_in_turn`."""
+    settling_steps = 0
+    """In so many steps of a new model DDP makes the host wait for the device."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -83,6 +85,7 @@ class Gpu(Device):
 
     backend = "nccl"
     carries_in_turn = True
+    settling_steps = 11  # DDP times its first 10 with events, and reads those of each when the next begins
 
     def __init__(self, number: int, *, ranks_per_gpu: int = 1, cuda: Any = torch.cuda) -> None:  # noqa: ANN401 - see above
         super().__init__()
@@ -155,6 +158,6 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     return gpu
 
 
-def gpus_to_train_on(cuda: Any = torch.cuda) -> int:  # noqa: ANN401 - as `Gpu`
-    """How many GPUs this host has; see `count_gpus`."""
-    return count_gpus("nccl", cuda, instead="train with --backend gloo")
+def gpus_to_train_on(cuda: Any = torch.cuda) -> list[str]:  # noqa: ANN401 - as `Gpu`
+    """What tells the GPUs of this host apart; see `find_gpus`."""
+    return find_gpus("nccl", cuda, instead="train with --backend gloo")

@@ -327,15 +327,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None) -> WorkloadFacts:
     if importlib.util.find_spec("torch") is None:
         raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
-    from commbench.ddp.devices import Gpu, gpus_to_train_on
+    from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
     from commbench.ddp.workloads import load_workload
 
-    device = None if gpu is None else Gpu(gpu % gpus_to_train_on())
-    _try_hooks(hooks)
+    device = Device() if gpu is None else Gpu(gpu % len(gpus_to_train_on()))
+    _try_hooks(hooks, device)
     return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch), device)
 
 
-def _try_hooks(hooks: Sequence[str]) -> None:
+def _try_hooks(hooks: Sequence[str], device: Device) -> None:
     """Make each hook, so that an option that it does not have is found before anything is measured.
 
     What a hook compiles is compiled here, where no case's timeout runs: on a busy machine it takes longer than that.
@@ -346,7 +346,7 @@ def _try_hooks(hooks: Sequence[str]) -> None:
     cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in hooks]
     for each in cases:
         make_hook(each.hook, density=each.density, options=each.options)
-    compile_hooks(each.hook for each in cases)
+    compile_hooks(cases, device.torch_device)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.ddp.block import EARLY_STEPS, BlockSamples, dense_bytes, timed_events
+from commbench.ddp.block import BlockSamples, dense_bytes, timed_events
+from commbench.energy import RunMeter
 from commbench.hooks import BucketTimes
 from commbench.training.cases import TrainingCase
 from commbench.training.records import Bucket, TrainingRecord
@@ -27,6 +28,8 @@ def merge(
     case: TrainingCase,
     blocks: Sequence[Sequence[BlockSamples]],
     workload: Workload,
+    *,
+    meter: RunMeter | None = None,
     **known: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
     """The record of a configuration in a launch.
@@ -35,10 +38,11 @@ def merge(
         case: the configuration.
         blocks: of each block the samples of every rank that trained, by rank.
         workload: what was trained.
+        meter: what was counted of the energy.
         known: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
-    early = [_early(times[:, _STEP]) for times in slowest]
+    early = [_early(times[:, _STEP], ranks[0].early_steps) for times, ranks in zip(slowest, blocks, strict=True)]
     timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
     together = np.concatenate(timed)
     forward, backward, optimizer = (
@@ -74,27 +78,32 @@ def merge(
         ranks_agree=agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
-        energy_J=_energy(blocks),
+        **(_energy(blocks, meter) if meter else {}),
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **known,
     )
 
 
-def _energy(blocks: Sequence[Sequence[BlockSamples]]) -> float | None:
-    """Joules of a step on all machines, the median over blocks; None where a block does not know."""
-    used = [[rank.energy_J for rank in ranks] for ranks in blocks]
-    known = [[joules for joules in of_block if joules is not None] for of_block in used]
-    if any(len(some) < len(all_of) for some, all_of in zip(known, used, strict=True)):
-        return None
-    return float(np.median([sum(of_block) for of_block in known]))
+def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
+    """Joules of a step on all machines and what they count, over all blocks together: one alone may be too short.
+
+    Nothing where a counter did not answer, or none moved.
+    """
+    used = [rank.energy_J for ranks in blocks for rank in ranks]
+    known = [joules for joules in used if joules is not None]
+    steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
+    lasted_s = sum(ranks[0].metered_s for ranks in blocks)
+    if len(known) < len(used) or not sum(known) or steps < 1 or lasted_s < meter.least_s:
+        return {}
+    return {"energy_J": sum(known) / steps, "energy_of": meter.energy_of}
 
 
-def _early(times: Floats) -> int:
-    """How many steps at the beginning of a block are not counted: at most half of it."""
+def _early(times: Floats, least: int) -> int:
+    """How many steps at the beginning of a block are not counted: ``least`` or more, at most half of a long block."""
     if len(times) < LONG_BLOCK:
-        return min(EARLY_STEPS, len(times) - 1)
+        return min(least, len(times) - 1)
     settled = stats.warmup_count(times.tolist())
-    return max(EARLY_STEPS, min(len(times) // 2, len(times) // 2 if settled is None else settled))
+    return max(least, min(len(times) // 2, len(times) // 2 if settled is None else settled))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -142,7 +151,7 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
     """Per timed step the stamps of all ranks, shape (ranks, buckets, 5), in ns since each rank's backward began."""
-    per_rank = [timed_events(rank.watched) for rank in ranks]
+    per_rank = [timed_events(rank) for rank in ranks]
     return [
         np.array([_stamps(of_rank) for of_rank in events])
         for events in zip(*per_rank, strict=False)

@@ -6,7 +6,7 @@ import gc
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,10 @@ from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
 from commbench.ddp.workloads import load_workload
-from commbench.energy import own_meter
+from commbench.energy import RunMeter
 from commbench.environment import clock_domain
 from commbench.errors import InputError, UnsupportedError
+from commbench.hooks import TopK, selectors
 from commbench.records import Status
 from commbench.timing.progress import Progress
 from commbench.training.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
@@ -30,8 +31,6 @@ from commbench.training.workload import Workload
 #: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
-#: Hooks whose kernels are compiled at their first use on a machine, which takes longer than a short case timeout.
-COMPILED_HOOKS = ("topk",)
 
 
 def train_launch(
@@ -45,6 +44,7 @@ def train_launch(
     begin: Callable[[int], None],
     finish: Callable[[TrainingRecord], None],
     out_of_time: Callable[[], bool],
+    meter: RunMeter | None = None,
 ) -> bool:
     """Train every configuration in its blocks, as `commbench.training.cases.schedule` orders them.
 
@@ -58,16 +58,17 @@ def train_launch(
         begin: is told which case's block begins.
         finish: is given a case's record after its last block, on rank 0 only.
         out_of_time: whether no further block may begin.
+        meter: what this rank reads of the energy; None: nothing.
 
     Returns:
         False where time ran out before the last block.
     """
     order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
-    session = _Session(terms, launch, control, device, progress, paces=_find_baseline(cases))
+    session = _Session(terms, launch, control, device, progress, paces=_find_baseline(cases), meter=meter or RunMeter())
     for case in cases:  # before a case's time runs: a person's workload may read much
         session.build(case)
-    compile_hooks(case.hook for case in cases)
+    compile_hooks(cases, device.torch_device)
     for index in order:
         if not left[index]:
             continue  # it has failed, or this is a block of the baseline beyond those that are left
@@ -83,12 +84,23 @@ def train_launch(
     return True
 
 
-def compile_hooks(hooks: Iterable[str]) -> None:
-    """Compile what hooks of these names use, or load it from the machine's cache."""
-    if any(hook in COMPILED_HOOKS for hook in hooks):
-        from commbench.compression.selection import prepare
+def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
+    """Compile what the hooks of these cases use on a device, which takes longer than a short case timeout.
 
-        prepare()
+    Raises:
+        InputError: it cannot be compiled there.
+    """
+    if any(map(_selects_fast, cases)):
+        selectors.prepare(device)
+
+
+def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
+    """By what ``selection=fast`` selects, see `commbench.hooks.selectors`; None where none of the cases asks for it."""
+    return selectors.fast_selection(device.torch_device) if any(map(_selects_fast, cases)) else None
+
+
+def _selects_fast(case: TrainingCase) -> bool:
+    return case.hook == TopK.name and case.options.get("selection", "fast") == "fast"
 
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
@@ -125,9 +137,18 @@ class _Session:
     """What the blocks of a launch share."""
 
     def __init__(
-        self, terms: Terms, launch: int, control: Control, device: Device, progress: Progress, *, paces: TrainingCase
+        self,
+        terms: Terms,
+        launch: int,
+        control: Control,
+        device: Device,
+        progress: Progress,
+        *,
+        paces: TrainingCase,
+        meter: RunMeter,
     ) -> None:
         self.paces = paces
+        self.meter = meter
         self.terms = terms
         self.launch = launch
         self.seed = terms.seed + launch
@@ -141,7 +162,6 @@ class _Session:
         gc.collect()
         gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch
         self.steps = terms.steps
-        self._meter, self._is_metered = own_meter(control)
         self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
@@ -186,8 +206,7 @@ class _Session:
                 steps=steps,
                 deep=deep,
                 device=self.device,
-                meter=self._meter,
-                is_metered=self._is_metered,
+                meter=self.meter.own if self.meter.covers(case.backend) else None,
             )
             try:
                 samples = run_block(case, rig)
@@ -203,6 +222,7 @@ class _Session:
             case,
             blocks,
             built.workload,
+            meter=self.meter,
             launch=self.launch,
             seed=self.seed,
             threads_per_rank=self.threads,
@@ -247,7 +267,7 @@ class _Session:
         samples, refusal = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, deep=False)
         if any(gather_everywhere(self.control, refusal)):
             return None
-        own_s = statistics.median(samples.times[EARLY_STEPS:, -1].tolist()) if samples else 0.0
+        own_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
         step_s = max(gather_everywhere(self.control, own_s))
         fitting = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
         return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, fitting))

@@ -13,7 +13,7 @@ from typing import Any
 from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
-from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions
+from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
 from commbench.launch.launchers import Launcher
 from commbench.launch.plan import (
     DONE,
@@ -81,7 +81,8 @@ class _Run:
         self.begun = time.monotonic()
         self.known = dict(store.info)
         self.known_records = len(store.records)
-        self.warned = False
+        self.warned: set[str] = set()
+        """Of what in the sessions a warning has been given."""
         self.failed: dict[str, str] = {}
         """By case key, why a case has failed: it is left out from then on."""
         self.fruitless = 0
@@ -150,6 +151,12 @@ class _Run:
             self.store.restore(self.known)
         if measured or self.known.get("status", "running") == "running":
             self.store.update(status="partial", reason=reason)
+
+    def warn_once(self, of: str, text: str) -> None:
+        """Say something the first time."""
+        if of not in self.warned:
+            self.warned.add(of)
+            self.display.warning(text)
 
     def leave_out(self, case: AnyCase, reason: str) -> None:
         """Measure a case no more in this run."""
@@ -361,9 +368,10 @@ class _LaunchRun:
         self.startup_s = time.monotonic() - self.begun
         refuse_other_conditions(session, run.known)
         changes = changed_conditions(session, run.store.info)
-        if changes and not run.warned:
-            run.warned = True
-            run.display.warning(f"The conditions have changed since the first launch: {'; '.join(changes[:3])}.")
+        if changes:
+            run.warn_once("change", f"The conditions have changed since the first launch: {'; '.join(changes[:3])}.")
+        if said := remark(session):
+            run.warn_once("remark", said)
         run.store.update(**header_fields(session, run.store.info))
 
     def on_case(self, index: int) -> None:

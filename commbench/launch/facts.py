@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from commbench.cases import MPI_BACKENDS
 from commbench.control import Control, gather_everywhere
-from commbench.environment import clock_domain, collect_host, collect_versions, unlike
+from commbench.environment import clock_domain, collect_host, collect_versions, relevant_variables, unlike
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
 from commbench.topology import collect_topology, nodes_of
@@ -97,6 +97,7 @@ def collect_session(
     Returns:
         ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
+        ``nccl_settings`` (what NCCL is told on rank 0 beyond those variables),
         ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
         ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
@@ -120,10 +121,21 @@ def collect_session(
         ],
         "libraries": libraries,
         "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
+        "nccl_settings": _nccl_settings(variables),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
         "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
         "oversubscribed": are_crowded(places),
+    }
+
+
+def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
+    """NCCL's variables that were set since, but for those of its log."""
+    now = relevant_variables(os.environ)
+    return {
+        name: value
+        for name, value in now.items()
+        if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG") and name not in before
     }
 
 
@@ -163,11 +175,14 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
         "shared_clock": session["shared_clock"],
         **_worst_clock(session, known),
+        **_least_energy(session, known),
         "oversubscribed": session["oversubscribed"],
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
         "ranks_per_gpu": session.get("ranks_per_gpu") or known.get("ranks_per_gpu"),
+        **({"fast_selection": session["fast_selection"]} if session.get("fast_selection") else {}),
+        "nccl_settings": {**known.get("nccl_settings", {}), **session.get("nccl_settings", {})},
         "tick_us": max(ticks_us, default=None),
     }
 
@@ -176,6 +191,22 @@ def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[s
     """How far the ranks' clocks agreed (see `commbench.timing.clocks`), in the launch in which they did least."""
     stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
     return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
+
+
+def remark(session: Mapping[str, Any]) -> str:
+    """What a person would not expect of a session; empty where nothing."""
+    if session.get("fast_selection") != "torch.topk":
+        return ""
+    return (
+        "Hook topk selects by torch.topk, for the kernels of selection=fast need cupy, which is not installed: "
+        "pip install 'cupy-cuda13x[ctk]' (or cuda12x)."
+    )
+
+
+def _least_energy(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What was counted of the energy (see `commbench.energy`), in the launch in which that was least."""
+    stated = [facts["energy"] for facts in (known, session) if facts.get("energy")]
+    return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}
 
 
 def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:

@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from commbench.cases import Case
 from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
 from commbench.control import Control
+from commbench.energy import RunMeter, own_meter
 from commbench.environment import relevant_variables
 from commbench.errors import CommbenchError, InputError
 from commbench.kinds import AnyCase, AnyRecord
@@ -96,15 +97,17 @@ def run_rank(
     if device and device.ranks_per_gpu:
         carriers[TORCH_NCCL] = device
     facts = collect_session(control, places, carriers, variables)
+    meter = own_meter(control)
     clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
     if sink and facts:
-        stated = {} if plan.training else {"clock": clock.facts()}
+        stated: dict[str, Any] = {"energy": meter.facts()}
+        stated |= {"fast_selection": _fast_selection(plan, device)} if device else {"clock": clock.facts()}
         sink.session({**facts, **stated, "training": plan.training is not None})
     if plan.training and device:
-        finished = duty.train(plan.training, device)
+        finished = duty.train(plan.training, device, meter)
         device.close()
     else:
-        finished = duty.measure(communicators, places, clock)
+        finished = duty.measure(communicators, places, clock, meter)
     if sink:
         sink.end(finished=finished)
     return communicators
@@ -123,6 +126,13 @@ def _open_device(plan: LaunchPlan, control: Control) -> Device:
     return open_device(plan.cases[0].case.backend, control)
 
 
+def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
+    """See `commbench.ddp.session.fast_selection`."""
+    from commbench.ddp.session import fast_selection
+
+    return fast_selection([planned.case for planned in plan.cases if isinstance(planned.case, TrainingCase)], device)
+
+
 class _Duty:
     """What a rank does once its backends are open."""
 
@@ -136,7 +146,13 @@ class _Duty:
         self.leave_off = leave_off
         self.begun = time.monotonic()
 
-    def measure(self, communicators: Mapping[str, Communicator], places: Sequence[Place], clock: GlobalClock) -> bool:
+    def measure(
+        self,
+        communicators: Mapping[str, Communicator],
+        places: Sequence[Place],
+        clock: GlobalClock,
+        meter: RunMeter,
+    ) -> bool:
         """Measure collectives in the order planned; False where the launch ends before the last."""
         session = Session(
             control=self.control,
@@ -145,6 +161,7 @@ class _Duty:
             clock=clock,
             oversubscribed=are_crowded(places),
             hosts=[place.host for place in places],
+            meter=meter,
         )
         for index, planned in enumerate(self.plan.cases):
             case = planned.case
@@ -156,7 +173,7 @@ class _Duty:
             self._finish(measure(case, communicator, session, launch=self.plan.launch, frozen=planned.frozen))
         return True
 
-    def train(self, terms: Terms, device: Device) -> bool:
+    def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix; False where it ends before the last."""
         from commbench.ddp.session import train_launch
 
@@ -168,6 +185,7 @@ class _Duty:
             launch=self.plan.launch,
             control=self.control,
             device=device,
+            meter=meter,
             progress=self.heart.progress,
             begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
             finish=self._finish,
@@ -179,7 +197,8 @@ class _Duty:
 
         The same on every rank.
         """
-        seconds, needed_s = time.monotonic() - self.begun, slices * self.plan.budget.slice_s
+        budget = self.plan.budget
+        seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
         late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s
         return bool(self.control.broadcast_int(int(late or self.leave_off())))
 

@@ -18,7 +18,7 @@ from commbench.environment import relevant_variables
 from commbench.errors import InputError, LaunchError
 from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
-from commbench.launch.facts import header_fields, refuse_other_conditions
+from commbench.launch.facts import header_fields, refuse_other_conditions, remark
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
 from commbench.launch.plan import (
     LaunchPlan,
@@ -106,6 +106,8 @@ class StoreSink:
             unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
             known = header_fields(facts, self.store.info)
             self.store.update(status="partial", reason=unfinished, **self._conditions, **known)
+        if said := remark(facts):
+            self._display.warning(said)
 
     def case(self, index: int, case: AnyCase) -> None:  # noqa: ARG002 - what is trained comes in an order of its own
         """See `commbench.launch.rank.Sink`."""

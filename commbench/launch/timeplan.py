@@ -17,7 +17,7 @@ LEAVING_S = 1.0
 
 def dry_run_estimate(slices: float, budget: Budget, launches: int) -> float:
     """Seconds that a run takes at most if the cases of every launch use up so many whole time slices."""
-    return launches * (STARTUP_S + slices * (budget.slice_s + OTHER_S))
+    return launches * (STARTUP_S + slices * (budget.slice_s + budget.energy_s + OTHER_S))
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,10 @@ class TimePlan:
     """The limit of what is begun with ``whole``; None: ``limit_s``."""
     startup_s: float = field(default=STARTUP_S, init=False)
     per_slice_s: float | None = field(default=None, init=False)
-    other_s: float = field(default=OTHER_S, init=False)
+    other_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.other_s = OTHER_S + self.budget.energy_s
 
     def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
         """Take over what a finished launch of so many ``slices`` took in all, before and while measuring."""

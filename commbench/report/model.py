@@ -33,7 +33,10 @@ def conclude_model(model: NetworkModel) -> str:
 def render_model(model: NetworkModel) -> RenderableType:
     """A line per segment of every curve: start-up time alpha, rate 1 / beta, their intervals, and its errors."""
     if not model.curves:
-        return Text(f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation; measure more (--sizes).")
+        return Text(
+            f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "
+            "a GPU; measure more (--sizes)."
+        )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     for heading in _LEFT:
         table.add_column(heading, no_wrap=True)

@@ -14,7 +14,7 @@ from commbench.report.figures.axes import LEAST_RATIO, MOST_SERIES
 from commbench.report.figures.buckets import Line, lines_of
 from commbench.report.figures.curves import Curve, Family, families
 from commbench.report.figures.settings import Group, groups
-from commbench.report.figures.sizes import RATE, broken, panels_of
+from commbench.report.figures.sizes import RATE, broken, not_drawn, panels_of
 from commbench.report.figures.words import left_out, listed, sentences
 from commbench.store import Run
 from commbench.training.cases import DEFAULT_CAP
@@ -27,6 +27,10 @@ _LETTERS = "abcdefgh"
 #: The bit of a braille character that is the dot in column x, row y of its 2 x 4.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
+_NOTHING = (
+    "Nothing to draw: no operation at two sizes (those of ranks that share a GPU do not count), no training with two "
+    "bucket sizes."
+)
 #: An axis of steps spans at least such a share of the longest.
 _LEAST_SHARE = 0.25
 
@@ -63,7 +67,7 @@ def sketch(runs: Sequence[Run]) -> list[RenderableType]:
     sizes = (_bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation))
     caps = (_steps(group) for group in groups(runs))
     charts = [chart for chart in (*sizes, *caps) if chart is not None]
-    return list(charts) or [Text("Nothing to draw: no operation at two sizes, no training with two bucket sizes.")]
+    return list(charts) or [Text(_NOTHING)]
 
 
 def _bandwidths(family: Family) -> Chart | None:
@@ -83,6 +87,7 @@ def _bandwidths(family: Family) -> Chart | None:
         is_log=True,
         note=sentences(
             f"No result: {broken(family)}." if any(curve.failed for curve in family.curves) else "",
+            not_drawn(family),
             left_out([curve.name for curve in able], MOST_SERIES),
         ),
     )

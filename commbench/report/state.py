@@ -8,6 +8,7 @@ from pathlib import Path
 from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.units import counted, format_duration
 
+_KINDS = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
 
 
@@ -72,6 +73,18 @@ def explain_time(runs: Iterable[Run]) -> str:
     if not told:
         return _TIME
     return f"{_TIME}; of imported runs the {told}" if "" in stated else f"median over launches of the {told}"
+
+
+def counted_energy(energy_of: str) -> str:
+    """What an energy counts, for people: ``the GPUs alone``; see `commbench.records.Record.energy_of`."""
+    whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
+    return whole.get(energy_of) or f"the {_KINDS.get(energy_of, energy_of)} alone"
+
+
+def unmetered(run: Run) -> list[str]:
+    """Whose energy was not counted and why, a sentence each."""
+    missing = (run.info.get("energy") or {}).get("missing") or {}
+    return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in missing.items()]
 
 
 def result_files(run: Run) -> list[Path]:

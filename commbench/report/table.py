@@ -17,6 +17,7 @@ from commbench.framework import Overhead
 from commbench.patterns import pattern_order
 from commbench.records import FLAGS, OverlapRow, Row
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
+from commbench.sharing import measures_interconnect
 from commbench.units import format_size, format_time
 
 #: One letter a flag, explained under the table; flags without one are spelled out.
@@ -70,6 +71,9 @@ class Flagged(Protocol):
 #: What nobody scrolls through is not printed: so many tables of so many rows.
 MOST_TABLES, MOST_ROWS = 60, 600
 
+#: What stands above what a framework adds, where ranks shared a GPU.
+TIME_SLICES = "Ranks shared a GPU: these are times of its time slices and of TCP, not what torch adds elsewhere."
+
 #: An interval that reaches so many times the time itself says "wide" instead of its ends.
 UNBOUNDED = 20
 
@@ -120,7 +124,7 @@ def render_overheads(found: Sequence[Overhead]) -> RenderableType:
         times = (format_time(time_us / 1e6) for time_us in (one.direct_us, one.through_us))
         added = f"{one.added_us:.1f} us"
         table.add_row(one.operation, one.pattern, size, *times, added, f"{100 * one.share:.0f} %")
-    return table
+    return table if all(map(measures_interconnect, found)) else Group(Text(TIME_SLICES, style="yellow"), table)
 
 
 def _table_key(row: Row) -> tuple[Any, ...]:

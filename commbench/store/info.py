@@ -175,6 +175,13 @@ class Output(TypedDict):
     version: str
 
 
+class Energy(TypedDict):
+    """What was counted of the energy, and why not more; see `commbench.energy.RunMeter.facts`."""
+
+    counted: Sequence[str]
+    missing: Mapping[str, str]
+
+
 class Info(Environment, total=False):
     """The entries of ``run.json`` that are read; there may be others. Conditions may stand at the top."""
 
@@ -192,11 +199,13 @@ class Info(Environment, total=False):
     nodes: Ranks | None
     ranks_per_node: Ranks | None
     ranks_per_gpu: Ranks | None
+    nccl_settings: Mapping[str, str]
     ranks: Sequence[Rank]
     environment: Environment
     libraries: Mapping[str, str]
     mpi_init_s: float | None
     mpi_takes_gpu_memory: bool | None
+    energy: Energy
     oversubscribed: bool
     launches: Sequence[Launch]
     imported: Sequence[Output]

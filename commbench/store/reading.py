@@ -16,13 +16,15 @@ from commbench.prediction.accuracy import PredictionRow, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import SCHEMA, OverlapRow, Record, Row
 from commbench.scaling import Growth, growths, whole_rows
+from commbench.sharing import of_interconnect
 from commbench.store.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.store.info import check_info
-from commbench.summary import RowKey, keyed_rows, overlap_rows
+from commbench.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.suspects import Findings, find_suspects
+from commbench.training.cases import TrainingCase
 from commbench.training.conclusion import Recommendation
 from commbench.training.records import BucketRow, TrainingRecord, TrainingRow
-from commbench.training.summary import bucket_rows, training_rows
+from commbench.training.summary import bucket_rows, keyed_training_rows, training_energy_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,21 @@ class Run:
     @cached_property
     def training_rows(self) -> list[TrainingRow]:
         """The lines of ``ddp.csv``; empty where nothing was trained."""
-        return training_rows(self.training_records, self.info)
+        return list(self.keyed_training_rows.values())
+
+    @cached_property
+    def keyed_training_rows(self) -> dict[TrainingCase, TrainingRow]:
+        """The same by what they are of."""
+        return keyed_training_rows(self.training_records, self.info)
+
+    @cached_property
+    def energy_of(self) -> dict[Row | TrainingRow, str]:
+        """What the energy of each row counts, of those that have one; see `commbench.records.Record.energy_of`."""
+        collectives = energy_kinds(self.records)
+        training = training_energy_kinds(self.training_records, self.info)
+        return {self.keyed_rows[key]: kinds for key, kinds in collectives.items()} | {
+            row: training[case] for case, row in self.keyed_training_rows.items() if case in training
+        }
 
     @cached_property
     def bucket_rows(self) -> list[BucketRow]:
@@ -98,8 +114,11 @@ class Run:
 
     @cached_property
     def model(self) -> NetworkModel:
-        """What ``model.json`` holds, fitted to the records; without curves where too few sizes were measured."""
-        return NetworkModel.fit(self.records)
+        """What ``model.json`` holds, fitted to the records; without curves where too few sizes were measured.
+
+        What ranks did that share a GPU tells nothing of a network.
+        """
+        return NetworkModel.fit(of_interconnect(self.records, self.info))
 
     @cached_property
     def findings(self) -> Findings:

@@ -14,6 +14,7 @@ from commbench.pairs import PAIR_COLUMNS, matrices, pair_columns
 from commbench.prediction.accuracy import PREDICTION_COLUMNS, prediction_rows
 from commbench.prediction.network import NetworkModel
 from commbench.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, Row
+from commbench.sharing import of_interconnect
 from commbench.store.checking import check_out, check_plan
 from commbench.store.files import (
     BUCKETS,
@@ -164,7 +165,8 @@ class Store:
         collectives, trainings = collective_records(self.records), training_records(self.records)
         rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
         predictions = prediction_rows(collectives, trainings, self.info)
-        measured, model = matrices(collectives, self.info), NetworkModel.fit(collectives)
+        measured = matrices(collectives, self.info)
+        model = NetworkModel.fit(of_interconnect(collectives, self.info))
         with refusing(self.path / SUMMARY, LaunchError):
             if collectives:
                 replace_file(self.path / SUMMARY, csv_text(rows, COLUMNS))

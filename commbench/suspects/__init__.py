@@ -7,6 +7,7 @@ from typing import Any
 
 from commbench.pairs import Matrix
 from commbench.records import Record
+from commbench.sharing import of_interconnect, shares_gpu
 from commbench.suspects.findings import Family, Findings, Suspect, joined
 from commbench.suspects.judging import ALPHA, RELEVANT
 from commbench.suspects.matrix import judge_matrix
@@ -19,14 +20,17 @@ def find_suspects(matrices: Sequence[Matrix], records: Iterable[Record], info: M
     """What the matrices and the ordinary records of a run say of its hosts, ranks and links.
 
     In a run in which all are alike the probability that anything is named is at most `ALPHA`, shared out evenly over
-    the matrices and over what is compared in ordinary records.
+    the matrices and over what is compared in ordinary records. Ranks that take turns on a GPU are not judged: one that
+    waits for its turn is no slow one.
 
     Args:
         matrices: as `commbench.pairs.matrices` gives them.
         records: as ``samples.jsonl`` holds them.
-        info: as ``run.json`` holds it; ``ranks`` says on which host each rank is.
+        info: as ``run.json`` holds it; ``ranks`` says on which host each rank is, ``ranks_per_gpu`` whether they
+            share GPUs.
     """
-    records = list(records)
+    matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
+    records = of_interconnect(records, info)
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
     found = [judge_matrix(matrix, share) for matrix in matrices]

@@ -29,6 +29,8 @@ class Call:
     """(address of a C function, its integer arguments...), called in order; each must return 0."""
     keep: Sequence[object] = ()
     """Memory that only the addresses in ``rows`` refer to."""
+    blocking: bool = False
+    """Whether, on a device, it returns only when it has ended there: what the host does is a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +80,14 @@ def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Repetitions:
-    """One rank's stamps of n repetitions on the clock of its `SyncPlan`, each an array of shape (n,)."""
+    """One rank's stamps of n repetitions, each an array of shape (n,), on one clock within a run."""
 
     start_ns: Times
     end_ns: Times
     late: NDArray[np.bool_]
-    """Whether this rank missed the agreed start instant."""
+    """Whether this rank missed the agreed start instant, or its device had to wait for the host."""
+    comparable: bool = True
+    """Whether the clock is that of the `SyncPlan`, so that stamps of different ranks can be compared."""
 
 
 class Timer(Protocol):

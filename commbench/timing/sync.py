@@ -29,7 +29,8 @@ TOLERATED_LATE = 0.1
 class SyncPlan:
     """How the ranks of a launch start together.
 
-    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` (round-time) grows when too many
+    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is how far ahead an instant is agreed on, or
+    how much longer than queueing takes a device is kept busy (`commbench.timing.device`); it grows when too many
     starts are late. ``yielding``: give the core away while waiting, because ranks share cores.
     """
 
@@ -46,7 +47,7 @@ class SyncPlan:
         self.slack_ns = self.least_ns
 
     def widen(self) -> None:
-        """Agree on instants four times as far ahead from now on; at the limit, or beyond it already, it stays."""
+        """Look four times as far ahead from now on; at the limit, or beyond it already, it stays."""
         self.slack_ns = max(self.slack_ns, min(4 * self.slack_ns, MAXIMUM_SLACK_NS))
 
     @property
@@ -89,11 +90,10 @@ class Synchroniser:
         }[plan.method]
 
     def calibrate(self, least_ns: int) -> None:
-        """Set the slack from the measured time of a broadcast, at least ``least_ns``; all ranks together."""
-        if self.plan.method != "round-time":
-            return
+        """Set the slack: at least ``least_ns``, for instants what telling them takes, too; all ranks together."""
         least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
-        self.plan.least_ns = max(least_ns, SLACK_BROADCASTS * self._broadcast_ns())
+        told_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
+        self.plan.least_ns = max(least_ns, told_ns)
         self.plan.reset()
 
     def _broadcast_ns(self) -> int:
@@ -103,10 +103,14 @@ class Synchroniser:
             self._control.barrier(patient=self._patient)
             told = self._control.broadcast_int(time.perf_counter_ns(), patient=self._patient)
             delays.append(time.perf_counter_ns() - self.plan.clock.to_local(told))
-        return max(gather_everywhere(self._control, round(statistics.median(delays[1:]))))
+        return self.largest(round(statistics.median(delays[1:])))
+
+    def largest(self, value: int) -> int:
+        """The largest of all ranks' values; all ranks together."""
+        return max(gather_everywhere(self._control, value))
 
     def answer_late(self) -> None:
-        """Too many starts were late: agree on instants further ahead, on clocks compared afresh; all ranks together."""
+        """Too many starts were late: look further ahead, on clocks compared afresh; all ranks together."""
         self.plan.widen()
         self.plan.clock.refresh()
 

@@ -24,7 +24,7 @@ def main() -> None:
     sweep = Sweep(
         sizes=SIZES,
         backends=("nccl",),
-        in_place="both",
+        in_place="both" if control.size > 1 else "out",  # NCCL does nothing for one rank in place
         cadences=("isolated", "pipelined", "graph"),
         buffers=("hot", "rotated"),
     )

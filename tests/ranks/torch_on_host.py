@@ -2,8 +2,10 @@
 
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
+from unittest import mock
 
 import torch
 import verify_all
@@ -16,24 +18,34 @@ from commbench.communicators.torch_nccl import TorchNcclCommunicator
 from commbench.measure import Session, measure
 from commbench.timing.progress import Progress
 
+BARRIER: dict[str, Any] = {"operation": "barrier", "message_bytes": 0, "dtype": None, "in_place": None}
+
 
 class HostEvent:
-    """An event of a device on which everything has happened when a call returns."""
+    """An event of a device that does what the host does, as much later as it was told to spin."""
+
+    behind_ns = 0
 
     def __init__(self) -> None:
-        self.stamp_ns = 0
+        self.at_ns = 0
 
     def record(self) -> None:
-        """Take place."""
-        self.stamp_ns = time.perf_counter_ns()
+        """Take place when the device has come so far."""
+        self.at_ns = time.perf_counter_ns() + HostEvent.behind_ns
+
+    def query(self) -> bool:
+        """Whether it has."""
+        return time.perf_counter_ns() >= self.at_ns
 
     def synchronize(self) -> None:
-        """It has taken place."""
-        assert self.stamp_ns
+        """Wait for it; then the device has caught up."""
+        assert self.at_ns
+        time.sleep(max(0, self.at_ns - time.perf_counter_ns()) / 1e9)
+        HostEvent.behind_ns = 0
 
     def elapsed_time(self, later: "HostEvent") -> float:
         """Milliseconds, as torch's events say."""
-        return (later.stamp_ns - self.stamp_ns) / 1e6
+        return (later.at_ns - self.at_ns) / 1e6
 
 
 class OnHost(TorchNcclCommunicator):
@@ -53,21 +65,34 @@ class OnHost(TorchNcclCommunicator):
     def complete(self) -> None:
         """Everything is."""
 
+    def free_bytes(self) -> int:
+        """A little."""
+        return 2**30
+
+    def spin(self, cycles: int) -> None:
+        """Be behind the host, by a nanosecond for each cycle."""
+        HostEvent.behind_ns += cycles
+
     def new_event(self) -> HostEvent:
         """An event of the host."""
         return HostEvent()
 
+    def meet(self) -> None:
+        """As NCCL does, whose NVLS takes no int8, so that nothing can meet by it."""
+        if os.environ.get("NCCL_ALGO") == "nvls":
+            raise RuntimeError("no algorithm/protocol available for function AllReduce with datatype ncclInt8")
+        super().meet()
+
 
 def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:
-    """What a record says of a small all_reduce."""
+    """What a record says of a small all_gather, unless another case is asked for."""
     case = Case(
         **{
             "backend": "torch-nccl",
-            "operation": "all_reduce",
+            "operation": "all_gather",
             "message_bytes": 4096,
             "dtype": "float32",
-            "redop": "sum",
-            "in_place": True,
+            "in_place": False,
             **axes,
         }
     )
@@ -76,8 +101,16 @@ def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:
     record = measure(case, communicator, session, launch=0)
     if record is None:
         return {}
-    words = ("status", "reason", "wrong", "loop", "sync", "device", "library", "harness_us")
-    return {**{name: getattr(record, name) for name in words}, "times": len(record.times_us)}
+    words = ("status", "reason", "wrong", "loop", "sync", "device", "library", "harness_us", "skew_us")
+    return {**{name: getattr(record, name) for name in words}, "tried": len(record.times_us) + record.late_discarded}
+
+
+def too_large(communicator: OnHost, control: Any) -> dict[str, Any]:
+    """What a record says where the memory of the last rank's GPU is full."""
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 KiB.")
+    last = control.rank == control.size - 1
+    with mock.patch.object(torch, "zeros", side_effect=full) if last else nullcontext():
+        return measured(communicator, control)
 
 
 def main() -> None:
@@ -90,8 +123,13 @@ def main() -> None:
         found["cases"].append({"case": asdict(case)} | findings)
     found["barrier"] = verify_all.barrier_findings(communicator, control)
     found["measured"] = {
+        "in place": measured(communicator, control, operation="all_reduce", redop="sum", in_place=True),
         "plain": measured(communicator, control),
+        "barrier": measured(communicator, control, **BARRIER),
+        "barrier in a graph": measured(communicator, control, **BARRIER, graph=True),
+        "too large": too_large(communicator, control),
         "algorithm": measured(communicator, control, algorithm="ring/ll"),
+        "narrow": measured(communicator, control, algorithm="nvls"),
         "pipelined": measured(communicator, control, sync="none"),
         "rotated": measured(communicator, control, buffers="rotated"),
         "registered": measured(communicator, control, buffers="registered"),

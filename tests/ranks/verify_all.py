@@ -12,9 +12,8 @@ from commbench.cases import Case, Sweep, all_cases
 from commbench.collectives import OPERATIONS
 from commbench.communicators import connect_control, open_backend
 from commbench.communicators.base import Communicator
-from commbench.control import Control, gather_everywhere
+from commbench.control import Control, agree_on, gather_everywhere
 from commbench.datatypes import DTYPES
-from commbench.errors import UnsupportedError
 from commbench.preparation import Prepared, prepare
 from commbench.timing.loops import Call
 from commbench.timing.progress import Progress
@@ -72,12 +71,7 @@ def prepared_everywhere(
     case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
 ) -> Prepared | str:
     """The case made ready, or why some rank cannot: then no rank goes on."""
-    prepared, refusal = None, ""
-    try:
-        prepared = prepare(case, communicator, hosts)
-    except UnsupportedError as error:
-        refusal = str(error)
-    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
+    prepared, refusal = agree_on(control, lambda: prepare(case, communicator, hosts))
     return refusal or prepared or ""
 
 

@@ -59,6 +59,9 @@ class Launcher(Protocol):
     def limit(self) -> int | None:
         """How many ranks the number of ranks per node allows at most; None where none was asked for."""
 
+    def ranks_per_host(self, ranks: int) -> int:
+        """How many of so many ranks one machine gets at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -103,6 +106,13 @@ class Placement:
     def limit(self) -> int | None:
         """Ranks per node on every host."""
         return None if self.ranks_per_node is None else self.ranks_per_node * len(self.node_slots())
+
+    def ranks_per_host(self, ranks: int) -> int:
+        """As many as the largest host has slots, and more where ranks are more than slots; emulated hosts are one."""
+        if self.environ.get(hosts.EMULATED):
+            return ranks
+        slots = self.node_slots()
+        return min(ranks, self.ranks_per_node or max(*slots, -(-ranks // len(slots))))
 
     def environment(self) -> dict[str, str]:
         """One thread a rank and the network interface."""

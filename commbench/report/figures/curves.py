@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from commbench.prediction.links import Link, limit_of
 from commbench.records import Row
 from commbench.report.figures.axes import Estimate, estimate
 from commbench.report.figures.words import run_names, varying
+from commbench.sharing import measures_interconnect
 from commbench.store import Run
 
 #: Patterns that are no curve: a matrix is a figure of its own.
@@ -83,6 +85,8 @@ class Family:
     curves: Sequence[Curve]
     shared: str
     """What is the same in all of them, for people."""
+    rows_sharing_gpus: int = 0
+    """Rows of the operation that are in no curve, because their ranks shared a GPU."""
 
     @property
     def sizes(self) -> list[int]:
@@ -97,11 +101,18 @@ class Family:
 
 
 def families(runs: Sequence[Run]) -> list[Family]:
-    """The curves of each operation of several runs, in the order of operations."""
+    """The curves of each operation of several runs, in the order of operations.
+
+    What ranks did that share a GPU is no curve: it is not of an interconnect.
+    """
+    sharing: Counter[str] = Counter()
     found: dict[str, dict[tuple[str, ...], tuple[dict[str, Any], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
         stated = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
+            if not all(map(measures_interconnect, rows)):
+                sharing[case.operation] += len(rows)
+                continue
             identity = {"run": name} | {field: getattr(case, field) for field in _IDENTITY}
             key = tuple(map(str, identity.values()))
             of_operation = found.setdefault(case.operation, {})
@@ -109,7 +120,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
             of_operation.setdefault(key, (identity, []))[1].append(reading)
     several = len(runs) > 1
     return [
-        _family(operation, list(found[operation].values()), several=several)
+        _family(operation, list(found[operation].values()), several=several, rows_sharing_gpus=sharing[operation])
         for operation in OPERATIONS
         if operation in found
     ]
@@ -126,7 +137,13 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
     return [(cases[key], of_case) for key, of_case in rows.items() if cases[key].pattern not in _OTHERWISE]
 
 
-def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Reading]]], *, several: bool) -> Family:
+def _family(
+    operation: str,
+    series: Sequence[tuple[Mapping[str, Any], list[Reading]]],
+    *,
+    several: bool,
+    rows_sharing_gpus: int,
+) -> Family:
     """The series of an operation, with what tells them apart: of several runs always whose each is."""
     identities = [identity for identity, _ in series]
     differing = [name for name in varying(identities) if name != "run"]
@@ -139,6 +156,7 @@ def _family(operation: str, series: Sequence[tuple[Mapping[str, Any], list[Readi
             for identity, readings in series
         ],
         shared=_spoken(identities[0], shared),
+        rows_sharing_gpus=rows_sharing_gpus,
     )
 
 

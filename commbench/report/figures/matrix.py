@@ -15,6 +15,7 @@ from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import TIMED, name_range, rate_unit, why_unjudged
+from commbench.sharing import shares_gpu
 from commbench.store import Run
 from commbench.suspects.findings import ANY, Family, Suspect
 from commbench.suspects.matrix import places
@@ -80,11 +81,15 @@ def _is_rank(name: str, rank: int) -> bool:
 
 
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One heat map for each matrix of each run: colours of two cannot be laid over each other."""
+    """One heat map for each matrix of each run: colours of two cannot be laid over each other.
+
+    None for ranks that share a GPU, whose pairs are no links.
+    """
     made = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         of_run = number if len(runs) > 1 else ""
-        for place, matrix in enumerate(run.matrices, start=1):
+        linked = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
+        for place, matrix in enumerate(linked, start=1):
             made.append(_drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place)))
     return made
 

@@ -169,6 +169,7 @@ def caption_of(family: Family, curves: Sequence[Curve]) -> str:
         _beside(curves) if len(curves) > 1 else "",
         f"Crosses on the axis have no result ({broken(family)})." if crosses else "",
         _cannot(family),
+        not_drawn(family),
         left_out([curve.name for curve in family.curves if not curve.is_unsupported], MOST_SERIES),
     )
 
@@ -257,3 +258,10 @@ def broken(family: Family) -> str:
 def _cannot(family: Family) -> str:
     names = [curve.name for curve in family.curves if curve.is_unsupported]
     return f"Not supported by {listed(names)}." if names else ""
+
+
+def not_drawn(family: Family) -> str:
+    """A sentence about the rows that are about no interconnect; empty where there are none."""
+    count = family.rows_sharing_gpus
+    are = "is" if count == 1 else "are"
+    return f"{counted(count, 'row')} of ranks that share a GPU {are} not drawn." if count else ""

@@ -26,9 +26,10 @@ from commbench.report.page.columns import (
     words,
 )
 from commbench.report.page.parts import MOST_LINES, Table, Tone
-from commbench.report.state import explain_time
-from commbench.report.table import columns_of, title_of
+from commbench.report.state import counted_energy, explain_time
+from commbench.report.table import TIME_SLICES, columns_of, title_of
 from commbench.scaling import Growth, order_of
+from commbench.sharing import measures_interconnect
 from commbench.store import PAIRS, SUMMARY, Run
 from commbench.suspects.findings import Suspect
 from commbench.units import format_size
@@ -211,7 +212,8 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
         number("added", "added_us", Overhead, unit="us"),
         interval("added_us", Overhead, unit="us"),
     ]
-    return [make_table("What torch.distributed adds to NCCL", lines, columns)] if lines else []
+    notes = [] if all(measures_interconnect(one) for _, one in lines) else [TIME_SLICES]
+    return [make_table("What torch.distributed adds to NCCL", lines, columns, notes=notes)] if lines else []
 
 
 def suspect_tables(runs: Sequence[Run]) -> list[Table]:
@@ -279,6 +281,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         _size_column(Row),
         _time_column(explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
+        energy_column(runs),
         Column(
             heading="energy a byte",
             unit="nJ",
@@ -287,6 +290,16 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         ),
     ]
     return [make_table("Energy of one operation", timed, columns, rest_in=SUMMARY)] if timed else []
+
+
+def energy_column(runs: Iterable[Run]) -> Column[Any]:
+    """What the energy of a row counts."""
+    counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
+    return Column(
+        heading="energy of",
+        about="what is counted: idle GPUs and other programs there, too",
+        text=lambda row: counts.get(row, ""),
+    )
 
 
 def _nanojoule(row: Row) -> float | None:

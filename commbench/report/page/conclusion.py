@@ -23,11 +23,14 @@ MATRICES = Things("matrix", "matrices")
 #: So many doubts stand on the first screen.
 MOST_DOUBTS = 3
 #: Doubts that change what the figures mean, however few rows they are about; others count where they are about most.
-_ALWAYS = frozenset({"ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "clock", "one_launch"})
+_ALWAYS = frozenset(
+    {"ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "shared_gpu", "clock", "one_launch"}
+)
 #: The order in which they are told.
 _GRAVE = (
-    *("ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "clock", "one_launch", "few_launches"),
-    *("bimodal_launches", "drift", "harness", "ci_wide", "bimodal", "unsteady", "late"),
+    *("ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "shared_gpu", "clock", "one_launch"),
+    *("few_launches", "throttled", "bimodal_launches", "drift", "harness", "ci_wide", "bimodal", "unsteady", "late"),
+    "in_cache",
 )
 #: Which tone of several runs counts.
 _TONES: Sequence[Tone] = ("bad", "doubt", "good", "quiet", "")

@@ -15,7 +15,7 @@ from commbench.report.page.facts import find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
 from commbench.report.page.rates import BUSBW
 from commbench.report.page.repeat import commands
-from commbench.report.state import explain_time, origins, time_spent, undecided
+from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_warnings
@@ -61,7 +61,7 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
         Section(
             name="missing",
             title="What was not measured",
-            sentences=_each(runs, conditions.left_out),
+            sentences=_each(runs, lambda run: [*conditions.left_out(run), *unmetered(run)]),
             tables=_some(conditions.missing_table(runs)),
         ),
         Section(

@@ -15,6 +15,7 @@ from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
 from commbench.report.page.parts import Finding
 from commbench.report.table import flags_of, format_time_us
+from commbench.sharing import measures_interconnect, shares_gpu
 from commbench.store import Run
 from commbench.units import counted, format_size
 
@@ -125,20 +126,24 @@ def latencies(run: Run) -> Iterable[Finding]:
 
 
 def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Row]]:
-    """Rows of all ranks together; that of a matrix is of all its pairs, which is what no pair has."""
+    """Rows of all ranks together; that of a matrix is of all its pairs, which is what no pair has.
+
+    What ranks did that share a GPU says nothing of the network.
+    """
     by_backend: dict[str, list[Row]] = {}
     for row in run.whole_rows:
-        if row.status == "ok" and row.pattern != MATRIX and is_wanted(row):
+        if row.status == "ok" and row.pattern != MATRIX and measures_interconnect(row) and is_wanted(row):
             by_backend.setdefault(row.backend, []).append(row)
     return by_backend
 
 
 def pairs(run: Run) -> Iterable[Finding]:
     """What the pairs of ranks of each matrix move or take, from one end to the other."""
-    ranges = {_measured(matrix): _range(matrix) for matrix in run.matrices}
+    matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
+    ranges = {_measured(matrix): _range(matrix) for matrix in matrices}
     texts = [f"{name}: {text}" for name, text in ranges.items() if text]
     if texts:
-        launches = max(len(matrix.times_us) for matrix in run.matrices)
+        launches = max(len(matrix.times_us) for matrix in matrices)
         yield Finding(
             label="Pairs of ranks",
             texts=texts,

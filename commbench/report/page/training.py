@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from commbench.prediction.accuracy import PredictionRow
 from commbench.prediction.curves import Curve
 from commbench.prediction.network import CurveKey
-from commbench.report.page.collectives import tone_of
+from commbench.report.page.collectives import energy_column, tone_of
 from commbench.report.page.columns import (
     Column,
     Named,
@@ -42,7 +42,8 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             named = [(run.name, row) for row in rows]
             notes = without_ddp(rows)
             title = f"{of_run}{training_title(rows)}"
-            tables.append(make_table(title, named, _COLUMNS, notes=notes, meanings=MEANINGS, rest_in=DDP))
+            columns = [*_COLUMNS, energy_column([run]), flag_column()]
+            tables.append(make_table(title, named, columns, notes=notes, meanings=MEANINGS, rest_in=DDP))
     return tables
 
 
@@ -87,7 +88,6 @@ _COLUMNS: list[Column[TrainingRow]] = [
     number("to target", "time_to_target_s", TrainingRow, unit="s"),
     number("memory", "peak_memory_MB", TrainingRow, unit="MB"),
     number("energy", "energy_J", TrainingRow, unit="J"),
-    flag_column(),
 ]
 
 
