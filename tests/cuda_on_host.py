@@ -142,6 +142,8 @@ def find_nvrtc() -> str | None:
 
 def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:
     """What NVRTC returns for a source, 0 where it compiles, and what it says."""
+    for builtins in Path(library).parent.glob("libnvrtc-builtins.so.[0-9]*"):  # that of CUDA 13 does not look beside it
+        ctypes.CDLL(str(builtins))
     nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()
     assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"selection.cu", 0, None, None)
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
