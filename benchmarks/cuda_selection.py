@@ -305,13 +305,13 @@ def find_gpu() -> tuple[str, int]:
     try:
         import torch
 
-        from commbench.hooks.selectors import cupy_wheel, has_kernels, prepare
+        from commbench.hooks.selectors import SLOW, cupy_wheel, fast_selection, prepare
     except ImportError as error:
         raise InputError("This needs PyTorch, which is not installed: pip install torch.") from error
     if not torch.cuda.is_available():
         raise InputError("This times a GPU, and PyTorch finds none that CUDA can use.")
     device = torch.device("cuda", torch.cuda.current_device())
-    if not has_kernels(device):
+    if fast_selection(device) == SLOW:
         raise InputError(f"This needs cupy for CUDA, which is not installed: pip install '{cupy_wheel()}'.")
     prepare(device)
     properties = torch.cuda.get_device_properties(device)

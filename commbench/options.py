@@ -225,12 +225,12 @@ def draw_seed(seed: int | None) -> int:
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
-    """Refuse messages whose buffers would not fit into this host's memory.
+    """Refuse messages whose buffers would not fit into this host's memory; where a GPU's is full, that is a row.
 
     Raises:
         InputError: the largest does not; the sentence says how much there is.
     """
-    largest = max((case.message_bytes for case in cases), default=0)
+    largest = max((case.message_bytes for case in cases if case.backend not in DEVICE_BACKENDS), default=0)
     needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
     if needed > available:
         raise InputError(

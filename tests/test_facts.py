@@ -111,7 +111,9 @@ def test_what_selects_is_stated_where_it_is_known() -> None:
     assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
     assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
     assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]
-    assert "pip install 'cupy-cuda13x[ctk]'" in remark(session() | {"fast_selection": "torch.topk"})
+    slow = session() | {"fast_selection": "torch.topk"}
+    assert "numba, which is not installed: pip install numba." in remark(slow)
+    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(slow | {"ranks_per_gpu": 1})
 
 
 def test_the_launch_with_the_worst_clock_is_stated() -> None:

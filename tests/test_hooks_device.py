@@ -117,28 +117,33 @@ def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: st
 
 
 def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Select on a GPU by cupy's kernels where it can compile them, else by torch, and by torch where that is asked."""
-    made = []
-    monkeypatch.setattr(selectors, "CudaSelector", lambda *arguments: made.append(arguments))
+    """Select by what is compiled where its compiler is installed, else by torch, and by torch where that is asked."""
+    monkeypatch.setattr(selectors, "CudaSelector", lambda *arguments: arguments)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     gpu, host = torch.device("cuda", 1), torch.device("cpu")
-    for has_kernels in (True, False):
-        monkeypatch.setattr(selectors, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
-        found = selectors.make_selector(100, 3, "float32", fast=True, device=gpu)
-        assert [(100, 3, "float32", gpu)] == made
-        assert has_kernels == (found is None)
-        assert has_kernels or isinstance(found, selectors.TorchSelector)
-    assert isinstance(selectors.make_selector(9, 3, "float32", fast=False, device=gpu), selectors.TorchSelector)
-    assert isinstance(selectors.make_selector(9, 3, "float32", fast=True, device=host), selectors.NativeSelector)
+    assert (100, 3, "float32", gpu) == made_with(monkeypatch, "cupy", gpu, fast=True)
+    assert isinstance(made_with(monkeypatch, "numba", host, fast=True), selectors.NativeSelector)
+    for installed, device, fast in (("numba", gpu, True), ("cupy", host, True), ("cupy", gpu, False)):
+        assert isinstance(made_with(monkeypatch, installed, device, fast=fast), selectors.TorchSelector)
 
 
-def test_kernels_need_a_gpu_of_nvidia_and_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool) -> object:
+    """Return what selects 3 of 100 elements on a device where one package is installed."""
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name if name == installed else None)
+    return selectors.make_selector(100, 3, "float32", fast=fast, device=device)
+
+
+def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for cupy only where torch's cuda is CUDA."""
-    looked: list[str] = []
-    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: looked.append(name) or name)
-    for version, device, wanted in (("13.0", "cuda", True), (None, "cuda", False), ("13.0", "cpu", False)):
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name)
+    for version, device, wanted in (
+        ("13.0", "cuda", "cupy"),
+        (None, "cuda", "torch.topk"),
+        ("13.0", "mps", "torch.topk"),
+        ("13.0", "cpu", "numba"),
+    ):
         monkeypatch.setattr(torch.version, "cuda", version)
-        assert wanted == selectors.has_kernels(torch.device(device))
-    assert ["cupy"] == looked
+        assert wanted == selectors.fast_selection(torch.device(device))
 
 
 HOST = torch.device("cpu")
@@ -205,20 +210,12 @@ def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: t
     """Compile for the device that trains, and for no other; say what selects there."""
     compiled: list[Any] = []
     monkeypatch.setattr(selectors, "prepare", compiled.append)
-    monkeypatch.setattr(selectors, "has_kernels", lambda _: False)
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda _: None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
     gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)
     assert ([gpu.torch_device] if is_used else []) == compiled
     assert ("torch.topk" if is_used else None) == session.fast_selection(cases, gpu)
-
-
-def test_what_selects_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the library that compiles, or torch's function."""
-    assert "numba" == selectors.fast_selection(HOST)
-    for has_kernels, name in ((True, "cupy"), (False, "torch.topk")):
-        monkeypatch.setattr(selectors, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
-        assert name == selectors.fast_selection(torch.device("cuda"))
 
 
 def test_indices_stay_on_the_host_for_a_host() -> None:

@@ -108,7 +108,7 @@ def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse the first size whose buffers on all ranks of this host exceed what is available."""
     available = 4 * BUFFERS_PER_RANK * MIB
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": available}))
-    check_memory([make_case(message_bytes=MIB)], 4)
+    check_memory([make_case(message_bytes=MIB), make_case(backend="nccl", message_bytes=1 << 50)], 4)
     with pytest.raises(InputError, match=r"about 12 MiB are|12 MiB are available; choose smaller --sizes"):
         check_memory([make_case(message_bytes=MIB + 4)], 4)
 

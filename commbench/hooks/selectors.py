@@ -12,6 +12,8 @@ from commbench.hooks.feedback import put
 from commbench.training.message import INDEX_BYTES, Values
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
+#: What selects where nothing is compiled.
+SLOW = "torch.topk"
 
 
 class Selector(Protocol):
@@ -136,11 +138,10 @@ class CudaSelector:
 
 def make_selector(n: int, k: int, values: Values, *, fast: bool, device: torch.device) -> Selector:
     """The compiled selection if ``fast`` and there is one for the device, else torch's."""
-    if fast and device.type == "cpu":
+    compiler = fast_selection(device) if fast else SLOW
+    if compiler == "numba":
         return NativeSelector(n, k, values)
-    if fast and has_kernels(device):
-        return CudaSelector(n, k, values, device)
-    return TorchSelector(k, values)
+    return CudaSelector(n, k, values, device) if compiler == "cupy" else TorchSelector(k, values)
 
 
 def prepare(device: torch.device) -> None:
@@ -149,11 +150,12 @@ def prepare(device: torch.device) -> None:
     Raises:
         InputError: it cannot be compiled; the sentence says what is missing.
     """
-    if device.type == "cpu":
+    compiler = fast_selection(device)
+    if compiler == "numba":
         from commbench.compression.selection import prepare as prepare_host
 
         prepare_host()
-    elif has_kernels(device):
+    elif compiler == "cupy":
         _prepare_kernels(device)
 
 
@@ -179,15 +181,16 @@ def cupy_wheel() -> str:
 
 
 def fast_selection(device: torch.device) -> str:
-    """What selects on a device where ``selection=fast`` is asked for: ``numba``, ``cupy`` or ``torch.topk``."""
+    """What selects on a device where ``selection=fast`` is asked for: ``numba``, ``cupy``, or `SLOW` without these."""
+    compiler = _compiler_for(device)
+    return compiler if compiler and importlib.util.find_spec(compiler) else SLOW
+
+
+def _compiler_for(device: torch.device) -> str | None:
+    """The package that compiles commbench's selection for a device; torch calls AMD's GPUs cuda, too."""
     if device.type == "cpu":
         return "numba"
-    return "cupy" if has_kernels(device) else "torch.topk"
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether cupy is there to compile kernels for a GPU of NVIDIA; torch calls AMD's cuda, too."""
-    return device.type == "cuda" and torch.version.cuda is not None and importlib.util.find_spec("cupy") is not None
+    return "cupy" if device.type == "cuda" and torch.version.cuda is not None else None
 
 
 def stream_of(device: torch.device) -> int:

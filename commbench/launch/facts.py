@@ -197,9 +197,11 @@ def remark(session: Mapping[str, Any]) -> str:
     """What a person would not expect of a session; empty where nothing."""
     if session.get("fast_selection") != "torch.topk":
         return ""
+    on_gpus = session.get("ranks_per_gpu")
+    package, wheel = ("cupy", "'cupy-cuda13x[ctk]' (or cuda12x)") if on_gpus else ("numba", "numba")
     return (
-        "Hook topk selects by torch.topk, for the kernels of selection=fast need cupy, which is not installed: "
-        "pip install 'cupy-cuda13x[ctk]' (or cuda12x)."
+        f"Hook topk selects by torch.topk, for selection=fast is compiled by {package}, which is not installed: "
+        f"pip install {wheel}."
     )
 
 
