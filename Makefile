@@ -82,8 +82,8 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 test: $(DEV) ## Run the tests that are not slow.
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
 
-test-all: $(DEV) ## Run all tests.
-	$(BIN)/python -m pytest $(ARGS)
+test-all: $(DEV) ## Run all tests, of examples drawn anew.
+	$(BIN)/python -m pytest --hypothesis-profile=searching $(ARGS)
 
 lint: $(DEV) ## Check style, format, types and the direction of imports.
 	$(BIN)/ruff check

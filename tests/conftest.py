@@ -15,12 +15,20 @@ from typing import Any
 
 import pytest
 import slurm
+from hypothesis import HealthCheck, settings
 
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
 
 HERE = Path(__file__).parent
 #: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+#: The same examples in every run, so that a failure is a change's doing; `make test-all` searches for others. A busy
+#: machine may take its time over them.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", PATIENT, derandomize=True)
+settings.register_profile("searching", PATIENT)
+settings.load_profile("steady")
 
 RunRanks = Callable[..., Any]
 

@@ -83,7 +83,7 @@ def test_intervals_widen_beyond_the_sizes() -> None:
     assert coarse.stray(2**16) > 0.5
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     """Predict times that are above 0, rise or stay, and have no jump at the ends, whatever was measured."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import pytest
 from builders import make_launches
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.errors import InputError
@@ -129,7 +129,6 @@ def test_missing_fields_are_named() -> None:
         check_as(Sequence[str], [1], "entry")
 
 
-@settings(deadline=None)
 @given(
     field=st.sampled_from(sorted(GOOD)),
     value=st.recursive(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import make_case, make_info, make_launches
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.cases import Case
@@ -287,7 +287,6 @@ def test_osu_needs_the_ranks() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-@settings(deadline=None)
 @given(ranks=st.integers(2, 64), blocks=st.integers(1, 2**20))
 def test_osu_sizes_turn_back(operation: object, ranks: int, blocks: int) -> None:
     """Get every operation's message from what OSU prints for it."""
@@ -502,7 +501,6 @@ RANKS_STATED = {"nccl_tests_all_reduce.txt", "nccl_tests_old.txt", "nccl_tests_b
 RANKS_STATED |= {"imb.txt", "param.txt"}
 
 
-@settings(deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
 def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> None:
     """End in records or one sentence, whatever was typed into a file."""
@@ -542,7 +540,6 @@ def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[
     return rows, load_text(render(rows, style))
 
 
-@settings(deadline=None)
 @given(
     operation=st.sampled_from([name for name, entry in OPERATIONS.items() if entry.moves_data]),
     dtype=st.sampled_from(sorted(DTYPES)),
@@ -569,7 +566,6 @@ def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: floa
     assert pytest.approx(row.busbw_GBps, rel=rounded / time_us) == back.busbw_GBps
 
 
-@settings(deadline=None)
 @given(
     operation=st.sampled_from(["bandwidth", "bibandwidth", "all_reduce", "all_gather", "reduce", "barrier"]),
     time_us=st.floats(1.0, 1e6),

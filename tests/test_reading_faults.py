@@ -300,7 +300,7 @@ def original(name: str) -> Run:
         return load_run(path)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
 def test_edited_runs_are_read_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
@@ -311,7 +311,7 @@ def test_edited_runs_are_read_or_refused(
     capsys.readouterr()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_edited_models_are_read_or_refused(seed: int) -> None:
     """Rebuild a model that was edited anywhere, or say in a sentence why not."""

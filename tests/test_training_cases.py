@@ -145,10 +145,10 @@ def test_an_option_named_twice_is_refused(text: str) -> None:
 
 @given(caps=st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=4))
 def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
-    """Spell a size so that it means the same when it is read again."""
+    """Spell a size to nine decimals, so that it means the same when it is read again."""
     text = canonical_cap("+".join(f"{cap:.12f}" for cap in caps))
     assert text == canonical_cap(text)
-    assert pytest.approx(caps, rel=1e-6, abs=1e-11) == list(case(bucket_cap_mb=text).caps_mb)
+    assert pytest.approx(caps, rel=1e-12, abs=0.6e-9) == list(case(bucket_cap_mb=text).caps_mb)
 
 
 # --------------------------------------------------------------------------------------------------------- the case
