@@ -291,6 +291,11 @@ def clock_domain(root: Path = ROOT) -> str:
     return f"{boot_id}/{_link(root, 'proc/self/ns/time') or 'none'}"  # kernels before 5.6 have no time namespaces
 
 
+def machine_id(root: Path = ROOT) -> str:
+    """What is equal for all containers and emulated hosts of one machine: the boot id, else the host's name."""
+    return read_text(root, "proc/sys/kernel/random/boot_id") or socket.gethostname()
+
+
 def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """Return the resolution of the clock, in seconds: the least by which two of a thousand observed steps differ.
 

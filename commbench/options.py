@@ -22,13 +22,17 @@ from commbench.cases import DEVICE_BACKENDS, GPU_BACKENDS, MPI_BACKENDS, Case, a
 from commbench.communicators import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.environment import git_commit
 from commbench.errors import InputError
+from commbench.launch.facts import emulated_conditions
 from commbench.launch.plan import RunRequest, frozen_values
 from commbench.store import load_run
 from commbench.suites import Suite
+from commbench.training.cases import BACKENDS as TRAINING_BACKENDS
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
 #: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.
 BUFFERS_PER_RANK = 3
+#: Train over whichever backend suits the machine.
+AUTO_BACKEND = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +153,8 @@ def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks
     sentence = missing_library(backend)
     if sentence or asked or backend not in DEVICE_BACKENDS:
         return sentence
+    if emulated_conditions():
+        return f"Backend {backend} is not for emulated hosts, which share the GPUs of a machine; ask for it to try it."
     trial = try_device(backend)
     if trial.refusal or (ranks_here or 0) <= trial.gpus:
         return trial.refusal
@@ -156,6 +162,32 @@ def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks
         f"{ranks_here} ranks of a host would share {counted(trial.gpus, 'GPU')}; ask for NCCL by --backend nccl with "
         f"-n {trial.gpus} for each host, or with -n {trial.gpus + 1} to try it."
     )
+
+
+def check_training_backend(asked: str) -> str:
+    """What was asked for to train over; raises `InputError` if there is no such thing."""
+    known = (AUTO_BACKEND, *TRAINING_BACKENDS)
+    if asked not in known:
+        raise InputError(f"Unknown training backend {asked!r}; choose from {', '.join(known)}.")
+    return asked
+
+
+def choose_training_backend(asked: str, *, ranks_here: int | None) -> tuple[str, list[str]]:
+    """What DDP trains over: what was ``asked`` for, or for ``auto`` NCCL where each rank has a GPU, else Gloo.
+
+    Args:
+        asked: one of `commbench.training.cases.BACKENDS`, or ``auto``.
+        ranks_here: see `lacking`.
+
+    Returns:
+        Its name, and where there are GPUs that ``auto`` does not use a sentence on why.
+    """
+    if asked != AUTO_BACKEND:
+        return asked, []
+    lack = lacking("torch-nccl", asked=False, ranks_here=ranks_here) if has_gpus() else ""
+    if lack is None:
+        return "nccl", []
+    return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:

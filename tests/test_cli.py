@@ -14,11 +14,12 @@ from builders import make_case, make_info, make_record
 from launching import has_ended, make_request, wait_until
 
 from commbench import cli
+from commbench.cli import measuring
 from commbench.cli.conducting import Place, Settings, Task, carry_out, default_ranks
 from commbench.communicators import Trial
 from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.launch.launchers import MpirunLauncher
-from commbench.launch.probe import probe_mpi
+from commbench.launch.probe import probe_mpi, probe_workload
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.records import COLUMNS
 from commbench.store import Store, load_run
@@ -360,16 +361,38 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
 
 
 def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave NCCL out where two ranks would share a GPU, and say that training is on CPUs."""
+    """Leave NCCL out where two ranks would share a GPU, and say that training is on CPUs; use both of two."""
     monkeypatch.setattr("commbench.options.has_gpus", lambda: True)
-    monkeypatch.setattr("commbench.cli.measuring.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.cli.training.probe_workload", probe_on_host)
     for gpus in (1, 2):
         monkeypatch.setattr("commbench.options.try_device", lambda _, gpus=gpus: Trial(gpus=gpus))
-        said = commbench("bench --dry-run").out
+        said = " ".join(commbench("bench --dry-run").out.split())
         assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU;" in said)
+        assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in said)
         assert (gpus == 2) == ("nccl all_reduce" in said)
-        assert "for GPUs there is commbench train --backend nccl" in " ".join(said.split())
+        assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in said)
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (None, "auto"),
+        (("mpi",), None),
+        (("mpi", "gloo"), "gloo"),
+        (("nccl",), "nccl"),
+        (("mpi", "torch-nccl"), "nccl"),
+        (("gloo", "nccl"), "auto"),
+    ],
+)
+def test_bench_trains_over_what_it_measures(backends: Sequence[str] | None, expected: str | None) -> None:
+    """Train over Gloo or NCCL where collectives over it are asked for, over neither where MPI alone is."""
+    assert expected == measuring._trains_over(backends)
+
+
+def probe_on_host(*arguments: Any, **options: Any) -> Any:
+    """Try a workload out where there is no GPU."""
+    return probe_workload(*arguments, **options | {"backend": "gloo"})
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

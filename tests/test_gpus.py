@@ -1,12 +1,13 @@
 """Tests of which GPU each rank gets, from what the ranks see; no CUDA is asked."""
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from commbench.communicators.gpus import Placement, place, share_out
-from commbench.control import run_threads
+from commbench.control import Control, run_threads
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
 
@@ -41,9 +42,26 @@ def test_ranks_take_what_the_fewest_have(seen: Sequence[Sequence[str]], numbers:
     assert (numbers, shared) == share_out([("node1", gpus) for gpus in seen])
 
 
-def test_hosts_have_gpus_of_their_own() -> None:
-    """Take equal addresses on two hosts for two GPUs."""
-    assert ([0, 0, 1, 1], 1) == share_out([(host, FOUR) for host in ("node1", "node2", "node1", "node2")])
+def test_machines_have_gpus_of_their_own() -> None:
+    """Take equal addresses on two machines for two GPUs."""
+    assert ([0, 0, 1, 1], 1) == share_out([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
+
+
+@pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
+def test_hosts_of_one_machine_share_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, machines: Sequence[str], shared: int
+) -> None:
+    """Count ranks in containers with other host names; they reach each other by whatever network those have."""
+    own = threading.local()
+    monkeypatch.setattr("commbench.communicators.gpus.machine_id", lambda: machines[own.rank])
+    monkeypatch.setattr("socket.gethostname", lambda: f"host{own.rank}")
+
+    def placed(control: Control) -> int:
+        own.rank = control.rank
+        return place(control, FOUR[:1]).ranks_per_gpu
+
+    assert [shared] * 2 == run_threads(2, placed)
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,15 @@ from commbench.budgets import BUDGETS
 from commbench.cases import USUAL_BACKENDS
 from commbench.communicators import Trial, check_device, has_gpus, try_device
 from commbench.errors import InputError
+from commbench.launch.launchers import EMULATED
 from commbench.options import (
     BUFFERS_PER_RANK,
     SizeOptions,
     check_memory,
+    check_training_backend,
+    choose_training_backend,
     find_budget,
+    lacking,
     make_request,
     plan_identity,
     ranks_by_gpus,
@@ -245,6 +249,45 @@ def test_gpus_say_how_many_ranks(
     """Give each of several GPUs a rank where a backend can use them, a single one only where nothing else is there."""
     machine(monkeypatch, gpus)
     assert expected == ranks_by_gpus(backends)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "ranks_here", "expected"),
+    [
+        ("auto", 0, 2, "gloo"),
+        ("auto", 4, 4, "nccl"),
+        ("auto", 4, 5, "gloo, though there are GPUs"),
+        ("auto", 1, None, "nccl"),
+        ("gloo", 4, 4, "gloo"),
+        ("nccl", 1, 2, "nccl"),
+    ],
+)
+def test_training_is_on_gpus_where_each_rank_has_one(
+    monkeypatch: pytest.MonkeyPatch, asked: str, gpus: int, ranks_here: int | None, expected: str
+) -> None:
+    """Choose by what is here where nobody names a backend, and say why GPUs are not used."""
+    machine(monkeypatch, gpus)
+    backend, sentences = choose_training_backend(asked, ranks_here=ranks_here)
+    said = "this trains over Gloo on CPUs. 5 ranks of a host would share 4 GPUs"
+    assert expected == backend + ", though there are GPUs" * sum(said in sentence for sentence in sentences)
+
+
+def test_emulated_hosts_do_not_share_a_gpu_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave NCCL out there, with a sentence, and let who names it try it."""
+    machine(monkeypatch, 4)
+    monkeypatch.setenv(EMULATED, '{"hosts": 2}')
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False, ranks_here=1)
+    assert "torch-nccl" not in left.backends
+    assert ["emulated hosts" in sentence for sentence in sentences].count(True) == 1
+    assert "gloo" == choose_training_backend("auto", ranks_here=1)[0]
+    assert lacking("torch-nccl") is None
+
+
+def test_what_is_no_training_backend_is_refused() -> None:
+    """Name those that there are."""
+    assert "auto" == check_training_backend("auto")
+    with pytest.raises(InputError, match="Unknown training backend 'mpi'; choose from auto, gloo, nccl"):
+        check_training_backend("mpi")
 
 
 @pytest.mark.parametrize("ranks_here", [4, 5, None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from commbench.budgets import Budget
+from commbench.cases import DEVICE_BACKENDS
 from commbench.cli.conducting import Place, Task, carry_out
 from commbench.cli.settings import Settings, takes_settings
-from commbench.cli.training import default_sweep, find_training_budget, join_training, plan_training
-from commbench.communicators import has_gpus
+from commbench.cli.training import backend_at, default_sweep, find_training_budget, join_training, plan_training
 from commbench.launch.conductor import single_stage
 from commbench.options import (
+    AUTO_BACKEND,
     SizeOptions,
     find_budget,
     lacking,
@@ -54,8 +55,6 @@ from commbench.suites import Suite, load_suite
 
 #: Share of a time limit for the collectives where `bench` trains too.
 COLLECTIVES_SHARE = 0.4
-#: What `bench` says where there are GPUs.
-NOT_ON_GPUS = "Training on GPUs: this trains over Gloo on CPUs; for GPUs there is commbench train --backend nccl."
 
 
 @takes_settings
@@ -76,34 +75,44 @@ def bench(
     """Measure this machine or cluster, and say what to do.
 
     Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
-    several bucket sizes and hooks, and recommends a setting. Last it draws a page, report.html, beside the results.
+    several bucket sizes and hooks, on GPUs where each rank has one, and recommends a setting. Last it draws a page,
+    report.html, beside the results.
     """
     settings = replace(settings, style=output_format)
     backends = split_names(backend)
     suite = _override(load_suite("quick"), {"backends": backends})
-    wanted = train and (backends is None or "gloo" in backends)
+    trains_over = _trains_over(backends) if train else None
     timing, training = find_budget(budget, launches), find_training_budget(budget)
 
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
-        trains = wanted and not lack
+        asked = None if lack else trains_over
         limit_s = settings.time_limit
-        if trains and limit_s is not None:
+        if asked and limit_s is not None:
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
         collectives = _planner(suite, limited, timing, like, asked=backends is not None)
         task = replace(collectives(place), draws_page=True)
-        if not trains:
-            return replace(task, left_out=[*task.left_out, *([lack] if wanted and lack else [])])
-        if has_gpus():
-            task = replace(task, left_out=[*task.left_out, NOT_ON_GPUS])
-        sweep, seed = default_sweep(), task.requests[0].seed
+        if asked is None:
+            return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
+        chosen, left_out = backend_at(place, asked)
+        task = replace(task, left_out=[*task.left_out, *left_out])
+        sweep, seed = replace(default_sweep(), backend=chosen), task.requests[0].seed
         begins_s = limit_s or 0.0
         return join_training(
             task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
         )
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
+
+
+def _trains_over(backends: Sequence[str] | None) -> str | None:
+    """What DDP trains over beside collectives over these backends, None: all there are; None where none suits it."""
+    if backends is None:
+        return AUTO_BACKEND
+    suitable = ["gloo"] if "gloo" in backends else []
+    suitable += ["nccl"] if any(backend in DEVICE_BACKENDS for backend in backends) else []
+    return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
 
 
 @takes_settings

@@ -16,7 +16,15 @@ from commbench.errors import InputError
 from commbench.kinds import collective_records
 from commbench.launch.probe import probe_workload
 from commbench.launch.sweep import TrainingPlan
-from commbench.options import draw_seed, parse_numbers, ranks_by_gpus, split_names
+from commbench.options import (
+    AUTO_BACKEND,
+    check_training_backend,
+    choose_training_backend,
+    draw_seed,
+    parse_numbers,
+    ranks_by_gpus,
+    split_names,
+)
 from commbench.parameters import listed
 from commbench.prediction.searched import with_search
 from commbench.store import Store
@@ -83,8 +91,8 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {listed(BACKENDS)}: gloo trains on CPUs, also where there are GPUs; nccl on GPUs, of which the "
-        "k-th rank of a host takes the k-th, in turn.",
+        help=f"One of {listed([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, of which the k-th rank "
+        "of a host takes the k-th, in turn; auto is nccl where this machine has a GPU for each rank, else gloo.",
     ),
 ]
 Steps = Annotated[
@@ -145,7 +153,7 @@ def train(
     static_graph: StaticGraph = "off",
     batch: Batches = None,
     world_size: WorldSizes = None,
-    backend: TrainingBackend = "gloo",
+    backend: TrainingBackend = AUTO_BACKEND,
     steps: Steps = None,
     max_loss_increase: MaxLossIncrease = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
@@ -160,9 +168,9 @@ def train(
     winners are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one
     rank of one launch; repeat the command with the same --out to add launches.
     """
-    sweep = TrainingSweep(
+    asked = check_training_backend(backend)
+    named = TrainingSweep(
         workload=workload,
-        backend=backend,
         bucket_caps=split_names(bucket_cap_mb) or (),
         hooks=split_names(hook) or (),
         precisions=split_names(precision) or (),
@@ -176,21 +184,31 @@ def train(
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.known_seed())
+        chosen_backend, left_out = backend_at(place, asked)
+        sweep = dataclasses.replace(named, backend=chosen_backend)
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
         training = dataclasses.replace(
             training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
         )
-        return join_training(Task(name=short_name("train", workload), requests=(), stages=()), training)
+        task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
+        return join_training(task, training)
 
-    return carry_out(settings, plan, lambda: training_ranks(backend))
+    return carry_out(settings, plan, lambda: training_ranks(asked))
+
+
+def backend_at(place: Place, asked: str) -> tuple[str, list[str]]:
+    """What DDP trains over at a place, see `choose_training_backend`; ranks that run may each see GPUs of their own."""
+    return choose_training_backend(asked, ranks_here=None if place.started else place.ranks_here)
 
 
 def training_ranks(backend: str) -> int | None:
     """How many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
 
     Raises:
-        InputError: there is a single GPU to train on.
+        InputError: there is a single GPU to train on, and nothing else was asked for.
     """
+    if backend == AUTO_BACKEND:
+        return ranks_by_gpus(["gloo", "torch-nccl"])
     ranks = ranks_by_gpus(["torch-nccl"]) if backend == "nccl" else None
     if ranks == 1:
         raise InputError(

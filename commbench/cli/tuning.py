@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from commbench.cli.training import (
     Threads,
     TrainingBackend,
     Workload,
+    backend_at,
     check_accuracy_loss,
     check_counts,
     short_name,
@@ -26,9 +28,9 @@ from commbench.cli.training import (
 from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
 from commbench.launch.tuning import TuningPlan
-from commbench.options import draw_seed, split_names
+from commbench.options import AUTO_BACKEND, check_training_backend, draw_seed, split_names
 from commbench.store import load_run
-from commbench.training.cases import TrainingSweep, canonical_cap, parse_hook
+from commbench.training.cases import canonical_cap, parse_hook
 from commbench.training.recommendation import INSTRUMENTS
 from commbench.training.workload import WorkloadFacts
 
@@ -77,7 +79,7 @@ def tune(
     allow: Allow = "none,fp16,topk",
     bucket_cap_mb: Caps = AUTO,
     batch: Batch = None,
-    backend: TrainingBackend = "gloo",
+    backend: TrainingBackend = AUTO_BACKEND,
     steps: Steps = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
     threads: Threads = None,
@@ -96,15 +98,16 @@ def tune(
     if steps is not None and steps < FEWEST_STEPS:
         raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
     chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
-    TrainingSweep(workload=workload, backend=backend)  # refuses what it does not know
+    asked = check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
         known = known_facts(settings, workload, batch)
-        facts = known or probe_workload(workload, batch, hooks, backend=backend)
-        return tuning_task(
+        chosen_backend, left_out = backend_at(place, asked)
+        facts = known or probe_workload(workload, batch, hooks, backend=chosen_backend)
+        task = tuning_task(
             TuningPlan(
                 workload=workload,
                 facts=facts,
@@ -113,7 +116,7 @@ def tune(
                 budget=chosen,
                 hooks=hooks,
                 caps=caps,
-                backend=backend,
+                backend=chosen_backend,
                 max_accuracy_loss=allowed,
                 confirm_launches=confirm_launches,
                 steps=steps,
@@ -122,8 +125,9 @@ def tune(
                 time_limit_s=settings.time_limit,
             )
         )
+        return dataclasses.replace(task, left_out=[*task.left_out, *left_out])
 
-    return carry_out(settings, plan, lambda: training_ranks(backend))
+    return carry_out(settings, plan, lambda: training_ranks(asked))
 
 
 def tuning_task(plan: TuningPlan) -> Task:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from commbench.communicators.nccl_runtime import LOG, set_missing
 from commbench.control import Control, gather_everywhere
+from commbench.environment import machine_id
 from commbench.errors import UnsupportedError
 from commbench.units import format_size
 
@@ -31,7 +32,8 @@ def place(control: Control, visible: Sequence[str]) -> Placement:
     """Give each rank a GPU, all ranks together, before NCCL reads its settings.
 
     Where all ranks of a host see all GPUs, its k-th rank gets the k-th, in turn. A launcher may show each rank others:
-    what tells them apart is where they are plugged in. Parts of one GPU (MIG) are that GPU, as they are to NCCL.
+    what tells them apart is where they are plugged in, also where containers of a machine are hosts of their own. Parts
+    of one GPU (MIG) are that GPU, as they are to NCCL.
 
     NCCL is told what it must know where ranks share a GPU, and to log how messages travel unless it already logs.
 
@@ -39,10 +41,10 @@ def place(control: Control, visible: Sequence[str]) -> Placement:
         control: among all ranks of the launch.
         visible: the PCI address of each GPU that this rank can use, in CUDA's order, or what else tells it from others.
     """
-    seen = gather_everywhere(control, (socket.gethostname(), tuple(visible)))
-    numbers, ranks_per_gpu = share_out(seen)
+    stated = gather_everywhere(control, (machine_id(), socket.gethostname(), tuple(visible)))
+    numbers, ranks_per_gpu = share_out([(machine, gpus) for machine, _, gpus in stated])
     if ranks_per_gpu > 1:
-        hosts = [host for host, _ in seen]
+        hosts = [host for _, host, _ in stated]
         host = hosts[control.rank]
         set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{hosts[: control.rank].count(host)}"})
         if len(set(hosts)) == 1:
@@ -55,17 +57,17 @@ def share_out(seen: Sequence[tuple[str, Sequence[str]]]) -> tuple[list[int], int
     """Give each rank, one after another, the one that the fewest have of the GPUs that it sees, the first of several.
 
     Args:
-        seen: of each rank its host and the GPUs that it sees.
+        seen: of each rank its machine and the GPUs that it sees.
 
     Returns:
         The number of each rank's GPU among those that it sees, and the most ranks on one.
     """
     taken: Counter[tuple[str, str]] = Counter()
     numbers = []
-    for host, gpus in seen:
-        users = [taken[host, gpu] for gpu in gpus]
+    for machine, gpus in seen:
+        users = [taken[machine, gpu] for gpu in gpus]
         number = users.index(min(users))
-        taken[host, gpus[number]] += 1
+        taken[machine, gpus[number]] += 1
         numbers.append(number)
     return numbers, max(taken.values())
 

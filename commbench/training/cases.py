@@ -146,7 +146,8 @@ class TrainingCase:
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         words += ["bucket views"] if self.bucket_view else []
         words += ["static graph"] if self.static_graph else []
-        words += [f"{self.world_size} ranks, batch {self.batch_per_rank}"]
+        over = "" if self.backend == BACKENDS[0] else f" over {self.backend.upper()}"
+        words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
         words += [] if self.phase == SWEEP else [self.phase]
         return "".join(f", {word}" for word in words)
 
