@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from commbench.ddp.devices import Gpu
+from commbench.gpu_clocks import GpuClocks, Reading
 
 
 class Event:
@@ -145,6 +146,18 @@ class SimulatedCuda:
         assert (7, number) == (int(state[0]), self.current)
 
 
+class SteadyClock(GpuClocks):
+    """Always the same, and read by nobody within a step."""
+
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        self.cuda = cuda
+
+    def read(self) -> Reading:
+        """See `GpuClocks.read`."""
+        assert not self.cuda.inside
+        return Reading(sm_MHz=1980.0, reasons=0, held_ns={})
+
+
 class StandIn(Gpu):
     """A GPU to all of commbench but CUDA itself: tensors stay on the CPU, Gloo carries them, events read its clock."""
 
@@ -152,7 +165,7 @@ class StandIn(Gpu):
 
     def __init__(self, *, ranks_per_gpu: int = 2, cuda: Any = None) -> None:
         self.cuda = cuda or SimulatedCuda()
-        super().__init__(0, ranks_per_gpu=ranks_per_gpu, cuda=self.cuda)
+        super().__init__(0, ranks_per_gpu=ranks_per_gpu, cuda=self.cuda, find_clock=lambda _: SteadyClock(self.cuda))
         self.torch_device = torch.device("cpu")
         self.copied = 0
 

@@ -360,6 +360,7 @@ def test_records_of_a_gpu_say_so(on_stand_in: Launch, name: str) -> None:
         record["peak_memory_bytes"],
         record["sent_bytes"],
     )
+    assert (1980.0, 1980.0, []) == tuple(record["clocks"][name] for name in ("sm_low_MHz", "sm_high_MHz", "slowed_by"))
     parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
     assert all(0 < part < max(record["step_ms"]) for part in parts)
     assert (name == "local") == (not record["buckets"])

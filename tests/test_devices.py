@@ -20,6 +20,7 @@ from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # 
 from commbench.ddp.inspect import inspect  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.errors import InputError  # noqa: E402
+from commbench.gpu_clocks import Reading  # noqa: E402
 from commbench.hooks.step_clock import host_clock  # noqa: E402
 
 
@@ -137,6 +138,15 @@ def test_ranks_that_see_a_gpu_each_share_none() -> None:
     found = run_threads(3, work)
     assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in found]
     assert "NCCL_HOSTID" not in os.environ
+
+
+def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
+    """Look for it by PCI address, and do without where NVML knows of none; a host has none."""
+    reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
+    clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
+    cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
+    assert [None, reading] == [Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)]
+    assert Device().read_clock() is None
 
 
 # What is moved

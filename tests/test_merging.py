@@ -1,5 +1,6 @@
 """Tests of merging: samples of blocks made by hand, whose record is known in every field."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ pytest.importorskip("torch")
 from commbench.ddp.block import EARLY_STEPS, BlockSamples
 from commbench.ddp.merging import merge
 from commbench.energy import Kind, RunMeter
+from commbench.gpu_clocks import Reading
 from commbench.hooks import BucketTimes
+from commbench.records import Clocks
 from commbench.training.cases import TrainingCase
 from commbench.training.records import Bucket, TrainingRecord
 from commbench.training.workload import Workload
@@ -281,3 +284,34 @@ def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
     """Know nothing of a launch rather than a part of it, nor where no counter ever moved."""
     assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), (1.0, None, 2.0))
     assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))
+
+
+# --------------------------------------------------------------------------------------------------------- the clocks
+
+
+def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
+    """Return what NVML says of a GPU."""
+    return Reading(sm_MHz=sm_MHz, reasons=0, held_ns={"heat": held_ns})
+
+
+@pytest.mark.parametrize(("held_ns", "flags", "slowed_by"), [(5, ["throttled"], ("heat",)), (0, [], ())])
+def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
+    held_ns: int, flags: list[str], slowed_by: tuple[str, ...]
+) -> None:
+    """Take the lowest and the highest clock of all ranks and blocks, and what held any of them back."""
+    steady = (reading(1900.0), reading(1980.0))
+    first = make_ranks(clocks=steady)
+    second = [
+        make_samples(TIMES_0, RANK_0, clocks=steady),
+        make_samples(TIMES_1, RANK_1, clocks=(reading(1200.0), reading(1300.0, held_ns))),
+    ]
+    record = merge(make_training_case(), [first, second], PLAIN, launch=0)
+    assert (flags, Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=slowed_by)) == (record.flags, record.clocks)
+    written = json.dumps(record.to_json())
+    assert written == json.dumps(TrainingRecord.from_json(json.loads(written)).to_json())
+
+
+def test_hosts_have_no_clocks() -> None:
+    """State none where no rank has read any."""
+    record = merge(make_training_case(), [make_ranks()], PLAIN, launch=0)
+    assert (None, []) == (record.clocks, record.flags)

@@ -26,6 +26,7 @@ from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.energy import EnergyMeter, Readings
 from commbench.errors import InputError, UnsupportedError
+from commbench.gpu_clocks import Reading
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.step_clock import Mark
 from commbench.timing.progress import Progress
@@ -74,6 +75,8 @@ class BlockSamples:
     """What this machine used in the steps after the early ones; 0 where another rank reads, None where none does."""
     metered_s: float = 0.0
     """How long those lasted, whatever is done between them included."""
+    clocks: tuple[Reading, Reading] | None = None
+    """This rank's GPU before and after those; None without one, or where NVML knows nothing of it."""
     seconds: float = 0.0
     """Wall time of all steps."""
 
@@ -185,11 +188,12 @@ class _Training:
         begun, sent_before = time.monotonic(), None
         meter, metered_from = rig.meter or EnergyMeter(), begun
         energy_before: Readings = {}
+        clock_before: Reading | None = None
         rig.barrier()
         for step in range(rig.steps):
             if step == rig.early_steps:
                 rig.device.wait()
-                sent_before = self._sent()
+                sent_before, clock_before = self._sent(), rig.device.read_clock()
                 energy_before, metered_from = meter.read(), time.monotonic()
             losses.append(self._step())
             if (step + 1) % every == 0 or step + 1 == rig.steps:
@@ -197,6 +201,7 @@ class _Training:
         rig.device.wait()
         seconds = time.monotonic() - begun
         energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
+        clock_after = rig.device.read_clock()
         self.log.finish()
         sent = _difference(sent_before, self._sent(), rig.steps - rig.early_steps)
         digest = _digest(self.inner) if case.uses_ddp else 0
@@ -223,6 +228,7 @@ class _Training:
             early_steps=rig.early_steps,
             energy_J=energy if rig.meter else None,
             metered_s=metered_s,
+            clocks=(clock_before, clock_after) if clock_before and clock_after else None,
             seconds=seconds,
         )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from commbench.communicators.gpus import place
 from commbench.communicators.nccl_runtime import LOG, loaded_version
-from commbench.communicators.torch_calls import find_gpus, torch_version
+from commbench.communicators.torch_calls import find_gpus, pci_address, torch_version
 from commbench.control import Control, gather_everywhere
 from commbench.ddp.local_step import moved_by
 from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
 from commbench.ddp.traffic import settled_sent_bytes
+from commbench.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
 
 
@@ -65,6 +67,10 @@ class Device:
         """Bytes that this rank has sent so far; None where they cannot be counted."""
         return settled_sent_bytes()
 
+    def read_clock(self) -> Reading | None:
+        """How fast it runs now; None where it is no GPU, or NVML knows nothing of it."""
+        return None
+
     def random_state(self) -> tuple[torch.Tensor, ...]:
         """Where torch's random numbers are."""
         return (torch.get_rng_state(),)
@@ -81,13 +87,21 @@ class Gpu(Device):
         number: of the GPU on its host.
         ranks_per_gpu: the most ranks of the launch on one GPU.
         cuda: ``torch.cuda``, or what stands for it.
+        find_clock: what reads the clock of the GPU at a PCI address.
     """
 
     backend = "nccl"
     carries_in_turn = True
     settling_steps = 11  # DDP times its first 10 with events, and reads those of each when the next begins
 
-    def __init__(self, number: int, *, ranks_per_gpu: int = 1, cuda: Any = torch.cuda) -> None:  # noqa: ANN401 - see above
+    def __init__(
+        self,
+        number: int,
+        *,
+        ranks_per_gpu: int = 1,
+        cuda: Any = torch.cuda,  # noqa: ANN401 - see above
+        find_clock: Callable[[str], GpuClocks | None] = GpuClocks.find,
+    ) -> None:
         super().__init__()
         cuda.set_device(number)
         self.torch_device = torch.device("cuda", number)
@@ -96,6 +110,8 @@ class Gpu(Device):
         self.ranks_per_gpu = ranks_per_gpu
         self._number = number
         self._cuda = cuda
+        address = pci_address(cuda.get_device_properties(number))
+        self._clock = find_clock(address) if address else None
 
     def library(self) -> str:
         """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
@@ -133,6 +149,10 @@ class Gpu(Device):
     def sent_bytes(self) -> int | None:
         """Nobody counts what goes by NVLink or RDMA."""
         return None
+
+    def read_clock(self) -> Reading | None:
+        """See `Device.read_clock`."""
+        return self._clock.read() if self._clock else None
 
     def random_state(self) -> tuple[torch.Tensor, ...]:
         """See `Device.random_state`."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from commbench import stats
 from commbench.ddp.block import BlockSamples, dense_bytes, timed_events
 from commbench.energy import RunMeter
+from commbench.gpu_clocks import clocks_between
 from commbench.hooks import BucketTimes
 from commbench.training.cases import TrainingCase
 from commbench.training.records import Bucket, TrainingRecord
@@ -51,6 +52,7 @@ def merge(
     first = blocks[0]
     everyone = [rank for ranks in blocks for rank in ranks]
     buckets, totals = _bucket_times(blocks)
+    clocks = clocks_between(rank.clocks for rank in everyone if rank.clocks)
     agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
     return TrainingRecord(
         case=case,
@@ -79,6 +81,8 @@ def merge(
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
         **(_energy(blocks, meter) if meter else {}),
+        clocks=clocks,
+        flags=["throttled"] if clocks and clocks.slowed_by else [],
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **known,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from commbench.errors import InputError
 from commbench.fields import Diverging, read_as
-from commbench.records import SCHEMA, Status, column
+from commbench.records import SCHEMA, Clocks, Status, column
 from commbench.training.cases import TrainingCase
 
 
@@ -98,6 +98,8 @@ class TrainingRecord:
     """Of one step, on all hosts that train together; None where it was not measured."""
     energy_of: str = ""
     """See `commbench.records.Record.energy_of`."""
+    clocks: Clocks | None = None
+    """Of the ranks' GPUs, around the timed steps of every block."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
