@@ -276,7 +276,9 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     terms = next((request.training for request in requests if request.training), None)
+    energy_s = requests[0].budget.energy_s
     return {
+        **({"energy_s": energy_s} if energy_s else {}),
         **({"steps": terms.steps, "threads": terms.threads} if terms else {}),
         "ranks": requests[0].ranks,
         "budget": requests[0].budget.name,

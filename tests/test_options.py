@@ -150,6 +150,7 @@ def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
     assert same[0] == same[1] == same[2]
     assert same[0] != plan_identity([request(ranks=3)])
     assert same[0] != plan_identity([request(budget=BUDGETS["standard"])])
+    assert same[0] != plan_identity([request(budget=dataclasses.replace(BUDGETS["quick"], energy_s=2.0))])
 
 
 def test_the_identity_of_a_plan_counts_all_stages_that_are_known() -> None:
