@@ -8,7 +8,6 @@ Exit code 0 if in every case the 95 % interval of native / C lies within 3 % of 
 from __future__ import annotations
 
 import argparse
-import csv
 import ctypes
 import json
 import os
@@ -19,30 +18,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
+from keeping import add_out, empty_out, end, own_environment, write_facts
 from rich.table import Table
 
 from commbench.budgets import BUDGETS
 from commbench.cases import Case, Sweep, shuffled
 from commbench.communicators.base import HostBuffer
-from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
 from commbench.launch.process import Event, Launched
 from commbench.launch.rank import leave
 from commbench.measure import Session
-from commbench.options import default_out
 from commbench.preparation import Prepared, prepare
 from commbench.records import Frozen
 from commbench.samples import Samples
 from commbench.sampling import Sampler
 from commbench.stats import Interval, launch_interval, ratio_interval
+from commbench.tables import csv_text
 from commbench.terminal import make_console
 from commbench.timing.loops import Call, Repetitions, Timer, quiet_interpreter
 from commbench.timing.progress import Progress
@@ -384,27 +383,16 @@ def frozen_values(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def write_results(out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str) -> None:
     """Write accuracy.json (all launch medians and the conditions) and accuracy.csv (one line a case)."""
     facts = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/accuracy.py", *sys.argv[1:]],
         "started": started,
-        "git_commit": git_commit(HERE),
-        "environment": {
-            "hosts": [collect_host()],
-            "versions": collect_versions(),
-            "variables": relevant_variables(os.environ),
-            "mpi_library": launches[0]["mpi_library"],
-        },
+        "environment": {**own_environment(), "mpi_library": launches[0]["mpi_library"]},
         "ranks": RANKS,
         "tolerance": TOLERANCE,
         "within": all(row.within for row in rows),
         "cases": [asdict(row) for row in rows],
         "launches": [{"launch": number, **launch} for number, launch in enumerate(launches)],
     }
-    (out / "accuracy.json").write_text(json.dumps(facts, indent=1) + "\n")
-    with (out / "accuracy.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    write_facts(out / "accuracy.json", "accuracy", facts)
+    (out / "accuracy.csv").write_text(csv_text(rows, [each.name for each in fields(Row)]))
 
 
 def build_table(rows: Sequence[Row]) -> Table:
@@ -434,9 +422,7 @@ def _format_ratio(ratio: float, low: float | None, high: float | None) -> str:
 
 def conduct(options: argparse.Namespace) -> int:
     """Run all launches, write and show the results; return the exit code."""
-    out = options.out or default_out("accuracy")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    out = empty_out(options.out, "accuracy")
     launcher = choose_launcher(requested="mpirun")
     check_slots(RANKS, launcher)
     console, started = make_console(), datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -464,7 +450,7 @@ def parse_options() -> argparse.Namespace:
     """The command line; the options that the ranks get are not shown."""
     parser = argparse.ArgumentParser(description="Compare commbench's native timed loop with the same loop in C.")
     parser.add_argument("--launches", type=int, default=10, help="how often the ranks are started (default 10)")
-    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-accuracy-<host>)")
+    add_out(parser, "accuracy")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of five chunks a case (default 40)")
     parser.add_argument("--chunk", type=int, default=100, help="repetitions a chunk (default 100)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -484,11 +470,7 @@ def main() -> None:
     if options.rank:
         be_rank(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the ranks too
-    try:
-        sys.exit(conduct(options))
-    except CommbenchError as error:
-        sys.stderr.write(f"accuracy: {error}\n")
-        sys.exit(error.exit_code)
+    end("accuracy", lambda: conduct(options))
 
 
 if __name__ == "__main__":

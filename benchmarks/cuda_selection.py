@@ -12,27 +12,22 @@ shown and not judged: nearly every element is then marked, and the kernels move 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from keeping import add_out, empty_out, end, own_environment, write_facts
 from numpy.typing import NDArray
 from rich.table import Table
 
-from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
-from commbench.errors import CommbenchError, InputError, WrongDataError
-from commbench.options import default_out
+from commbench.errors import InputError, WrongDataError
 from commbench.stats import ratio_interval
+from commbench.tables import csv_text
 from commbench.terminal import make_console
 
-HERE = Path(__file__).parent
 #: Of the rate of a copy, at least; and what is aimed at beyond that.
 LEAST_SHARE, AIMED_SHARE = 0.4, 0.5
 #: Bytes an element that the selection has to move, and that a copy moves.
@@ -237,25 +232,14 @@ def summarise(data: str, n: int, k: int, times: Mapping[str, Sequence[float]]) -
 def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write run.json (all times and the conditions) and cuda_selection.csv (one line for each kind of data)."""
     contents = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/cuda_selection.py", *sys.argv[1:]],
         **facts,
-        "git_commit": git_commit(HERE),
-        "environment": {
-            "hosts": [collect_host()],
-            "versions": collect_versions(),
-            "variables": relevant_variables(os.environ),
-        },
+        "environment": own_environment(),
         "least_share": LEAST_SHARE,
         "passed": have_passed(rows),
         "times_us": times,
     }
-    (out / "run.json").write_text(json.dumps(contents, indent=1) + "\n")
-    with (out / "cuda_selection.csv").open("w", newline="") as stream:
-        lines = [{**asdict(row), "passed": row.passed} for row in rows]
-        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_facts(out / "run.json", "cuda_selection", contents)
+    (out / "cuda_selection.csv").write_text(csv_text(rows, [*(each.name for each in fields(Row)), "passed"]))
 
 
 def have_passed(rows: Sequence[Row]) -> bool:
@@ -320,9 +304,7 @@ def find_gpu() -> tuple[str, int]:
 
 def measure(options: argparse.Namespace) -> int:
     """Time all kinds of data, write and show the results; return the exit code."""
-    out: Path = options.out or default_out("cuda_selection")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    out = empty_out(options.out, "cuda_selection")
     device, cache_bytes = find_gpu()
     started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
     trial = Trial(n, max(1, round(options.density * n)))
@@ -363,7 +345,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01, help="which part of the elements is sent (default 0.01)")
     parser.add_argument("--rounds", type=int, default=31, help="rounds for each kind of data (default 31)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
-    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-cuda_selection-<host>)")
+    add_out(parser, "cuda_selection")
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
@@ -377,11 +359,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Read the command line and leave with the exit code."""
     options = parse_options()
-    try:
-        sys.exit(measure(options))
-    except CommbenchError as error:
-        sys.stderr.write(f"cuda_selection: {error}\n")
-        sys.exit(error.exit_code)
+    end("cuda_selection", lambda: measure(options))
 
 
 if __name__ == "__main__":

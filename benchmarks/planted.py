@@ -8,19 +8,17 @@ all cases of ``b`` are called slower and none of ``control`` is called different
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from keeping import add_out, empty_out, end, write_facts
 from rich.console import Console
 
-from commbench.environment import git_commit
-from commbench.errors import CommbenchError, InputError, LaunchError
-from commbench.options import default_out
+from commbench.errors import LaunchError
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.stats import Verdict
@@ -97,24 +95,19 @@ def write(out: Path, options: argparse.Namespace, tables: Mapping[str, Compariso
         for row in comparison_rows(table, table.margin)
     ]
     (out / "comparisons.csv").write_text(csv_text(rows, [f.name for f in fields(PlantedRow)]))
-    facts: dict[str, Any] = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/planted.py", *sys.argv[1:]],
-        "git_commit": git_commit(Path(__file__).parent),
+    facts = {
         "rates": {"a": options.rate, "control": options.rate, "b": options.reduced},
         "launches": options.launches,
         "counts": {side: {str(v): n for v, n in table.counts.items()} for side, table in tables.items()},
         "differences": {side: list(map(str, table.differences)) for side, table in tables.items()},
         "as_expected": judge(tables),
     }
-    (out / "planted.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(out / "planted.json", "planted", facts)
 
 
 def check(options: argparse.Namespace) -> int:
     """Measure, compare and judge; return the exit code."""
-    out: Path = options.out or default_out("planted")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    out = empty_out(options.out, "planted")
     out.mkdir(parents=True, exist_ok=True)
     messages, console = make_console(sys.stderr), make_console()
     for launch, side in turns(options.launches):
@@ -140,15 +133,11 @@ def main() -> None:
     parser.add_argument("--reduced", default="900mbit", help="rate of the link of b (default 900mbit)")
     parser.add_argument("--launches", type=int, default=10, help="launches of each run (default 10)")
     parser.add_argument("--sizes", default="1M,4M,16M", help="message sizes")
-    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-planted-<host>)")
+    add_out(parser, "planted")
     options = parser.parse_args()
     if options.launches < 1:
         parser.error(f"--launches is {options.launches}; give at least 1")
-    try:
-        sys.exit(check(options))
-    except CommbenchError as error:
-        sys.stderr.write(f"planted: {error}\n")
-        sys.exit(error.exit_code)
+    end("planted", lambda: check(options))
 
 
 if __name__ == "__main__":

@@ -8,25 +8,21 @@ the selection is at least 8 times as fast as with torch.topk and takes at most 8
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from keeping import add_out, empty_out, end, own_environment, write_facts
 from numpy.typing import NDArray
 from rich.table import Table
 
-from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
-from commbench.errors import CommbenchError, InputError, WrongDataError
-from commbench.options import default_out
+from commbench.errors import WrongDataError
 from commbench.stats import Interval, ratio_interval
+from commbench.tables import csv_text
 from commbench.terminal import make_console
 from commbench.timing.loops import quiet_interpreter
 
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float32]
 
-HERE = Path(__file__).parent
 #: At least so many times as fast as torch.topk, and at most so many times as long as the addition.
 LEAST_SPEEDUP, MOST_ADDITIONS = 8.0, 8.0
 #: What is aimed at beyond that.
@@ -222,27 +217,16 @@ def _ratio(below: Sequence[float], above: Sequence[float]) -> tuple[float, Inter
 def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write run.json (all times and the conditions) and selection.csv (one line for each kind of data)."""
     contents = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/selection.py", *sys.argv[1:]],
         **facts,
-        "git_commit": git_commit(HERE),
-        "environment": {
-            "hosts": [collect_host()],
-            "versions": collect_versions(),
-            "variables": relevant_variables(os.environ),
-        },
+        "environment": own_environment(),
         "threads": 1,
         "least_speedup": LEAST_SPEEDUP,
         "most_additions": MOST_ADDITIONS,
         "passed": all(row.passed for row in rows),
         "times_ms": times,
     }
-    (out / "run.json").write_text(json.dumps(contents, indent=1) + "\n")
-    with (out / "selection.csv").open("w", newline="") as stream:
-        lines = [{**asdict(row), "passed": row.passed} for row in rows]
-        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_facts(out / "run.json", "selection", contents)
+    (out / "selection.csv").write_text(csv_text(rows, [*(each.name for each in fields(Row)), "passed"]))
 
 
 def build_table(rows: Sequence[Row]) -> Table:
@@ -271,9 +255,7 @@ def measure(options: argparse.Namespace) -> int:
 
     from commbench.compression.selection import prepare
 
-    out: Path = options.out or default_out("selection")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    out = empty_out(options.out, "selection")
     torch.set_num_threads(1)
     prepare()
     started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
@@ -305,7 +287,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01, help="which part of the elements is sent (default 0.01)")
     parser.add_argument("--rounds", type=int, default=21, help="rounds for each kind of data (default 21)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
-    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-selection-<host>)")
+    add_out(parser, "selection")
     options = parser.parse_args()
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {options.rounds}; give at least {LEAST_ROUNDS}")
@@ -319,11 +301,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Read the command line and leave with the exit code."""
     options = parse_options()
-    try:
-        sys.exit(measure(options))
-    except CommbenchError as error:
-        sys.stderr.write(f"selection: {error}\n")
-        sys.exit(error.exit_code)
+    end("selection", lambda: measure(options))
 
 
 if __name__ == "__main__":

@@ -8,24 +8,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
+from keeping import add_out, empty_out, end, write_facts
 from rich.console import Console
 
 from commbench.budgets import BUDGETS, Budget
 from commbench.cases import Sweep
-from commbench.environment import git_commit
-from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.launch.plan import frozen_values
-from commbench.options import default_out, make_request, run_header
+from commbench.options import make_request, run_header
 from commbench.report.comparison import ComparisonTable, compare, render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.stats import Verdict
@@ -112,16 +110,13 @@ def write_summary(out: Path, tables: Sequence[ComparisonTable]) -> None:
     ]
     (out / "comparisons.csv").write_text(csv_text(rows, [f.name for f in fields(CheckedRow)]))
     different, cases = count_different(tables)
-    facts: dict[str, Any] = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]],
-        "git_commit": git_commit(Path(__file__).parent),
+    facts = {
         "allowed": ALLOWED,
         "cases": cases,
         "different": different,
         "pairs": [{str(verdict): count for verdict, count in table.counts.items()} for table in tables],
     }
-    (out / "self_check.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(out / "self_check.json", "self_check", facts)
 
 
 def show(tables: Sequence[ComparisonTable], console: Console) -> int:
@@ -137,9 +132,7 @@ def show(tables: Sequence[ComparisonTable], console: Console) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Measure and judge all pairs; return the exit code."""
-    out: Path = options.out or default_out("self_check")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty directory; choose another --out.")
+    out = empty_out(options.out, "self_check")
     launcher = choose_launcher(requested="mpirun")
     check_slots(RANKS, launcher)
     sweep = Sweep(
@@ -165,16 +158,12 @@ def main() -> None:
     parser.add_argument("--operations", default=OPERATIONS, help=f"operations (default {OPERATIONS})")
     parser.add_argument("--sizes", default="8,512,4K,64K,512K,4M", help="message sizes")
     parser.add_argument("--backends", default="mpi,gloo", help="backends (default mpi,gloo)")
-    parser.add_argument("--out", type=Path, help="results directory (default results/<UTC time>-self_check-<host>)")
+    add_out(parser, "self_check")
     options = parser.parse_args()
     for name in ("pairs", "launches"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; give at least 1")
-    try:
-        sys.exit(check(options))
-    except CommbenchError as error:
-        sys.stderr.write(f"self_check: {error}\n")
-        sys.exit(error.exit_code)
+    end("self_check", lambda: check(options))
 
 
 if __name__ == "__main__":

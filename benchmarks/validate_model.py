@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
 
 from commbench.ddp.traces import Trace, record
 from commbench.ddp.workloads import load_workload
-from commbench.environment import git_commit
 from commbench.errors import CommbenchError, InputError
 from commbench.options import default_out
 from commbench.prediction.accuracy import prediction_rows
@@ -427,9 +427,6 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
     (out / "validation.csv").write_text(csv_text(found.checks, columns))
     environments = [runs.load(path.parent.name).info["environment"] for path in (out / "runs").glob("*/run.json")]
     facts = {
-        "schema": 1,
-        "argv": ["python", "benchmarks/validate_model.py", *sys.argv[1:]],
-        "git_commit": git_commit(Path(__file__).parent),
         "met": all(aim.met for aim in found.aims),
         "aims": [dataclasses.asdict(aim) for aim in found.aims],
         "scenarios": [{**dataclasses.asdict(one), "cost": one.cost} for one in found.judged],
@@ -437,7 +434,7 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
         "runs": runs.done,
         "environment": next(iter(environments), None),
     }
-    (out / "validation.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(out / "validation.json", "validate_model", facts)
 
 
 def main() -> None:
