@@ -13,6 +13,9 @@ from commbench.samples import Samples
 from commbench.timing.loops import Call, Timer
 
 REPETITIONS = 30
+#: How often a measurement is tried where all starts were late; each time ranks agree on instants further ahead.
+ATTEMPTS = 4
+_ALL_LATE = -1
 #: Share of a case's time slice for each of the three measurements.
 SHARE = 0.3
 #: Order of the matrix whose product with a vector is one step of computing: about a microsecond.
@@ -24,6 +27,8 @@ def measure_overlap(
 ) -> Overlap | None:
     """Time a start and a completion with and without computing in between; the medians on rank 0, None elsewhere.
 
+    None on rank 0, too, where no repetition began on time, as happens on hosts that are very busy.
+
     Args:
         calls: the start and the completion; none on a rank that stands aside.
         timer: a Python loop: computing is not native code, and all three times must be comparable.
@@ -32,13 +37,13 @@ def measure_overlap(
         slice_s: time for all of it, in seconds.
     """
     first_ns = _median_ns(control, timer, calls, participants, 3)
-    affordable = int(SHARE * slice_s * 1e9 / max(first_ns, 1))
-    repetitions = control.broadcast_int(max(6, min(REPETITIONS, affordable)))
-    pure_ns = control.broadcast_int(_median_ns(control, timer, calls, participants, repetitions))
-    compute = [Call(run=Computing(pure_ns).run)] if calls else []
+    affordable = int(SHARE * slice_s * 1e9 / (first_ns or 1))
+    repetitions = max(6, min(REPETITIONS, affordable))
+    pure_ns = _median_ns(control, timer, calls, participants, repetitions)
+    compute = [Call(run=Computing(pure_ns or 0).run)] if calls else []
     compute_ns = _median_ns(control, timer, compute, participants, repetitions)
     overall_ns = _median_ns(control, timer, [*calls[:1], *compute, *calls[1:]], participants, repetitions)
-    if control.rank:
+    if control.rank or pure_ns is None or compute_ns is None or overall_ns is None:
         return None
     return Overlap(pure_us=pure_ns / 1e3, compute_us=compute_ns / 1e3, overall_us=overall_ns / 1e3)
 
@@ -61,10 +66,15 @@ class Computing:
 
 def _median_ns(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
-) -> int:
-    """Median over repetitions of the slowest rank, on rank 0; 0 elsewhere."""
-    times_us = try_out(control, timer, calls, participants, repetitions)
-    return round(1e3 * float(np.median(times_us))) if times_us else 0
+) -> int | None:
+    """Median over repetitions of the slowest rank, on every rank; None where all starts were late all the same."""
+    for _ in range(ATTEMPTS):
+        times_us = try_out(control, timer, calls, participants, repetitions)
+        median_ns = control.broadcast_int(round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE)
+        if median_ns != _ALL_LATE:
+            return median_ns
+        timer.sync.answer_late()
+    return None
 
 
 def try_out(

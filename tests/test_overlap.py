@@ -4,8 +4,12 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from commbench.budgets import BUDGETS
@@ -13,8 +17,9 @@ from commbench.cases import Sweep
 from commbench.communicators.fake import FakeCommunicator, Script
 from commbench.control import ThreadControl, run_threads
 from commbench.measure import Session, measure
-from commbench.overlap import Computing
+from commbench.overlap import Computing, measure_overlap
 from commbench.records import Overlap, Record
+from commbench.timing.loops import Call, Repetitions
 from commbench.timing.progress import Progress
 
 
@@ -61,6 +66,37 @@ def test_computing_lasts_as_long_as_asked() -> None:
     begun = time.perf_counter_ns()
     Computing(2_000_000).run()
     assert time.perf_counter_ns() - begun >= 2_000_000
+
+
+class LateTimer:
+    """Whose first ``late`` runs come too late for every agreed instant; then each call takes 50 us."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.sync: Any = SimpleNamespace(answer_late=lambda: None)
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """As a loop."""
+        assert batch == 1
+        self.late -= 1
+        starts = np.arange(repetitions, dtype=np.int64) * 1_000_000
+        return Repetitions(
+            start_ns=starts, end_ns=starts + 50_000 * len(calls), late=np.full(repetitions, self.late >= 0)
+        )
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)])
+def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | None) -> None:
+    """Look further ahead where no rank started on time, and state nothing rather than zero where that never helps."""
+    calls = [Call(run=lambda: None)] * 2
+
+    def work(control: ThreadControl) -> Overlap | None:
+        timer: Any = LateTimer(late)
+        return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1)
+
+    found, other = run_threads(2, work)
+    assert other is None
+    assert expected == (found and (found.pure_us, found.compute_us, found.overall_us))
 
 
 @pytest.mark.mpi
