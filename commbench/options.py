@@ -20,7 +20,7 @@ import psutil
 from commbench.budgets import BUDGETS, Budget
 from commbench.cases import DEVICE_BACKENDS, GPU_BACKENDS, MPI_BACKENDS, Case, all_cases
 from commbench.communicators import WITHOUT_MPI, has_gpus, missing_library, try_device
-from commbench.environment import git_commit
+from commbench.environment import git_commit, gpu_addresses
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.plan import RunRequest, frozen_values
@@ -108,7 +108,7 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
 
 
 def usable_suite(
-    suite: Suite, *, asked: bool, carries_mpi: bool = True, ranks_here: int | None = None
+    suite: Suite, *, asked: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
 ) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
@@ -120,6 +120,7 @@ def usable_suite(
         asked: whether a person named the backends.
         carries_mpi: see `lacking`.
         ranks_here: see `lacking`.
+        started: see `lacking`.
 
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
@@ -127,7 +128,10 @@ def usable_suite(
     on_hosts = [backend for backend in suite.backends if backend not in DEVICE_BACKENDS]
     tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
     sharing = ranks_here if on_hosts else None  # who wrote a suite for GPUs alone has named them
-    lacks = {backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing) for backend in tried}
+    lacks = {
+        backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
+        for backend in tried
+    }
     sentences = list(dict.fromkeys(sentence for sentence in lacks.values() if sentence))
     left = [backend for backend, sentence in lacks.items() if not sentence]
     if sentences and (asked or not left):
@@ -139,7 +143,9 @@ def usable_suite(
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None) -> str | None:
+def lacking(
+    backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+) -> str | None:
     """One sentence on why ``backend`` cannot be used on this machine; None where it can.
 
     Args:
@@ -147,6 +153,7 @@ def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks
         asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
         carries_mpi: whether MPI sees the ranks, however they are started.
         ranks_here: how many of them use the GPUs of a host, of which this one stands for all; None: not known.
+        started: whether they run already: a launcher may then show each GPUs of its own, and the host's are counted.
     """
     if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
@@ -154,13 +161,14 @@ def lacking(backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks
     if sentence or asked or backend not in DEVICE_BACKENDS:
         return sentence
     if emulated_conditions():
-        return f"Backend {backend} is not for emulated hosts, which share the GPUs of a machine; ask for it to try it."
+        return "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl tries it there."
     trial = try_device(backend)
-    if trial.refusal or (ranks_here or 0) <= trial.gpus:
+    gpus = max(trial.gpus, len(gpu_addresses()) if started else 0)
+    if trial.refusal or (ranks_here or 0) <= gpus:
         return trial.refusal
     return (
-        f"{ranks_here} ranks of a host would share {counted(trial.gpus, 'GPU')}; ask for NCCL by --backend nccl with "
-        f"-n {trial.gpus} for each host, or with -n {trial.gpus + 1} to try it."
+        f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each (--ranks-per-node "
+        f"{gpus}), or let them share by --backend nccl."
     )
 
 
@@ -172,19 +180,20 @@ def check_training_backend(asked: str) -> str:
     return asked
 
 
-def choose_training_backend(asked: str, *, ranks_here: int | None) -> tuple[str, list[str]]:
+def choose_training_backend(asked: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
     """What DDP trains over: what was ``asked`` for, or for ``auto`` NCCL where each rank has a GPU, else Gloo.
 
     Args:
         asked: one of `commbench.training.cases.BACKENDS`, or ``auto``.
         ranks_here: see `lacking`.
+        started: see `lacking`.
 
     Returns:
         Its name, and where there are GPUs that ``auto`` does not use a sentence on why.
     """
     if asked != AUTO_BACKEND:
         return asked, []
-    lack = lacking("torch-nccl", asked=False, ranks_here=ranks_here) if has_gpus() else ""
+    lack = lacking("torch-nccl", asked=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
     if lack is None:
         return "nccl", []
     return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []

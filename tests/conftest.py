@@ -25,7 +25,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 #: The same examples in every run, so that a failure is a change's doing; `make test-all` searches for others. A busy
 #: machine may take its time over them.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", PATIENT, derandomize=True)
 settings.register_profile("searching", PATIENT)
 settings.load_profile("steady")

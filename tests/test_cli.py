@@ -16,6 +16,7 @@ from launching import has_ended, make_request, wait_until
 from commbench import cli
 from commbench.cli import measuring
 from commbench.cli.conducting import Place, Settings, Task, carry_out, default_ranks
+from commbench.cli.training import backend_at
 from commbench.communicators import Trial
 from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.launch.launchers import MpirunLauncher
@@ -368,7 +369,7 @@ def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeyp
     for gpus in (1, 2):
         monkeypatch.setattr("commbench.options.try_device", lambda _, gpus=gpus: Trial(gpus=gpus))
         said = " ".join(commbench("bench --dry-run").out.split())
-        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU;" in said)
+        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in said)
         assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in said)
         assert (gpus == 2) == ("nccl all_reduce" in said)
         assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in said)
@@ -388,6 +389,36 @@ def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeyp
 def test_bench_trains_over_what_it_measures(backends: Sequence[str] | None, expected: str | None) -> None:
     """Train over Gloo or NCCL where collectives over it are asked for, over neither where MPI alone is."""
     assert expected == measuring._trains_over(backends)
+
+
+def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave the training out, with a sentence, where GPUs are named that only other hosts have."""
+    monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.options.try_device", lambda _: Trial(refusal="torch finds no GPU."))
+    outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
+    assert 0 == outcome.code
+    assert "Left out: torch finds no GPU." in outcome.out
+    assert "torch-nccl all_reduce" in outcome.out
+    assert "mlp" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "expected"),
+    [
+        ("mlp", "auto", "nccl"),
+        ("trace:resnet50", "auto", "gloo"),
+        ("trace:resnet50", "nccl", "nccl"),
+    ],
+)
+def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: str, asked: str, expected: str) -> None:
+    """Replay on CPUs what was recorded on them, unless NCCL is named."""
+    monkeypatch.setattr("commbench.options.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.options.try_device", lambda _: Trial(gpus=2))
+    backend, left_out = backend_at(Place(ranks=2, ranks_here=2), asked, workload)
+    assert (expected, expected == "gloo") == (backend, bool(left_out))
 
 
 def probe_on_host(*arguments: Any, **options: Any) -> Any:

@@ -108,6 +108,13 @@ def test_a_shared_gpu_is_a_doubt(backend: str, *, is_doubted: bool) -> None:
     assert is_doubted == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
 
 
+@pytest.mark.parametrize("flags", [["throttled"], []])
+def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_doubt(flags: list[str]) -> None:
+    """Doubt what rests on such a launch."""
+    found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
+    assert bool(flags) == ("a GPU was slowed down" in found.doubts)
+
+
 def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
     """Say which candidate could not be judged, and why."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)

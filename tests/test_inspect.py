@@ -16,6 +16,8 @@ from commbench.training.workload import Workload, WorkloadFacts
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
+from stand_in import StandIn  # noqa: E402 - after the skips
+
 from commbench.ddp import block  # noqa: E402 - after the skips
 from commbench.ddp.inspect import inspect, main  # noqa: E402 - after the skips
 
@@ -203,3 +205,23 @@ def test_workload_needs_no_torch() -> None:
     """Import the protocol and the traces without loading torch."""
     code = "import sys, commbench.training.workload, commbench.ddp.traces; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
+
+
+def test_what_fails_on_a_gpu_says_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Point to CPUs a person whose workload makes tensors where the model is not; on CPUs say nothing of that."""
+    monkeypatch.setattr("commbench.ddp.devices.gpus_to_train_on", lambda: ["one"])
+    monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\nfrom commbench.training.workload import Workload\n"
+        "def fail(model, batch):\n    raise RuntimeError('not the same device')\n"
+        "def workload(**_):\n"
+        "    return Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)], batch_size=1)\n"
+    )
+    for options, said in (["--gpu", "0"], True), ([], False):
+        assert 2 == main([f"{own}:workload", *options])
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert "not the same device" in error
+        assert said == error.endswith("--backend gloo trains on CPUs.")

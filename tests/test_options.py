@@ -258,7 +258,6 @@ def test_gpus_say_how_many_ranks(
         ("auto", 0, 2, "gloo"),
         ("auto", 4, 4, "nccl"),
         ("auto", 4, 5, "gloo, though there are GPUs"),
-        ("auto", 1, None, "nccl"),
         ("gloo", 4, 4, "gloo"),
         ("nccl", 1, 2, "nccl"),
     ],
@@ -298,11 +297,20 @@ def test_ranks_that_would_share_gpus_leave_nccl_out(monkeypatch: pytest.MonkeyPa
     left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False, ranks_here=ranks_here)
     shares = ranks_here == 5
     assert ("torch-nccl" in left.backends) == (not shares)
-    told = "5 ranks of a host would share 4 GPUs; ask for NCCL by --backend nccl with -n 4 for each host, or with -n 5"
+    told = "5 ranks of a host would share 4 GPUs: start 4 on each (--ranks-per-node 4), or let them share by --back"
     assert shares == any(sentence.startswith(told) for sentence in sentences)
     alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
     assert (alone, []) == usable_suite(alone, asked=False, ranks_here=ranks_here)
     assert (alone, []) == usable_suite(alone, asked=True, ranks_here=ranks_here)
+
+
+def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the GPUs of the host, not those that this rank sees, where a launcher has started the ranks."""
+    machine(monkeypatch, 1)
+    monkeypatch.setattr("commbench.options.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"])
+    chosen = [choose_training_backend("auto", ranks_here=ranks, started=True)[0] for ranks in (2, 3)]
+    assert ["nccl", "gloo"] == chosen
+    assert "gloo" == choose_training_backend("auto", ranks_here=2)[0]
 
 
 def test_what_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

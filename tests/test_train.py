@@ -30,7 +30,7 @@ FEW = ("--steps", "5", "--launches", "1", "--confirm-launches", "1", "--seed", "
 
 def arguments(workload: str, *more: str) -> list[str]:
     """Return what follows ``commbench``."""
-    return ["train", "--workload", f"{WORKLOADS}:{workload}", *FEW, "--out", "r", *more]
+    return ["train", "--backend", "gloo", "--workload", f"{WORKLOADS}:{workload}", *FEW, "--out", "r", *more]
 
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
-TINY = ["--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
+TINY = ["--backend", "gloo", "--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
 FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--confirm-launches", "1"]
 
 

@@ -86,6 +86,8 @@ def bench(
 
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        if trains_over == "nccl" and not lack:  # named for collectives, which may do without torch or on other hosts
+            lack = lacking("torch-nccl", asked=False)
         asked = None if lack else trains_over
         limit_s = settings.time_limit
         if asked and limit_s is not None:
@@ -95,9 +97,10 @@ def bench(
         task = replace(collectives(place), draws_page=True)
         if asked is None:
             return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
-        chosen, left_out = backend_at(place, asked)
+        sweep = default_sweep()
+        chosen, left_out = backend_at(place, asked, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
-        sweep, seed = replace(default_sweep(), backend=chosen), task.requests[0].seed
+        sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
         begins_s = limit_s or 0.0
         return join_training(
             task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
@@ -192,7 +195,8 @@ def _planner(
             whole,
             asked=asked,
             carries_mpi=place.carries_mpi,
-            ranks_here=None if place.started else place.ranks_here,
+            ranks_here=place.ranks_here,
+            started=place.started,
         )
         request = make_request(
             suite,

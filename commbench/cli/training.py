@@ -12,6 +12,7 @@ import typer
 from commbench.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.cli.conducting import Place, Task, carry_out
 from commbench.cli.settings import Settings, takes_settings
+from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
 from commbench.kinds import collective_records
 from commbench.launch.probe import probe_workload
@@ -184,7 +185,7 @@ def train(
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.known_seed())
-        chosen_backend, left_out = backend_at(place, asked)
+        chosen_backend, left_out = backend_at(place, asked, workload)
         sweep = dataclasses.replace(named, backend=chosen_backend)
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
         training = dataclasses.replace(
@@ -196,9 +197,19 @@ def train(
     return carry_out(settings, plan, lambda: training_ranks(asked))
 
 
-def backend_at(place: Place, asked: str) -> tuple[str, list[str]]:
-    """What DDP trains over at a place, see `choose_training_backend`; ranks that run may each see GPUs of their own."""
-    return choose_training_backend(asked, ranks_here=None if place.started else place.ranks_here)
+def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]:
+    """What DDP trains a workload over at a place, see `choose_training_backend`."""
+    backend, left_out = choose_training_backend(asked, ranks_here=place.ranks_here, started=place.started)
+    if asked == AUTO_BACKEND and backend == "nccl" and _computes_on_hosts(workload):
+        sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
+        return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
+    return backend, left_out
+
+
+def _computes_on_hosts(workload: str) -> bool:
+    """Whether it is a trace that keeps cores busy, wherever its gradients are."""
+    kind, _, name = workload.partition(":")
+    return kind == "trace" and load_trace(name).device == "cpu"
 
 
 def training_ranks(backend: str) -> int | None:

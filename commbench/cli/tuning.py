@@ -105,7 +105,7 @@ def tune(
         if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
         known = known_facts(settings, workload, batch)
-        chosen_backend, left_out = backend_at(place, asked)
+        chosen_backend, left_out = backend_at(place, asked, workload)
         facts = known or probe_workload(workload, batch, hooks, backend=chosen_backend)
         task = tuning_task(
             TuningPlan(

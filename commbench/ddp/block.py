@@ -193,7 +193,7 @@ class _Training:
         for step in range(rig.steps):
             if step == rig.early_steps:
                 rig.device.wait()
-                sent_before, clock_before = self._sent(), rig.device.read_clock()
+                clock_before, sent_before = rig.device.read_clock(), self._sent()  # which ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
             losses.append(self._step())
             if (step + 1) % every == 0 or step + 1 == rig.steps:

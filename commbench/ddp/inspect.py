@@ -332,7 +332,15 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 
     device = Device() if gpu is None else Gpu(gpu % len(gpus_to_train_on()))
     _try_hooks(hooks, device)
-    return inspect(load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch), device)
+    workload = load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch)
+    try:
+        return inspect(workload, device)
+    except InputError as error:
+        if gpu is None:
+            raise
+        raise InputError(
+            f"{error} Its model and batches were on a GPU, where all it makes must be; --backend gloo trains on CPUs."
+        ) from error
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> None:

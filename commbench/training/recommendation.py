@@ -380,6 +380,7 @@ class _Decision:
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
             "the network was emulated": "emulated" in where,
             "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
+            "a GPU was slowed down": any("throttled" in r.flags for one in members for r in one.timed.values()),
         }
         if self.fresh and self.group.baseline:
             unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
