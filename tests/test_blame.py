@@ -105,6 +105,34 @@ terminated by signals sent by prterun (as reported here).
 """
 
 
+OPENMPI_SOCKET = """
+[n0:00000] *** An error occurred in Socket closed
+[n0:00000] *** reported by process [1611137025,0]
+[n0:00000] *** on a NULL communicator
+[n0:00000] *** Unknown error
+[n0:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+[n0:00000] ***    and MPI will try to terminate your MPI job as well)
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n0 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+def test_who_closed_a_socket_is_to_blame_and_not_the_one_that_found_it_closed() -> None:
+    """Name the only rank that does not complain; of several say only that one of them has died."""
+    lines = OPENMPI_SOCKET.splitlines()
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
+    assert (1, "n1", "rank 1 on host n1 has died: others lost their connection to it") == (
+        blame.rank,
+        blame.host,
+        blame.text,
+    )
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
+    assert (None, "", "a rank has died: others lost their connection to it") == (blame.rank, blame.host, blame.text)
+    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
+
+
 def test_the_rank_at_the_other_end_is_to_blame_and_not_the_one_that_lost_it() -> None:
     """See through mpirun, which blames the first to notice that a rank on another host is gone."""
     lines = OPENMPI_PEER.splitlines()

@@ -36,6 +36,7 @@ _VICTIM = re.compile(
 _OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
 _OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
 _OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
+_OPENMPI_VICTIM = re.compile(r"An error occurred in Socket closed.*?reported by process \[\d+,(\d+)\]")
 _OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _OPENMPI_LOST = re.compile(r"lost communication with a remote daemon\..*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 _TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
@@ -106,13 +107,16 @@ def _lost_daemon(text: str) -> Blame | None:
 def _lost_peer(text: str, hosts: Mapping[int, str]) -> Blame | None:
     """The rank that has died where mpirun blames the one that first lost its connection to it."""
     found = _OPENMPI_PEER.search(text)
-    if not found:
+    victims = {int(rank) for rank in _OPENMPI_VICTIM.findall(text)}
+    if not found and not victims:
         return None
-    there = [rank for rank, host in sorted(hosts.items()) if host == found[1]]
-    rank = there[0] if len(there) == 1 else None
+    known = {rank: host for rank, host in hosts.items() if (host == found[1] if found else rank not in victims)}
+    rank = next(iter(known)) if len(known) == 1 else None
+    host = found[1] if found else "" if rank is None else known[rank]
     who = "a rank" if rank is None else f"rank {rank}"
-    said = f"{who} on host {found[1]} has died: others lost their connection to it"
-    return Blame(rank=rank, host=found[1], state="has died", text=said)
+    where = f" on host {host}" if host else ""
+    said = f"{who}{where} has died: others lost their connection to it"
+    return Blame(rank=rank, host=host, state="has died", text=said)
 
 
 def _in_other_words(lines: Sequence[str], returncode: int, blame: Blame | None) -> Blame:
