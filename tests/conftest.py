@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import slurm
+from commands import Command, clear_of_launchers
 from hypothesis import HealthCheck, settings
 
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
@@ -108,3 +109,16 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     return run
+
+
+@pytest.fixture
+def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, as a conductor on a machine with two slots."""
+    monkeypatch.chdir(tmp_path)
+    clear_of_launchers(monkeypatch)
+    monkeypatch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("not ours")
+    (tmp_path / "bad.py").write_text("SUITE = 1 / 0")
+    return Command(tmp_path, monkeypatch, capsys)

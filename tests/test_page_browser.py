@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from test_page import make_hostile
+from pages import make_hostile
 
 from commbench.report.page.writing import render_page, write_page
 from commbench.store import load_run

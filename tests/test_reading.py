@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
-from test_page import write_run
+from pages import write_run
 
 from commbench import cli
 from commbench.cli import conducting

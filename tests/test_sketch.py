@@ -4,8 +4,8 @@ import io
 from collections.abc import Sequence
 
 from builders import MIB, STEADY, make_case, make_launches, make_record
+from pages import make_run
 from rich.console import Console
-from test_page import make_run
 from training_builders import launches_of, make_training_case, make_training_record
 
 from commbench.report.sketch import HEIGHT, LABEL, MOST_WIDE, sketch

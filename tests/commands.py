@@ -1,0 +1,52 @@
+"""Commands within the process of a test, in an empty directory."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from commbench import cli
+
+#: Variables that would make this process a rank of somebody's launch.
+RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
+
+
+class Outcome:
+    """What a command ended with and said."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+
+class Command:
+    """Runs ``commbench`` within this process, in an empty directory."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home = home
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> Outcome:
+        """Run a command line; arguments are separated by spaces."""
+        self._monkeypatch.setattr(sys, "argv", ["commbench", *line.split()])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = self._capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), said.out, said.err)
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file below the directory, and the directories."""
+        return {
+            str(path.relative_to(self.home)): path.read_bytes() if path.is_file() else b""
+            for path in self.home.rglob("*")
+        }
+
+
+def clear_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what would make this process a rank of somebody's launch."""
+    for name in list(os.environ):
+        if name.startswith(RANK_PREFIXES):
+            monkeypatch.delenv(name)

@@ -1,0 +1,132 @@
+"""Pages read back as a browser would, and runs to draw them of."""
+
+import json
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from builders import STEADY, make_case, make_info, make_launches, make_record
+from training_builders import make_training_info
+
+from commbench.records import Record
+from commbench.report.page.writing import render_page
+from commbench.store import Run
+from commbench.training.recommendation import recommend
+from commbench.training.records import TrainingRecord
+
+RESULTS = Path(__file__).parent.parent / "results"
+KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
+HOST = "<script>alert(1)</script>"
+FORMULA = "=cmd()"
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
+
+
+class Reader(HTMLParser):
+    """Reads a page: its balance, ids, links, and the cells of its tables by heading."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what is opened."""
+        if tag not in VOID:
+            self.open.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        known = dict(attrs)
+        self.ids += [str(known["id"])] if "id" in known else []
+        self.links += [str(known[name]) for name in ("href", "src", "xlink:href") if name in known]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what is opened and closed at once, in SVG."""
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Compare with what is open."""
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data: str) -> None:
+        """Keep the text, and that of a cell."""
+        if self.open and not {"style", "script", "nav"} & set(self.open):
+            self.texts.append(data)
+        if {"td", "th"} & set(self.open) and self.tables:
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        """All that a person reads but the table of contents, white space made one."""
+        return " ".join(" ".join(self.texts).split())
+
+    def table_with(self, *headings: str) -> list[list[str]]:
+        """The lines of the first table that has these headings."""
+        return next(lines for lines in self.tables if all(any(text in cell for cell in lines[0]) for text in headings))
+
+
+def make_run(
+    records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), path: str = "results/mine", **info: Any
+) -> Run:
+    """Return a run with these records and, of trained ones, what is concluded."""
+    facts = make_training_info(**info) if training else make_info(**info)
+    found = recommend(training, facts) if training else None
+    return Run(
+        path=Path(path),
+        info={"status": "complete", "started": "2026-11-21T11:08:59+00:00", **facts},
+        records=tuple(records),
+        training_records=tuple(training),
+        recommendation=found.to_json() if found else None,
+    )
+
+
+def read(*runs: Run) -> Reader:
+    """Return the page of runs, without figures."""
+    reader = Reader(render_page(runs, [], beside=False))
+    assert [] == reader.faults
+    assert [] == reader.open
+    return reader
+
+
+def make_hostile() -> Run:
+    """Return a run in which every text that is not ours would do harm."""
+    host = {"hostname": HOST, "cpu_model": FORMULA, "kernel": '"><img src=x onerror=alert(2)>'}
+    records = [
+        *make_launches(STEADY),
+        make_record(make_case("all_gather"), status="failed", reason=f"{HOST} died"),
+        make_record(make_case("reduce", redop="sum", root=0), flags=["<b>odd</b>"]),
+    ]
+    return make_run(
+        records,
+        environment={"hosts": [host], "versions": {"torch": HOST}, "variables": {"NCCL_X": FORMULA}},
+        argv=["commbench", "run", "</script><script>alert(3)</script>"],
+        ranks=[{"rank": 0, "host": HOST}],
+        launches=[
+            {"stage": HOST, "launch": 0, "seconds": 1.0, "startup_s": 0.1, "measuring_s": 0.8, "other_s": 0.1}
+            | {"status": "failed", "reason": FORMULA, "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""}}
+        ],
+    )
+
+
+def write_run(folder: Path, records: Sequence[Record], **info: Any) -> Path:
+    """Write a run's two files that all else is made from."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(make_info(status="complete", **info)), encoding="utf-8")
+    lines = (json.dumps(record.to_json()) for record in records)
+    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
