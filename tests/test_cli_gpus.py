@@ -62,8 +62,7 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave the training out, with a sentence, where GPUs are named that only other hosts have."""
-    monkeypatch.setattr("commbench.options.missing_library", lambda _: None)
-    monkeypatch.setattr("commbench.options.try_device", lambda _: Trial(refusal="torch finds no GPU."))
+    monkeypatch.setattr("commbench.cli.measuring.try_device", lambda _: Trial(refusal="torch finds no GPU."))
     outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
     assert 0 == outcome.code
     assert "Left out: torch finds no GPU." in outcome.out

@@ -14,6 +14,7 @@ from commbench.cases import DEVICE_BACKENDS
 from commbench.cli.conducting import Place, Task, carry_out
 from commbench.cli.settings import Settings, takes_settings
 from commbench.cli.training import backend_at, default_sweep, find_training_budget, join_training, plan_training
+from commbench.communicators import try_device
 from commbench.launch.conductor import single_stage
 from commbench.options import (
     AUTO_BACKEND,
@@ -87,7 +88,7 @@ def bench(
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
         if trains_over == "nccl" and not lack:  # named for collectives, which may do without torch or on other hosts
-            lack = lacking("torch-nccl", asked=False)
+            lack = try_device("torch-nccl").refusal
         asked = None if lack else trains_over
         limit_s = settings.time_limit
         if asked and limit_s is not None:
