@@ -327,15 +327,23 @@ def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     assert set(cuda.module.KERNELS) == set(re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source))
 
 
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
-    """Have CUDA's own compiler accept the source without a word, where it is installed."""
+    """Have CUDA's own compiler take the source without a warning, and keep all in registers, few enough for each GPU.
+
+    A multiprocessor has 65,536 registers for 2,048 threads (CUDA C++ Programming Guide, compute capabilities).
+    """
     library = cuda_on_host.find_nvrtc()
     if library is None:
         pytest.skip("needs NVRTC, which pip has for Linux alone (nvidia-cuda-nvrtc)")
     options = ("-std=c++17", "-DTHREADS=1024", f"--gpu-architecture={architecture}", "-ftz=true")  # as cupy does
     source = cuda.module.SOURCE.read_text(encoding="utf-8")
     assert (0, "") == cuda_on_host.compile_for_gpu(library, source, options)
+    _, said = cuda_on_host.compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", said)]
+    assert len(cuda.module.KERNELS) == len(registers)
+    assert 65_536 // 2_048 >= max(registers)
+    assert ["0"] * 2 * len(registers) == re.findall(r"(\d+) bytes spill", said)
 
 
 @pytest.mark.parametrize(
