@@ -28,29 +28,28 @@ import numpy as np
 from keeping import add_out, empty_out, end, own_environment, write_facts
 from rich.table import Table
 
-from commbench.budgets import BUDGETS
-from commbench.cases import Case, Sweep, shuffled
-from commbench.communicators.base import HostBuffer
+from commbench.cli.terminal import make_console
+from commbench.collectives.cases import Case, Sweep, shuffled
+from commbench.engine.communicator import HostBuffer
+from commbench.engine.measure import Session
+from commbench.engine.records import Frozen
+from commbench.engine.samples import Samples
+from commbench.engine.setup import Prepared, prepare
+from commbench.engine.stopping import Sampler
+from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter
+from commbench.engine.timing.sync import TOLERATED_LATE, SyncPlan
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
 from commbench.launch.process import Event, Launched
 from commbench.launch.rank import leave
-from commbench.measure import Session
-from commbench.preparation import Prepared, prepare
-from commbench.records import Frozen
-from commbench.samples import Samples
-from commbench.sampling import Sampler
+from commbench.results.tables import csv_text
 from commbench.stats import Interval, launch_interval, ratio_interval
-from commbench.tables import csv_text
-from commbench.terminal import make_console
-from commbench.timing.loops import Call, Repetitions, Timer, quiet_interpreter
-from commbench.timing.progress import Progress
-from commbench.timing.sync import TOLERATED_LATE, SyncPlan
+from commbench.stats.budgets import BUDGETS
 from commbench.units import format_size
 
 if TYPE_CHECKING:
-    from commbench.communicators.mpi import MpiCommunicator
-    from commbench.communicators.mpi_control import MpiControl
+    from commbench.backends.mpi import MpiCommunicator
+    from commbench.backends.mpi_control import MpiControl
 
 Loop: TypeAlias = Callable[[int, int], Repetitions]
 """(repetitions, batch) to this rank's stamps."""
@@ -140,8 +139,8 @@ class CLoop:
 
 def be_rank(options: argparse.Namespace) -> NoReturn:
     """Be one rank of one launch: rank 0 prints one line of JSON."""
-    from commbench.communicators.mpi import MpiCommunicator
-    from commbench.communicators.mpi_control import MpiControl
+    from commbench.backends.mpi import MpiCommunicator
+    from commbench.backends.mpi_control import MpiControl
 
     control = MpiControl()
     communicator = MpiCommunicator(control)
@@ -172,7 +171,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     """
     from mpi4py import MPI
 
-    from commbench.timing.native import address_of
+    from commbench.engine.timing.native import address_of
 
     library = ctypes.CDLL(str(path))
     library.address_of_allreduce.restype = ctypes.c_ssize_t

@@ -23,10 +23,10 @@ from keeping import add_out, empty_out, end, own_environment, write_facts
 from numpy.typing import NDArray
 from rich.table import Table
 
+from commbench.cli.terminal import make_console
 from commbench.errors import InputError, WrongDataError
+from commbench.results.tables import csv_text
 from commbench.stats import ratio_interval
-from commbench.tables import csv_text
-from commbench.terminal import make_console
 
 #: Of the rate of a copy, at least; and what is aimed at beyond that.
 LEAST_SHARE, AIMED_SHARE = 0.4, 0.5

@@ -26,21 +26,21 @@ from typing import NoReturn
 
 from rich.table import Table
 
-from commbench.cases import Case
-from commbench.collectives import OPERATIONS, Operation
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator
-from commbench.control import Control, gather_everywhere, run_threads
+from commbench.backends import connect_control, open_backend
+from commbench.cli.request import split_names
+from commbench.cli.terminal import make_console
+from commbench.collectives.cases import Case
+from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control, gather_everywhere, run_threads
+from commbench.engine.setup import prepare
+from commbench.engine.timing.loops import quiet_interpreter
 from commbench.errors import CommbenchError, InputError, LaunchError, UnsupportedError
+from commbench.launch.identity import identify
 from commbench.launch.launchers import choose_launcher
 from commbench.launch.rank import leave
-from commbench.launch.whoami import identify
-from commbench.options import split_names
-from commbench.preparation import prepare
+from commbench.results.tables import csv_text
 from commbench.stats import median, median_interval
-from commbench.tables import csv_text
-from commbench.terminal import make_console
-from commbench.timing.loops import quiet_interpreter
 
 BACKENDS = "nccl,torch-nccl"
 #: Of these the cost is judged.

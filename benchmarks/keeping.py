@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from commbench.environment import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.cli.request import default_out
 from commbench.errors import CommbenchError, InputError
-from commbench.options import default_out
+from commbench.system.host import collect_host, collect_versions, git_commit, relevant_variables
 
 
 def add_out(parser: argparse.ArgumentParser, name: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from commbench.prediction.validating import WIDEST, Held, Outcome
 from commbench.stats import MARGIN
+from commbench.tuner.validation import WIDEST, Held, Outcome
 
 #: What the model must come to, as shares.
 STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25

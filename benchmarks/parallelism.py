@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from commbench import Sweep
-from commbench.datatypes import find_dtype
+from commbench.collectives.datatypes import find_dtype
 from commbench.units import format_size
 
 

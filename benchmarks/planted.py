@@ -18,12 +18,13 @@ from typing import IO
 from keeping import add_out, empty_out, end, write_facts
 from rich.console import Console
 
+from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.cli.terminal import make_console
 from commbench.errors import LaunchError
-from commbench.report.comparison import ComparisonTable, compare, render_comparison
+from commbench.report.comparison import render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
+from commbench.results.tables import csv_text
 from commbench.stats import Verdict
-from commbench.tables import csv_text
-from commbench.terminal import make_console
 
 COMMBENCH = (sys.executable, "-m", "commbench")
 SIDES = ("a", "b", "control")

@@ -20,11 +20,11 @@ from keeping import add_out, empty_out, end, own_environment, write_facts
 from numpy.typing import NDArray
 from rich.table import Table
 
+from commbench.cli.terminal import make_console
+from commbench.engine.timing.loops import quiet_interpreter
 from commbench.errors import WrongDataError
+from commbench.results.tables import csv_text
 from commbench.stats import Interval, ratio_interval
-from commbench.tables import csv_text
-from commbench.terminal import make_console
-from commbench.timing.loops import quiet_interpreter
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ class Trial:
     def __init__(self, n: int, k: int) -> None:
         import torch
 
-        from commbench.compression.selection import TopKSelector
+        from commbench.hooks.compression.selection import TopKSelector
 
         self.n, self.k = n, k
         self.gradient, self.residual, self._gradient_before, self._residual_before = np.zeros((4, n), dtype=np.float32)
@@ -253,7 +253,7 @@ def measure(options: argparse.Namespace) -> int:
     """Time all kinds of data, write and show the results; return the exit code."""
     import torch
 
-    from commbench.compression.selection import prepare
+    from commbench.hooks.compression.selection import prepare
 
     out = empty_out(options.out, "selection")
     torch.set_num_threads(1)

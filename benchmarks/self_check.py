@@ -17,20 +17,21 @@ from pathlib import Path
 from keeping import add_out, empty_out, end, write_facts
 from rich.console import Console
 
-from commbench.budgets import BUDGETS, Budget
-from commbench.cases import Sweep
+from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.cli.request import make_request, run_header
+from commbench.cli.terminal import LineDisplay, make_console
+from commbench.collectives.cases import Sweep
+from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.launch.plan import frozen_values
-from commbench.options import make_request, run_header
-from commbench.report.comparison import ComparisonTable, compare, render_comparison
+from commbench.report.comparison import render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
+from commbench.results import Store
+from commbench.results.tables import csv_text
 from commbench.stats import Verdict
-from commbench.store import Store
-from commbench.suites import Suite
-from commbench.tables import csv_text
-from commbench.terminal import LineDisplay, make_console
+from commbench.stats.budgets import BUDGETS, Budget
 
 RANKS = 2
 OPERATIONS = "all_reduce,all_gather,latency"

@@ -31,16 +31,24 @@ import torch
 from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
 
+from commbench.analysis.prediction.breakeven import break_even, compare_with_measured
+from commbench.analysis.prediction.larger import on_network
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.prediction.steps import StepModel
+from commbench.cli.request import default_out
+from commbench.cli.terminal import make_console
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.ddp.traces import Trace, record
 from commbench.ddp.workloads import load_workload
 from commbench.errors import CommbenchError, InputError
-from commbench.options import default_out
-from commbench.prediction.accuracy import prediction_rows
-from commbench.prediction.breakeven import break_even, compare_with_measured
-from commbench.prediction.larger_steps import on_network
-from commbench.prediction.network import NetworkModel
-from commbench.prediction.steps import StepModel
-from commbench.prediction.validating import (
+from commbench.results import Run, load_run
+from commbench.results.recommendation import Recommendation, setting_of
+from commbench.results.tables import csv_text
+from commbench.results.trained import speedup_of
+from commbench.stats import Interval
+from commbench.tuner.accuracy import prediction_rows
+from commbench.tuner.validation import (
     Exhaustive,
     Held,
     choice_of,
@@ -52,14 +60,6 @@ from commbench.prediction.validating import (
     median_error,
     rank_correlation,
 )
-from commbench.stats import Interval
-from commbench.store import Run, load_run
-from commbench.tables import csv_text
-from commbench.terminal import make_console
-from commbench.training.cases import DEFAULT_CAP, TrainingCase
-from commbench.training.conclusion import Recommendation, setting_of
-from commbench.training.trained import speedup_of
-from commbench.training.workload import WorkloadFacts
 from commbench.units import parse_link_rate
 
 PARTS = ("scenarios", "collectives", "growth", "break-even")

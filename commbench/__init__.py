@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from commbench.cases import Case, Sweep
-from commbench.records import Record
-from commbench.report.comparison import compare
-from commbench.store import load_run
-from commbench.training.workload import Workload
+from commbench.analysis.comparison import compare
+from commbench.collectives.cases import Case, Sweep
+from commbench.ddp.plan.workload import Workload
+from commbench.engine.records import Record
+from commbench.results import load_run
 
 if TYPE_CHECKING:
     from commbench.ddp.recording import record_gradients

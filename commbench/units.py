@@ -164,3 +164,7 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+#: Words for true and false in options.
+TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

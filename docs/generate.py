@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from commbench.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
-from commbench.collectives import OPERATIONS, Layout, Operation, Shape
+from commbench.collectives.operations import OPERATIONS, Layout, Operation, Shape
+from commbench.ddp.plan.records import TRAINING_FLAGS, BucketRow, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
-from commbench.exports.labels import CASE_LABELS, TRAINING_LABELS
-from commbench.exports.metrics import METRICS
+from commbench.engine.records import FLAGS, SCHEMA, OverlapRow, Row
 from commbench.hooks import HOOKS, Hook
-from commbench.pairs import PairRow
-from commbench.prediction.accuracy import PredictionRow
-from commbench.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
+from commbench.interop.exports.metrics import METRICS
 from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.report.table import MARKS
 from commbench.report.training import TRAINING_MARKS
-from commbench.store import load_run
-from commbench.training.conclusion import Choice, Cost, Difference, Recommendation, Search
-from commbench.training.records import TRAINING_FLAGS, BucketRow, TrainingRow
+from commbench.results import load_run
+from commbench.results.pairs import PairRow
+from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Search
+from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
+from commbench.tuner.accuracy import PredictionRow
 
 PAGE = Path(__file__).parent / "columns.md"
 FOLDER = Path(__file__).parent / "figures"
@@ -191,7 +191,7 @@ SAID = {
 #: Options that are written without their name.
 NUMBERS = frozenset({"density", "rank"})
 KINDS = {
-    "tuple[commbench.training.conclusion.Choice": "choices",
+    "tuple[commbench.results.recommendation.Choice": "choices",
     "Choice": "a choice",
     "Cost": "a cost",
     "Difference": "a difference",

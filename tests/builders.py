@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commbench.cases import Case
-from commbench.records import GroupTimes, Record
+from commbench.collectives.cases import Case
+from commbench.engine.records import GroupTimes, Record
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -6,10 +6,10 @@ from typing import Any
 
 from launching import Recorder, ScriptLauncher, make_request, open_store
 
-from commbench.cases import Sweep
+from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher
-from commbench.store import load_run
+from commbench.results import load_run
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 REQUEST = make_request(CASES)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-MODULE = "commbench.compression.cuda"
+MODULE = "commbench.hooks.compression.cuda"
 HEADER = Path(__file__).parent / "cuda_on_host.h"
 #: What `launch` in the header hands to every kernel.
 MOST_ARGUMENTS = 12
@@ -121,7 +121,7 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
 
 @contextmanager
 def installed() -> Iterator[tuple[ModuleType, Launches]]:
-    """Yield ``commbench.compression.cuda`` over such modules, with few threads in a block, and what it launches."""
+    """Yield ``commbench.hooks.compression.cuda`` on simulated modules with small thread blocks, and its launches."""
     launches = Launches()
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated(launches).items():

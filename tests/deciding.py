@@ -6,10 +6,10 @@ from typing import Any
 
 from training_builders import launches_of, make_training_case, make_training_launches
 
-from commbench.training.cases import CONFIRM, TrainingCase
-from commbench.training.conclusion import Recommendation
-from commbench.training.recommendation import recommend
-from commbench.training.records import TrainingRecord
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.recommendation import Recommendation
+from commbench.tuner.recommendation import recommend
 
 BASE = make_training_case()
 FIVE = make_training_case(cap="5")

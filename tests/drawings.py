@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from training_builders import make_training_info
 
-from commbench.records import Record
-from commbench.store import Run
-from commbench.training.records import TrainingRecord
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.results import Run
 
 
 def painted(paint: Callable[..., None], *arguments: Any) -> Figure:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commbench.budgets import BUDGETS
-from commbench.cases import Case
-from commbench.communicators.fake import FakeCommunicator, Script
-from commbench.control import ThreadControl, run_threads
-from commbench.measure import Session, frozen_from, measure
-from commbench.records import Frozen, Record
-from commbench.timing.clocks import GlobalClock
-from commbench.timing.progress import Progress
+from commbench.backends.fake import FakeCommunicator, Script
+from commbench.collectives.cases import Case
+from commbench.engine.control import ThreadControl, run_threads
+from commbench.engine.measure import Session, frozen_from, measure
+from commbench.engine.records import Frozen, Record
+from commbench.engine.timing.clocks import GlobalClock
+from commbench.engine.timing.loops import Progress
+from commbench.stats.budgets import BUDGETS
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
 ENDLESS_S = 60.0

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from launching import MARK, find_marked, wait_until
 
-from commbench.lab.plan import DIRECTORY
+from commbench.launch.lab.plan import DIRECTORY
 
 LAB = (sys.executable, "-m", "commbench", "lab")
 SECONDS = 120

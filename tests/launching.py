@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from commbench.budgets import Budget
-from commbench.kinds import AnyCase, AnyRecord
 from commbench.launch.conductor import RunRequest, SilentDisplay
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
-from commbench.store import Store, load_run
+from commbench.results import Store, load_run
+from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.stats.budgets import Budget
 
 RANKS = Path(__file__).parent / "ranks"
 MARK = "COMMBENCH_TEST_MARK"

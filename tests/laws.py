@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from builders import KIB, MIB, make_case, make_launches
 
-from commbench.cases import Case
-from commbench.records import Record
+from commbench.collectives.cases import Case
+from commbench.engine.records import Record
 from commbench.stats import Floats
 
 POWERS = [2**k for k in range(3, 25)]

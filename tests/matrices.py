@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from builders import MIB, make_case, make_info, make_record
 
-from commbench.cases import Case
-from commbench.records import PairTimes, Record
+from commbench.collectives.cases import Case
+from commbench.engine.records import PairTimes, Record
 
 INTER_US, INTRA_US = 100.0, 30.0
 

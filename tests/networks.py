@@ -11,15 +11,15 @@ import numpy as np
 from builders import KIB, MIB, make_case, make_info, make_record
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.prediction.closed_forms import ALGORITHMS, Form, Hop
-from commbench.prediction.curves import fit_curve
-from commbench.prediction.hops import MeasuredCurve
-from commbench.prediction.larger import GrowingNetwork, MeasuredRun
-from commbench.prediction.links import Link
-from commbench.prediction.network import NetworkModel
-from commbench.records import Record
-from commbench.training.records import TrainingRecord
-from commbench.training.workload import ParameterFacts, WorkloadFacts
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop
+from commbench.analysis.prediction.curves import fit_curve
+from commbench.analysis.prediction.hops import MeasuredCurve
+from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.analysis.prediction.links import Link
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.engine.records import Record
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
 #: A hop of 50 us over a link of 1 Gbit/s that loses nothing to headers.

@@ -9,11 +9,11 @@ from typing import Any
 from builders import STEADY, make_case, make_info, make_launches, make_record
 from training_builders import make_training_info
 
-from commbench.records import Record
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
 from commbench.report.page.writing import render_page
-from commbench.store import Run
-from commbench.training.recommendation import recommend
-from commbench.training.records import TrainingRecord
+from commbench.results import Run
+from commbench.tuner.recommendation import recommend
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from commbench.datatypes import DTYPES, DataType
+from commbench.collectives.datatypes import DTYPES, DataType
 
 #: ncclDataType_t and ncclRedOp_t (nccl.h).
 CODES = {"int8": 0, "int32": 2, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}

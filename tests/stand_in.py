@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from commbench.ddp.devices import Gpu
-from commbench.gpu_clocks import GpuClocks, Reading
+from commbench.engine.gpu_clocks import GpuClocks, Reading
 
 
 class Event:

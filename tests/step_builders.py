@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.prediction.exchange import HookCost
-from commbench.prediction.steps import StepModel
-from commbench.training.cases import TrainingCase
-from commbench.training.records import TrainingRecord
-from commbench.training.workload import ParameterFacts, WorkloadFacts
+from commbench.analysis.prediction.messages import HookCost
+from commbench.analysis.prediction.steps import StepModel
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 MIB = 2**20
 

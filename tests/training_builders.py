@@ -5,9 +5,9 @@ from typing import Any
 
 from builders import make_info
 
-from commbench.training.cases import TrainingCase, parse_hook
-from commbench.training.records import Bucket, TrainingRecord, TrainingRow
-from commbench.training.summary import training_rows
+from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.records import Bucket, TrainingRecord, TrainingRow
+from commbench.results.training_summary import training_rows
 
 
 def make_training_case(hook: str = "none", cap: str = "default", **changes: Any) -> TrainingCase:

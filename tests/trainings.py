@@ -7,7 +7,7 @@ from typing import Any
 from conftest import RunRanks
 from training_builders import make_training_case
 
-from commbench.training.cases import TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
 
 #: A bucket size of which the tiny model makes two buckets.
 SMALL = "0.1"

@@ -9,17 +9,17 @@ from typing import Any
 from builders import make_record
 from training_builders import make_training_record
 
-from commbench.budgets import TUNING_BUDGETS
-from commbench.cases import Case
-from commbench.kinds import AnyRecord
+from commbench.analysis.prediction.messages import HookCost
+from commbench.analysis.prediction.steps import StepModel
+from commbench.collectives.cases import Case
+from commbench.ddp.plan.cases import CALIBRATE, SWEEP, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.engine.records import Record
 from commbench.launch.plan import RunRequest, missing_cases
-from commbench.launch.tuning import TuningPlan
-from commbench.prediction.exchange import HookCost
-from commbench.prediction.steps import StepModel
-from commbench.records import Record
-from commbench.training.cases import CALIBRATE, SWEEP, TrainingCase
-from commbench.training.records import TrainingRecord
-from commbench.training.workload import ParameterFacts, WorkloadFacts
+from commbench.results.record_types import AnyRecord
+from commbench.stats.budgets import TUNING_BUDGETS
+from commbench.tuner.stages import TuningPlan
 
 FORWARD_MS, BACKWARD_MS, OPTIMIZER_MS = 20.0, 40.0, 5.0
 BLOCK_STEPS = 8

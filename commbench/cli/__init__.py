@@ -12,8 +12,16 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
-from commbench.cli import comparing, exporting, importing, lab, measuring, predicting, reading, training, tuning
-from commbench.cli.conducting import complain
+from commbench.cli import compare as comparing
+from commbench.cli import exchange as exporting
+from commbench.cli import exchange as importing
+from commbench.cli import lab
+from commbench.cli import measure as measuring
+from commbench.cli import predict as predicting
+from commbench.cli import report as reading
+from commbench.cli import train as training
+from commbench.cli import tune as tuning
+from commbench.cli.conduct import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
 

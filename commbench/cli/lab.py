@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commbench.cli.terminal import make_console
 from commbench.errors import InputError
-from commbench.lab import (
+from commbench.launch.lab import (
     DEFAULT_NAME,
     MAX_HOSTS,
     NOT_EMULATED,
@@ -25,7 +26,6 @@ from commbench.lab import (
     run_in_lab,
     start_lab,
 )
-from commbench.terminal import make_console
 from commbench.units import counted
 
 app = typer.Typer(

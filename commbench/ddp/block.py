@@ -20,18 +20,18 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.collector import without_collector
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
-from commbench.energy import EnergyMeter, Readings
+from commbench.engine.energy import EnergyMeter, Readings
+from commbench.engine.gpu_clocks import Reading
+from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
-from commbench.gpu_clocks import Reading
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.step_clock import Mark
-from commbench.timing.progress import Progress
-from commbench.training.cases import TrainingCase
-from commbench.training.workload import Workload
+from commbench.system.process import without_collector
 
 #: At least so many steps are not timed: DDP makes one bucket in the first, rebuilds the buckets before the second, and
 #: PowerSGD compresses from the third on.

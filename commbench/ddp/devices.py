@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from commbench.communicators.gpus import place
-from commbench.communicators.nccl_runtime import LOG, loaded_version
-from commbench.communicators.torch_calls import find_gpus, pci_address, torch_version
-from commbench.control import Control, gather_everywhere
+from commbench.backends.gpus import place
+from commbench.backends.nccl_library import LOG, loaded_version
+from commbench.backends.torch_calls import find_gpus, pci_address, torch_version
 from commbench.ddp.local_step import moved_by
-from commbench.ddp.memory import peak_memory_bytes, reset_peak_memory
-from commbench.ddp.traffic import settled_sent_bytes
-from commbench.gpu_clocks import GpuClocks, Reading
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
+from commbench.system.process import peak_memory_bytes, reset_peak_memory, settled_sent_bytes
 
 
 class Device:

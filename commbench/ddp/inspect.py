@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
 from commbench.errors import InputError
-from commbench.training.cases import TrainingCase, parse_hook
-from commbench.training.workload import ParameterFacts, Workload, WorkloadFacts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.ddp.block import BlockSamples, dense_bytes, timed_events
-from commbench.energy import RunMeter
-from commbench.gpu_clocks import clocks_between
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import Bucket, TrainingRecord
+from commbench.ddp.plan.workload import Workload
+from commbench.engine.energy import RunMeter
+from commbench.engine.gpu_clocks import clocks_between
 from commbench.hooks import BucketTimes
-from commbench.training.cases import TrainingCase
-from commbench.training.records import Bucket, TrainingRecord
-from commbench.training.workload import Workload
 
 #: Blocks of so many steps are long enough to look for the end of their warm-up.
 LONG_BLOCK = 40

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from commbench.communicators.torch_control import TIMEOUT, join_world, unpinned
-from commbench.control import Control, gather_everywhere
+from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
 from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
+from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
-from commbench.energy import RunMeter
-from commbench.environment import clock_domain
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.energy import RunMeter
+from commbench.engine.records import Status
+from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import TopK, selectors
-from commbench.records import Status
-from commbench.timing.progress import Progress
-from commbench.training.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
-from commbench.training.records import TrainingRecord
-from commbench.training.workload import Workload
+from commbench.system.host import clock_domain
 
 #: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
 TRIAL_STEPS = 2
@@ -46,7 +46,7 @@ def train_launch(
     out_of_time: Callable[[], bool],
     meter: RunMeter | None = None,
 ) -> bool:
-    """Train every configuration in its blocks, as `commbench.training.cases.schedule` orders them.
+    """Train every configuration in its blocks, as `commbench.ddp.plan.cases.schedule` orders them.
 
     Args:
         cases: the baseline first; the same on every rank, like everything else here.

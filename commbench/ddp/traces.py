@@ -219,7 +219,7 @@ def record(
 ) -> Trace:
     """Train a model for ``2 + steps`` steps and return the medians of all but the first two.
 
-    The batches are cycled; the optimiser is as in `commbench.training.workload.Workload`. The model is changed.
+    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
 
     Raises:
         InputError: if the workload made of the arguments is not sound (see `commbench.ddp.inspect`).
@@ -264,7 +264,7 @@ def conditions(model: nn.Module, how: str) -> dict[str, Any]:
     """Return how and on what a trace is recorded."""
     import torch
 
-    from commbench.environment import cpu_model
+    from commbench.system.host import cpu_model
 
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}

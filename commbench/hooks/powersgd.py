@@ -17,12 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
-from commbench.hooks.comm_stream import CommStream
-from commbench.hooks.comm_thread import CommThread, borrow, give_back
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put, spoil
 from commbench.hooks.layout import Layout, Piece
+from commbench.hooks.message import matrix_sides
+from commbench.hooks.ordering import CommStream, CommThread, borrow, give_back
 from commbench.hooks.randomk import seeded
-from commbench.training.message import matrix_sides
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.training.message import check_density, kept
+from commbench.hooks.message import check_density, kept
 
 
 class RandomK(FeedbackHook):

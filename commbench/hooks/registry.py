@@ -13,7 +13,7 @@ from commbench.hooks.dense import BF16, FP16, PassThrough
 from commbench.hooks.powersgd import PowerSGD
 from commbench.hooks.randomk import RandomK
 from commbench.hooks.topk import TopK
-from commbench.training.cases import TRUTH
+from commbench.units import TRUTH
 
 HOOKS: Mapping[str, type[Hook]] = MappingProxyType(
     {hook.name: hook for hook in (PassThrough, FP16, BF16, TopK, RandomK, PowerSGD)}

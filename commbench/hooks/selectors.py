@@ -9,7 +9,7 @@ import torch
 
 from commbench.errors import InputError
 from commbench.hooks.feedback import put
-from commbench.training.message import INDEX_BYTES, Values
+from commbench.hooks.message import INDEX_BYTES, Values
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 #: What selects where nothing is compiled.
@@ -74,10 +74,10 @@ class TorchSelector:
 
 
 class NativeSelector:
-    """The compiled selection of `commbench.compression`, on the host's memory."""
+    """The compiled selection of `commbench.hooks.compression`, on the host's memory."""
 
     def __init__(self, n: int, k: int, values: Values) -> None:
-        from commbench.compression.selection import TopKSelector, decode_add
+        from commbench.hooks.compression.selection import TopKSelector, decode_add
 
         self._n, self._k, self._values = n, k, values
         self._selector = TopKSelector(n, k, value_dtype=values)
@@ -103,10 +103,10 @@ class NativeSelector:
 
 
 class CudaSelector:
-    """The CUDA kernels of `commbench.compression`, on a GPU's memory, all of which is torch's."""
+    """The CUDA kernels of `commbench.hooks.compression`, on a GPU's memory, all of which is torch's."""
 
     def __init__(self, n: int, k: int, values: Values, device: torch.device) -> None:
-        from commbench.compression.cuda import CudaTopK, scratch_bytes
+        from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
 
         self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
         self._selector = CudaTopK(n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index)
@@ -152,7 +152,7 @@ def prepare(device: torch.device) -> None:
     """
     compiler = fast_selection(device)
     if compiler == "numba":
-        from commbench.compression.selection import prepare as prepare_host
+        from commbench.hooks.compression.selection import prepare as prepare_host
 
         prepare_host()
     elif compiler == "cupy":

@@ -14,8 +14,8 @@ from commbench.errors import InputError
 from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
 from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
+from commbench.hooks.message import Message, Part, Selection, check_density
 from commbench.hooks.selectors import DTYPES, Selector, make_selector, prepare, split
-from commbench.training.message import Message, Part, Selection, check_density
 
 #: 2.13 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

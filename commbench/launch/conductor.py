@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
-from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
 from commbench.launch.launchers import Launcher
@@ -31,10 +32,9 @@ from commbench.launch.plan import (
 from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Ending, Supervisor
 from commbench.launch.timeplan import TimePlan, dry_run_estimate
-from commbench.records import Status
-from commbench.store import Store
-from commbench.summary import latest
-from commbench.training.records import TrainingRecord
+from commbench.results import Store
+from commbench.results.record_types import AnyCase, AnyRecord, blank_record
+from commbench.results.summary import latest
 from commbench.units import counted
 
 __all__ = ["Display", "RunRequest", "SilentDisplay", "Stage", "conduct", "dry_run_estimate", "single_stage"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from commbench.kinds import AnyRecord
+from commbench.results.record_types import AnyRecord
 
 
 class Display(Protocol):

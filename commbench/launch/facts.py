@@ -1,21 +1,23 @@
-"""What the ranks of a launch state about themselves and their hosts, once, before the first case."""
+"""What the ranks of a launch state about themselves and their hosts, and whether all hosts run the same software."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from commbench.cases import MPI_BACKENDS
-from commbench.control import Control, gather_everywhere
-from commbench.environment import clock_domain, collect_host, collect_versions, relevant_variables, unlike
+import commbench
+from commbench.collectives.cases import MPI_BACKENDS
+from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
-from commbench.topology import collect_topology, nodes_of
+from commbench.system.host import clock_domain, collect_host, collect_versions, relevant_variables, unlike
+from commbench.system.topology import collect_topology, nodes_of
 
 _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
 
@@ -95,7 +97,7 @@ def collect_session(
         variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
 
     Returns:
-        ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.environment` defines
+        ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.system.host` defines
         them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
         ``nccl_settings`` (what NCCL is told on rank 0 beyond those variables),
         ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
@@ -148,7 +150,7 @@ def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
 def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
     """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it.
 
-    Its ``topology`` (see `commbench.topology`) also has ``ranks``: the NUMA nodes (``numa_nodes``) of each ``rank``.
+    Its ``topology`` (`commbench.system.topology`) also has ``ranks``: the ``numa_nodes`` of each ``rank``.
     """
     here = [place for place in places if place.host == places[rank].host]
     if here[0].rank != rank:
@@ -188,7 +190,7 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
 
 
 def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """How far the ranks' clocks agreed (see `commbench.timing.clocks`), in the launch in which they did least."""
+    """The worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
     stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
     return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
 
@@ -206,7 +208,7 @@ def remark(session: Mapping[str, Any]) -> str:
 
 
 def _least_energy(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What was counted of the energy (see `commbench.energy`), in the launch in which that was least."""
+    """What was counted of the energy (see `commbench.engine.energy`), in the launch in which that was least."""
     stated = [facts["energy"] for facts in (known, session) if facts.get("energy")]
     return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}
 
@@ -241,3 +243,77 @@ def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]
             f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike conditions do not mix; "
             "choose another --out."
         )
+
+
+#: Nothing of theirs runs while the clock runs, so that hosts may differ in them.
+_DO_NOT_COUNT = frozenset({"numpy", "nvidia-ml-py"})
+#: More hosts than this are counted rather than listed above a column.
+_LISTED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """What a rank runs."""
+
+    rank: int
+    host: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """By name. Of all packages on the lowest rank of each host; elsewhere what the rank knows without looking."""
+
+
+def refuse_unlike_software(control: Control) -> str:
+    """The refusal, the same on every rank; empty where all run the same. All ranks call it together."""
+    hosts = gather_everywhere(control, socket.gethostname())
+    versions = _running(control)
+    if hosts.index(hosts[control.rank]) == control.rank:
+        versions = {**collect_versions(), **versions}
+    own = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
+    return describe_differences(gather_everywhere(control, own))
+
+
+def _running(control: Control) -> dict[str, str]:
+    """What this process runs as it stands: cheap, so that every rank can tell, also one among others on its host."""
+    library = getattr(control, "library", None)
+    mpi = {"MPI library": library()} if library else {}
+    return {"commbench": commbench.__version__, "python": platform.python_version(), **mpi}
+
+
+def describe_differences(ranks: Sequence[Software]) -> str:
+    """One sentence and a table with a column for each group of ranks that run the same; empty for a single group."""
+    names = sorted({name for software in ranks for name in software.versions} - _DO_NOT_COUNT)
+    by_host = {software.host: software.versions for software in reversed(ranks)}  # the lowest rank's come last
+
+    def versions_of(software: Software) -> tuple[str, ...]:
+        known = {**by_host[software.host], **software.versions}
+        return tuple(known.get(name, "none") for name in names)
+
+    groups: dict[tuple[str, ...], list[Software]] = {}
+    for software in ranks:
+        groups.setdefault(versions_of(software), []).append(software)
+    if len(groups) < 2:  # noqa: PLR2004 - a single group is what is wanted
+        return ""
+    header = ["", *(_label(group, ranks) for group in groups.values())]
+    rows = [[name, *versions] for name, *versions in zip(names, *groups, strict=True)]
+    return (
+        "The ranks do not run the same software, so that what they measure together means nothing; install the same on "
+        f"every host.\n{_table([header, *(row for row in rows if len(set(row[1:])) > 1)])}"
+    )
+
+
+def _label(group: Sequence[Software], ranks: Sequence[Software]) -> str:
+    """The group's hosts; its ranks where a host's ranks differ among themselves."""
+    hosts = list(dict.fromkeys(software.host for software in group))
+    if any(software.host in hosts and software not in group for software in ranks):
+        return _list([f"{software.host} rank {software.rank}" for software in group])
+    return _list(hosts)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {line}".rstrip() for line in lines)

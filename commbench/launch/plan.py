@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from commbench.budgets import Budget
-from commbench.cases import Case, shuffled
+from commbench.collectives.cases import Case, shuffled
+from commbench.ddp.plan.cases import Terms
+from commbench.engine.matrix import time_slices
+from commbench.engine.measure import frozen_from
+from commbench.engine.records import Frozen
 from commbench.errors import InputError
-from commbench.kinds import AnyCase, AnyRecord, collective_records, read_case, training_records
-from commbench.matrix import time_slices
-from commbench.measure import frozen_from
-from commbench.records import Frozen
-from commbench.training.cases import Terms
+from commbench.results.record_types import AnyCase, AnyRecord, collective_records, read_case, training_records
+from commbench.stats.budgets import Budget
 
 #: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
@@ -288,7 +288,7 @@ def launch_entry(
 
     ``startup_s`` is from starting the launcher until all ranks had come together, ``measuring_s`` what the records
     state as measured, ``other_s`` the rest. ``culprit`` stands there of a failure: see
-    `commbench.launch.evidence.Culprit`.
+    `commbench.launch.diagnosis.Culprit`.
     """
     return {
         "stage": stage,

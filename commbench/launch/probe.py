@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
+from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
-from commbench.launch.whoami import identify
-from commbench.training.workload import WorkloadFacts
 
 PROBE_RANKS = 2
 TIMEOUT_S = 60
@@ -97,7 +97,7 @@ def probe_workload(
 
 def main() -> None:
     """Be one of the ranks that are tried out."""
-    from commbench.communicators.mpi_control import MpiControl
+    from commbench.backends.mpi_control import MpiControl
 
     control = MpiControl()
     if control.rank == 0:

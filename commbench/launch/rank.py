@@ -17,28 +17,25 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from commbench.cases import Case
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator
-from commbench.control import Control
-from commbench.energy import RunMeter, own_meter
-from commbench.environment import relevant_variables
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.cases import Case
+from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.energy import RunMeter, own_meter
+from commbench.engine.matrix import time_slices
+from commbench.engine.measure import Session, measure
+from commbench.engine.timing.clocks import GlobalClock, open_clock
+from commbench.engine.timing.loops import Progress
 from commbench.errors import CommbenchError, InputError
-from commbench.kinds import AnyCase, AnyRecord
-from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
-from commbench.launch.meeting import meeting_variables
+from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places, refuse_unlike_software
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
+from commbench.launch.identity import Identity, identify, meeting_variables
 from commbench.launch.plan import LaunchPlan
+from commbench.launch.protocol import FINISH, FrameSink, LastWords, claim_stdout, say
 from commbench.launch.signals import SignalFeed
-from commbench.launch.software import refuse_unlike_software
-from commbench.launch.stacks import stack_of_error
-from commbench.launch.whoami import Identity, identify
-from commbench.launch.wire import FINISH, FrameSink, LastWords, claim_stdout, say
-from commbench.matrix import time_slices
-from commbench.measure import Session, measure
-from commbench.timing.clocks import GlobalClock, open_clock
-from commbench.timing.progress import Progress
-from commbench.training.cases import Terms, TrainingCase
+from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.system.host import relevant_variables
 
 if TYPE_CHECKING:
     from commbench.ddp.devices import Device

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import NoReturn
 
-from commbench.communicators.base import Communicator
-from commbench.control import Control
-from commbench.environment import relevant_variables
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.records import Status
+from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, LaunchError
-from commbench.kinds import AnyCase, AnyRecord, blank_record
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions, remark
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stacks_of_threads, waits_in
+from commbench.launch.identity import Identity
 from commbench.launch.plan import (
     LaunchPlan,
     RunRequest,
@@ -30,16 +32,13 @@ from commbench.launch.plan import (
     next_launch,
     plan_launch,
 )
+from commbench.launch.protocol import MAIN, LastWords, Message, Stack
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.signals import SignalFeed
-from commbench.launch.stacks import stacks_of_threads, waits_in
 from commbench.launch.timeplan import TimePlan
-from commbench.launch.whoami import Identity
-from commbench.launch.wire import MAIN, LastWords, Message, Stack
-from commbench.records import Status
-from commbench.store import Store
-from commbench.timing.progress import Progress
-from commbench.training.records import TrainingRecord
+from commbench.results import Store
+from commbench.results.record_types import AnyCase, AnyRecord, blank_record
+from commbench.system.host import relevant_variables
 from commbench.units import counted
 
 _DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128

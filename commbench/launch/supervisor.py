@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from commbench.cases import MPI_BACKENDS
-from commbench.kinds import AnyCase, AnyRecord, read_record
-from commbench.launch.blame import Blame, MemoryKills, blame_exit
-from commbench.launch.complaints import doubt
-from commbench.launch.evidence import Culprit, Evidence, of_a_crash
+from commbench.collectives.cases import MPI_BACKENDS
+from commbench.launch.diagnosis import Blame, Culprit, Evidence, MemoryKills, blame_exit, of_a_crash
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
+from commbench.launch.launcher_errors import doubt
 from commbench.launch.launchers import Launcher
 from commbench.launch.plan import LaunchPlan
 from commbench.launch.process import STACKS_S, Event, Launched
+from commbench.launch.protocol import FINISH, FRAME_HEAD, Heartbeat, LastWords, parse_frame, split_line
 from commbench.launch.signals import Interrupts
 from commbench.launch.watchdog import Watchdog
-from commbench.launch.wire import FINISH, FRAME_HEAD, Heartbeat, LastWords, parse_frame, split_line
+from commbench.results.record_types import AnyCase, AnyRecord, read_record
 
 #: What the launcher is to start: a rank, without the command line around it.
 PROGRAM = ("-m", "commbench.launch.rank")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commbench.budgets import Budget
+from commbench.stats.budgets import Budget
 
 #: What is assumed until it has been measured, in seconds: starting a launch; per case, everything but measuring.
 STARTUP_S = 3.0

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.launch.blame import Blame
-from commbench.launch.wire import Heartbeat
+from commbench.launch.diagnosis import Blame
+from commbench.launch.protocol import Heartbeat
 
 #: A rank that has not been heard for so long, in seconds, while others have, is silent: six heartbeats.
 SILENCE_S = 3.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from commbench.patterns import makes_groups, ranks_of
-from commbench.records import Row
+from commbench.collectives.patterns import makes_groups, ranks_of
+from commbench.engine.records import Row
 from commbench.units import counted, format_size
 
 #: More groups than these are shown as the slowest, the median and the fastest.

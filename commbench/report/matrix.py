@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.pairs import Matrix
-from commbench.suspects.findings import Family, Findings, Suspect
-from commbench.suspects.matrix import Links, places
+from commbench.analysis.stragglers.findings import Family, Findings, Suspect
+from commbench.analysis.stragglers.matrix import Links, places
+from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
 #: So many hosts or ranks stand in a table of each with each; of more only the worst are shown.

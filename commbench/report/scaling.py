@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from commbench.analysis.scaling import Growth, order_of
 from commbench.report.table import format_time_us
-from commbench.scaling import Growth, order_of
 from commbench.units import format_size
 
 

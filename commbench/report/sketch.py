@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.report.figures.axes import LEAST_RATIO, MOST_SERIES
 from commbench.report.figures.buckets import Line, lines_of
-from commbench.report.figures.curves import Curve, Family, families
-from commbench.report.figures.settings import Group, groups
-from commbench.report.figures.sizes import RATE, broken, not_drawn, panels_of
-from commbench.report.figures.words import left_out, listed, sentences
-from commbench.store import Run
-from commbench.training.cases import DEFAULT_CAP
+from commbench.report.figures.sizes import RATE, Curve, Family, broken, families, not_drawn, panels_of
+from commbench.report.figures.words import Group, groups, left_out, listed, sentences
+from commbench.results import Run
 from commbench.units import format_size, three_digits
 
 Point = tuple[float, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from commbench.store import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.units import counted, format_duration
 
 _KINDS = {"cpu": "processors", "gpu": "GPUs"}
@@ -76,7 +76,7 @@ def explain_time(runs: Iterable[Run]) -> str:
 
 
 def counted_energy(energy_of: str) -> str:
-    """What an energy counts, for people: ``the GPUs alone``; see `commbench.records.Record.energy_of`."""
+    """What an energy counts, for people: ``the GPUs alone``; see `commbench.engine.records.Record.energy_of`."""
     whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
     return whole.get(energy_of) or f"the {_KINDS.get(energy_of, energy_of)} alone"
 

@@ -11,13 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from commbench.budgets import BUDGETS
-from commbench.collectives import OPERATIONS
-from commbench.framework import Overhead
-from commbench.patterns import pattern_order
-from commbench.records import FLAGS, OverlapRow, Row
+from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.patterns import pattern_order
+from commbench.engine.records import FLAGS, OverlapRow, Row
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
-from commbench.sharing import measures_interconnect
+from commbench.results.overhead import Overhead
+from commbench.results.sharing import measures_interconnect
+from commbench.stats.budgets import BUDGETS
 from commbench.units import format_size, format_time
 
 #: One letter a flag, explained under the table; flags without one are spelled out.

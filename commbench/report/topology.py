@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.topology import cpu_list, nodes_of
+from commbench.system.topology import cpu_list, nodes_of
 from commbench.units import counted, format_size
 
 
@@ -18,7 +18,7 @@ def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] 
 
     Args:
         host: its name.
-        topology: as from `commbench.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json, if any.
+        topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json.
         cpus: those that this process may use; none where the topology is of another host.
     """
     counts = [_count(topology[f"{name}s"], name) for name in ("socket", "core", "thread")]

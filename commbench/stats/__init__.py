@@ -5,7 +5,6 @@ of ``times`` look inside one launch, functions of launch medians across launches
 name says otherwise. "Le Boudec": J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems (2010).
 """
 
-from commbench.stats.effort import Effort
 from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
 from commbench.stats.intervals import (
     Floats,
@@ -20,7 +19,7 @@ from commbench.stats.intervals import (
     quantiles,
     summarise,
 )
-from commbench.stats.ratios import ratio_interval
+from commbench.stats.ratios import Effort, ratio_interval
 from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, warmup_count
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 

@@ -9,12 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from commbench.errors import InputError
-from commbench.stats.effort import MOST_LAUNCHES, POWER, Effort, further_launches
 from commbench.stats.hierarchy import RunRatio, split_runs
 from commbench.stats.intervals import NORMAL, Floats, Interval, Values
-from commbench.stats.ratios import both_sides, median_ratio, ratio_intervals, widening
-from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
-from commbench.stats.student import student_reach
+from commbench.stats.ratios import (
+    MOST_LAUNCHES,
+    POWER,
+    Effort,
+    both_sides,
+    further_launches,
+    median_ratio,
+    ratio_intervals,
+    widening,
+)
+from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test, student_reach
 
 #: A relative difference up to this is none, wherever times are compared.
 MARGIN = 0.02

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from reporting import leave
 
-from commbench.communicators import connect_control
-from commbench.control import gather_everywhere
-from commbench.environment import clock_domain
-from commbench.launch.whoami import identify
-from commbench.timing.clocks import open_clock
+from commbench.backends import connect_control
+from commbench.engine.control import gather_everywhere
+from commbench.engine.timing.clocks import open_clock
+from commbench.launch.identity import identify
+from commbench.system.host import clock_domain
 
 MOMENTS = 4
 

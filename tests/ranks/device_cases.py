@@ -7,11 +7,11 @@ from typing import Any
 
 from reporting import leave
 
-from commbench.budgets import BUDGETS
-from commbench.cases import Sweep
-from commbench.communicators import connect_control, open_backend
-from commbench.measure import Session, measure
-from commbench.timing.progress import Progress
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.cases import Sweep
+from commbench.engine.measure import Session, measure
+from commbench.engine.timing.loops import Progress
+from commbench.stats.budgets import BUDGETS
 
 SIZES = (1024, 1 << 20)
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.errors import InputError
 from commbench.hooks import Hook, PowerSGD, RandomK, TopK
 from commbench.hooks.feedback import FeedbackHook
-from commbench.training.message import kept
+from commbench.hooks.message import kept
 
 COMPRESSING: dict[str, Any] = {
     "topk": lambda: TopK(density=0.05),

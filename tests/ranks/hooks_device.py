@@ -56,7 +56,7 @@ def select_by(kind: str) -> Callable[..., selectors.Selector]:
     if kind == "torch":
         return lambda _n, k, values, **_: selectors.TorchSelector(k, values)
     sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
-    from commbench.compression import cuda
+    from commbench.hooks.compression import cuda
 
     cuda.THREADS = cuda_on_host.THREADS
     selectors.stream_of = lambda _: 0

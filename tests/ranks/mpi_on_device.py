@@ -9,14 +9,14 @@ from typing import Any
 import verify_all
 from reporting import leave
 
-from commbench.budgets import BUDGETS
-from commbench.cases import Sweep
-from commbench.communicators import connect_control
-from commbench.communicators.base import Communicator
-from commbench.control import Control
+from commbench.backends import connect_control
+from commbench.collectives.cases import Sweep
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.measure import Session, measure
+from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
-from commbench.measure import Session, measure
-from commbench.timing.progress import Progress
+from commbench.stats.budgets import BUDGETS
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -41,8 +41,8 @@ def main() -> None:
     from simulated_cupy import simulated
 
     sys.modules.update(simulated())
-    from commbench.communicators.mpi import MpiCommunicator
-    from commbench.communicators.mpi_device import CudaMpiCommunicator, StagedMpiCommunicator
+    from commbench.backends.mpi import MpiCommunicator
+    from commbench.backends.mpi_device import CudaMpiCommunicator, StagedMpiCommunicator
 
     class Willing(MpiCommunicator):
         """An MPI that takes addresses in the memory of the simulated GPU, which is the host's."""

@@ -4,11 +4,10 @@ from typing import Any
 
 from reporting import leave
 
-from commbench.communicators import connect_control, open_backend
+from commbench.backends import connect_control, open_backend
+from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.timing.sync import SyncPlan
 from commbench.errors import CommbenchError
-from commbench.timing.loops import Call
-from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan
 
 COUNT = 2
 """Which argument of MPI_Allreduce says how many elements."""

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import NoReturn
 
-from commbench.control import Control
+from commbench.engine.control import Control
 
 
 def report(found: object) -> None:

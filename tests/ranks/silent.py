@@ -2,10 +2,10 @@
 
 import sys
 
-from commbench.collectives import Shape, find_operation
-from commbench.communicators import connect_control, open_backend
-from commbench.datatypes import DTYPES
-from commbench.primitives import Buffers
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import Shape, find_operation
+from commbench.collectives.primitives import Buffers
 
 
 def main() -> None:

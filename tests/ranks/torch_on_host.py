@@ -11,12 +11,12 @@ import torch
 import verify_all
 from reporting import leave
 
-from commbench.budgets import BUDGETS, Budget
-from commbench.cases import Case
-from commbench.communicators import connect_control
-from commbench.communicators.torch_nccl import TorchNcclCommunicator
-from commbench.measure import Session, measure
-from commbench.timing.progress import Progress
+from commbench.backends import connect_control
+from commbench.backends.torch_nccl import TorchNcclCommunicator
+from commbench.collectives.cases import Case
+from commbench.engine.measure import Session, measure
+from commbench.engine.timing.loops import Progress
+from commbench.stats.budgets import BUDGETS, Budget
 
 BARRIER: dict[str, Any] = {"operation": "barrier", "message_bytes": 0, "dtype": None, "in_place": None}
 

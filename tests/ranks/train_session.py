@@ -15,14 +15,14 @@ from reporting import leave
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stand_in import StandIn
 
-from commbench.communicators.mpi_control import MpiControl
-from commbench.control import gather_everywhere
+from commbench.backends.mpi_control import MpiControl
 from commbench.ddp import block, session
 from commbench.ddp.devices import Device, open_device
+from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.engine.control import gather_everywhere
+from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
 from commbench.hooks.base import Finish, Shapes, Stopwatch
-from commbench.timing.progress import Progress
-from commbench.training.cases import Terms, TrainingCase
 
 WORKLOADS = Path(__file__).parent / "train_workloads.py"
 

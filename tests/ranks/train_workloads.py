@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commbench.training.workload import Workload
+from commbench.ddp.plan.workload import Workload
 
 INPUTS, OUTPUTS, BATCHES = 64, 10, 4
 #: A loss times this has gradients beyond float16.

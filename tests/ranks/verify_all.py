@@ -8,16 +8,15 @@ from typing import Any
 
 from reporting import leave
 
-from commbench.cases import Case, Sweep, all_cases
-from commbench.collectives import OPERATIONS
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator
-from commbench.control import Control, agree_on, gather_everywhere
-from commbench.datatypes import DTYPES
-from commbench.preparation import Prepared, prepare
-from commbench.timing.loops import Call
-from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.cases import Case, Sweep, all_cases
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control, agree_on, gather_everywhere
+from commbench.engine.setup import Prepared, prepare
+from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.timing.sync import SyncPlan
 
 #: A number that no library likes; the least is tried in these types too.
 ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")

@@ -8,17 +8,16 @@ from typing import Any
 from reporting import leave
 from verify_all import prepared_everywhere
 
-from commbench.budgets import BUDGETS
-from commbench.cases import Case, Sweep, all_cases
-from commbench.collectives import OPERATIONS
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator, HostBuffer
-from commbench.control import Control, gather_everywhere
-from commbench.measure import Session, measure
-from commbench.preparation import Prepared
-from commbench.timing.loops import Call
-from commbench.timing.progress import Progress
-from commbench.timing.sync import SyncPlan
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.cases import Case, Sweep, all_cases
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.communicator import Communicator, HostBuffer
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.measure import Session, measure
+from commbench.engine.setup import Prepared
+from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.timing.sync import SyncPlan
+from commbench.stats.budgets import BUDGETS
 
 PATTERNS = ("node", "cross", "split:2", "stride:2", "pairs:intra", "pairs:inter", "bisection")
 #: Two hosts of two ranks, placed by turns; and an uneven placement that leaves ranks in no group, rank 0 among them.

@@ -10,17 +10,17 @@ from typing import Any
 from reporting import leave
 from verify_all import findings
 
-from commbench.arrangements import MATRIX, OFFERED
-from commbench.budgets import Budget
-from commbench.cases import Case, Sweep, all_cases
-from commbench.collectives import REDOPS
-from commbench.communicators import connect_control, open_backend
-from commbench.communicators.base import Communicator
-from commbench.control import Control
-from commbench.measure import Session, frozen_from, measure
-from commbench.preparation import prepare
-from commbench.records import Record
-from commbench.timing.progress import Progress
+from commbench.backends import connect_control, open_backend
+from commbench.collectives.cases import Case, Sweep, all_cases
+from commbench.collectives.composed import MATRIX, OFFERED
+from commbench.collectives.operations import REDOPS
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.measure import Session, frozen_from, measure
+from commbench.engine.records import Record
+from commbench.engine.setup import prepare
+from commbench.engine.timing.loops import Progress
+from commbench.stats.budgets import Budget
 
 #: The least, and numbers that no library likes.
 ELEMENTS = (1, 301, 5001)

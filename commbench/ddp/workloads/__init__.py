@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import SHIPPED
 from commbench.errors import InputError
-from commbench.training.workload import Workload
 
 #: Each is a module of this package with a function ``workload``.
 WORKLOADS = ("digits", "gpt", "mlp", "resnet18", "text")

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads.sampling import beside, classification_loss, evaluating, initial_weights, sharded
-from commbench.training.workload import Workload
 
 BATCH_SIZE = 64
 #: The first images of the file train, the others test.

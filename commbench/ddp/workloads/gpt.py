@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads.architectures import Decoder
 from commbench.ddp.workloads.sampling import (
     DATA,
@@ -17,7 +18,6 @@ from commbench.ddp.workloads.sampling import (
     initial_weights,
     next_token_loss,
 )
-from commbench.training.workload import Workload
 
 BATCH_SIZE = 4
 VOCABULARY = 16384

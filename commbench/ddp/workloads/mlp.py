@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads.sampling import CLASSES, classification_loss, initial_weights, labelled_patterns
-from commbench.training.workload import Workload
 
 BATCH_SIZE = 32
 WIDTH = 1024

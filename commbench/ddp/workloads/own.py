@@ -12,9 +12,9 @@ from typing import Any
 
 from commbench.ddp.inspect import check_workload, failure, first_batch
 from commbench.ddp.local_step import batch_length
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import understood
 from commbench.errors import InputError
-from commbench.training.workload import Workload
 
 ARGUMENTS = "seed, rank, world_size and batch_size"
 

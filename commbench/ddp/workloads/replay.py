@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import Trace, TracedParameter, load_trace
 from commbench.ddp.workloads.pace import BusyPace, Pace, SleepingPace
 from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, cycled, generator
 from commbench.errors import InputError
-from commbench.training.workload import Workload
 
 #: Deviations of the gradients' Gaussians lie between these powers of ten, one for each tensor.
 SCALES = (-4.0, -2.0)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads.architectures import BasicBlock, resnet
 from commbench.ddp.workloads.sampling import CLASSES, classification_loss, initial_weights, labelled_patterns
-from commbench.training.workload import Workload
 
 #: So few that one step takes about 0.1 s on one core.
 BATCH_SIZE = 2

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads.architectures import Decoder
 from commbench.ddp.workloads.gpt import adam
 from commbench.ddp.workloads.sampling import (
@@ -21,7 +22,6 @@ from commbench.ddp.workloads.sampling import (
     next_token_loss,
 )
 from commbench.errors import InputError
-from commbench.training.workload import Workload
 
 BATCH_SIZE = 16
 LENGTH = 64

@@ -2,10 +2,8 @@
 
 from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.choice import LAUNCHERS, check_slots, choose_launcher, find_mpirun
-from commbench.launch.launchers.hosts import EMULATED, HOSTFILE, read_hostfile
-from commbench.launch.launchers.hydra import MpiexecLauncher
-from commbench.launch.launchers.network import check_interface, interface_variables
-from commbench.launch.launchers.openmpi import MpirunLauncher
+from commbench.launch.launchers.hosts import EMULATED, HOSTFILE, check_interface, interface_variables, read_hostfile
+from commbench.launch.launchers.mpirun import MpiexecLauncher, MpirunLauncher
 from commbench.launch.launchers.slurm import SrunLauncher
 from commbench.launch.launchers.torchrun import TorchrunLauncher
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
-from commbench.launch.launchers.network import interface_variables
+from commbench.launch.launchers.hosts import interface_variables
 
 #: What a rank can be bound to.
 BINDINGS = ("core", "hwthread", "numa", "none")

@@ -15,10 +15,8 @@ from typing import Any
 from commbench.errors import InputError
 from commbench.launch.launchers import slurm
 from commbench.launch.launchers.base import Launcher
-from commbench.launch.launchers.hosts import named_hostfile
-from commbench.launch.launchers.hydra import MpiexecLauncher
-from commbench.launch.launchers.network import check_interface
-from commbench.launch.launchers.openmpi import MpirunLauncher
+from commbench.launch.launchers.hosts import check_interface, named_hostfile
+from commbench.launch.launchers.mpirun import MpiexecLauncher, MpirunLauncher
 from commbench.launch.launchers.slurm import SrunLauncher
 from commbench.launch.launchers.torchrun import TorchrunLauncher
 

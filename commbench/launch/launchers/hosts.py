@@ -1,4 +1,4 @@
-"""The hosts that a hostfile, PBS or Slurm gives us, and how many ranks each has room for."""
+"""The hosts of a hostfile, PBS or Slurm with their slots, and the network interface that a person names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from commbench.errors import InputError
-from commbench.launch.whoami import tasks_per_node
+from commbench.launch.identity import tasks_per_node
 
 #: Names a hostfile to use where none is given, as PBS_NODEFILE does in a PBS job.
 HOSTFILE = "COMMBENCH_HOSTFILE"
-#: Says, as JSON, that the hosts are emulated on one machine, and with which links (see `commbench.lab`).
+#: Says, as JSON, that the hosts are emulated on one machine, and with which links (see `commbench.launch.lab`).
 EMULATED = "COMMBENCH_EMULATED"
 
 
@@ -89,3 +91,35 @@ def local_cores() -> int:
 def numa_nodes() -> int:
     """NUMA nodes of this host."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
+
+
+def interface_variables(interface: str | None) -> dict[str, str]:
+    """Variables that make Open MPI, MPICH, Intel MPI, UCX, libfabric, Gloo and NCCL use ``interface``; none for None.
+
+    UCX then uses no RDMA device either: who names an interface wants that one measured.
+    """
+    if interface is None:
+        return {}
+    return {
+        "OMPI_MCA_btl_tcp_if_include": interface,
+        "OMPI_MCA_oob_tcp_if_include": interface,  # Open MPI 4: how its daemons find each other
+        "PRTE_MCA_prte_if_include": interface,  # Open MPI 5
+        "UCX_NET_DEVICES": interface,
+        "FI_TCP_IFACE": interface,
+        "FI_SOCKETS_IFACE": interface,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign every interface whose name begins so
+    }
+
+
+def check_interface(interface: str) -> None:
+    """Refuse an interface that this host lacks.
+
+    Raises:
+        InputError: the sentence lists those there are.
+    """
+    there = sorted(psutil.net_if_addrs())
+    if interface not in there:
+        raise InputError(
+            f"--interface {interface} was asked for and this host has {', '.join(there)}; name one of these."
+        )

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from commbench.launch.identity import tasks_per_node
 from commbench.launch.launchers.base import Placement, run_by_mpi4py
-from commbench.launch.whoami import tasks_per_node
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
 _QUERY_S = 20

@@ -1,17 +1,6 @@
-"""The comparison of runs, B relative to one baseline or several: ratios with intervals, verdicts, unlike conditions."""
+"""A comparison as text, CSV, JSON and HTML page."""
 
 from commbench.report.comparison.formats import comparison_csv, comparison_json
 from commbench.report.comparison.text import render_comparison
-from commbench.report.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable, compare
-from commbench.report.comparison.words import summary
 
-__all__ = [
-    "BrokenCase",
-    "ComparedCase",
-    "ComparisonTable",
-    "compare",
-    "comparison_csv",
-    "comparison_json",
-    "render_comparison",
-    "summary",
-]
+__all__ = ["comparison_csv", "comparison_json", "render_comparison"]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from commbench.cases import Case
-from commbench.records import column
-from commbench.report.comparison.sides import AnyCase
-from commbench.report.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
-from commbench.report.comparison.words import names_of, regressions, summary
-from commbench.tables import csv_text
-from commbench.training.cases import TrainingCase
+from commbench.analysis.comparison.sides import AnyCase
+from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
+from commbench.analysis.comparison.words import names_of, regressions, summary
+from commbench.collectives.cases import Case
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.engine.records import column
+from commbench.results.tables import csv_text
 
 SCHEMA = 1
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from commbench.report.comparison.sides import AnyCase
-from commbench.report.comparison.verdicts import ComparedCase, ComparisonTable
-from commbench.report.comparison.words import (
+from commbench.analysis.comparison.sides import AnyCase
+from commbench.analysis.comparison.verdicts import ComparedCase, ComparisonTable
+from commbench.analysis.comparison.words import (
     beyond,
     closing,
     detectable_of,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from commbench.report.comparison.verdicts import ComparisonTable
-from commbench.report.comparison.words import (
+from commbench.analysis.comparison.verdicts import ComparisonTable
+from commbench.analysis.comparison.words import (
     beyond,
     closing,
     detectable_of,

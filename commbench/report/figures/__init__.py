@@ -12,7 +12,7 @@ from commbench.report.figures.sizes import size_figures
 from commbench.report.figures.timeline import timeline_figures
 from commbench.report.figures.topology import topology_figures
 from commbench.report.figures.traffic import traffic_figures
-from commbench.store import Run
+from commbench.results import Run
 
 __all__ = ["Drawing", "all_figures"]
 

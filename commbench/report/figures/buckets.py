@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.report.figures.axes import (
     MOST_SERIES,
     Estimate,
@@ -19,19 +20,17 @@ from commbench.report.figures.axes import (
     plot_crosses,
 )
 from commbench.report.figures.drawing import INK, Drawing, draw, slug
-from commbench.report.figures.settings import Group, Trial, groups, setting_name
-from commbench.report.figures.words import left_out, listed, number_text, sentences
+from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
 from commbench.report.training import hook_label
-from commbench.store import Run
-from commbench.training.cases import DEFAULT_CAP
-from commbench.training.conclusion import setting_of
+from commbench.results import Run
+from commbench.results.recommendation import setting_of
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from commbench.prediction.accuracy import PredictionRow
+    from commbench.tuner.accuracy import PredictionRow
 
 
 #: How far apart series lie at the same place, so that their intervals can be told apart; all of them at most.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from commbench.collectives import OPERATIONS
-from commbench.records import Row
+from commbench.collectives.operations import OPERATIONS
+from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.records import Row
 from commbench.report.figures.axes import (
     MOST_SERIES,
     Estimate,
@@ -18,11 +19,9 @@ from commbench.report.figures.axes import (
     plot_series,
 )
 from commbench.report.figures.drawing import Drawing, draw, slug
-from commbench.report.figures.settings import Group, groups, setting_name
-from commbench.report.figures.words import left_out, listed, prefixes, sentences
+from commbench.report.figures.words import Group, groups, left_out, listed, prefixes, sentences, setting_name
 from commbench.report.state import counted_energy
-from commbench.store import Run
-from commbench.training.records import TrainingRow
+from commbench.results import Run
 from commbench.units import format_size, three_digits
 
 if TYPE_CHECKING:

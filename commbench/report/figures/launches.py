@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commbench import stats
-from commbench.cases import Case
-from commbench.records import Row
+from commbench.collectives.cases import Case
+from commbench.ddp.plan.cases import CONFIRM, HOOKS
+from commbench.engine.records import Row
 from commbench.report.figures.axes import log_axis, look
 from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
-from commbench.report.figures.settings import cap_name
-from commbench.report.figures.words import listed, prefixes, sentences
+from commbench.report.figures.words import cap_name, listed, prefixes, sentences
 from commbench.report.groups import brief
-from commbench.store import Run
-from commbench.summary import keyed_records, launch_flags, launch_medians
-from commbench.training.cases import CONFIRM, HOOKS
-from commbench.training.trained import Trained, trained
+from commbench.results import Run
+from commbench.results.summary import keyed_records, launch_flags, launch_medians
+from commbench.results.trained import Trained, trained
 from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
+from commbench.ddp.plan.cases import CONFIRM, SWEEP
+from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
 from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, draw, slug
-from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import left_out, listed, sentences
+from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, listed, sentences, setting_name
 from commbench.report.training import hook_label
-from commbench.store import Run
-from commbench.training.cases import CONFIRM, SWEEP
-from commbench.training.records import TrainingRecord, TrainingRow
-from commbench.training.trained import LOSS_WINDOW, falls, median, trained
+from commbench.results import Run
+from commbench.results.trained import LOSS_WINDOW, falls, median, trained
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:

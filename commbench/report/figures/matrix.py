@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.pairs import Matrix
+from commbench.analysis.stragglers.findings import ANY, Family, Suspect
+from commbench.analysis.stragglers.matrix import places
 from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import TIMED, name_range, rate_unit, why_unjudged
-from commbench.sharing import shares_gpu
-from commbench.store import Run
-from commbench.suspects.findings import ANY, Family, Suspect
-from commbench.suspects.matrix import places
+from commbench.results import Run
+from commbench.results.pairs import Matrix
+from commbench.results.sharing import shares_gpu
 from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:

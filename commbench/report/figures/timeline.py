@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, draw, slug
-from commbench.report.figures.settings import Group, Trial, case_of, groups, setting_name
-from commbench.report.figures.words import sentences
-from commbench.store import Run
-from commbench.training.records import BucketRow, TrainingRow
+from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
+from commbench.results import Run
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:

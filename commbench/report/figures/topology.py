@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.topology import topology_remarks
-from commbench.store import Run
+from commbench.results import Run
 from commbench.units import counted, format_size
 
 if TYPE_CHECKING:

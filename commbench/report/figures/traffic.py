@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.axes import log_axis, look, mark_limit
 from commbench.report.figures.drawing import Drawing, draw, slug
-from commbench.report.figures.settings import Group, groups
-from commbench.report.figures.words import sentences
+from commbench.report.figures.words import Group, groups, sentences
 from commbench.report.training import hook_label
-from commbench.store import Run
-from commbench.training.records import TrainingRow
+from commbench.results import Run
 from commbench.units import three_digits
 
 if TYPE_CHECKING:

@@ -7,16 +7,19 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from commbench.arrangements import MATRIX
-from commbench.collectives import OPERATIONS
-from commbench.framework import Overhead, overheads
-from commbench.pairs import PairRow, pair_rows
-from commbench.patterns import makes_groups, pattern_order
-from commbench.records import FLAGS, OverlapRow, Row
+from commbench.analysis.scaling import Growth, order_of
+from commbench.analysis.stragglers.findings import Suspect
+from commbench.collectives.composed import MATRIX
+from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.patterns import makes_groups, pattern_order
+from commbench.engine.records import FLAGS, OverlapRow, Row
 from commbench.report.groups import groups_in, name_slowest
-from commbench.report.page.columns import (
+from commbench.report.page.parts import (
+    MOST_LINES,
     Column,
     Named,
+    Table,
+    Tone,
     between,
     digits,
     flag_column,
@@ -25,13 +28,12 @@ from commbench.report.page.columns import (
     number,
     words,
 )
-from commbench.report.page.parts import MOST_LINES, Table, Tone
 from commbench.report.state import counted_energy, explain_time
 from commbench.report.table import TIME_SLICES, columns_of, title_of
-from commbench.scaling import Growth, order_of
-from commbench.sharing import measures_interconnect
-from commbench.store import PAIRS, SUMMARY, Run
-from commbench.suspects.findings import Suspect
+from commbench.results import PAIRS, SUMMARY, Run
+from commbench.results.overhead import Overhead, overheads
+from commbench.results.pairs import PairRow, pair_rows
+from commbench.results.sharing import measures_interconnect
 from commbench.units import format_size
 
 #: What tells two lines of a table apart beside the backend and how it was measured.

@@ -1,22 +1,94 @@
-"""What a page says of the conditions of runs: hosts, versions, variables, launches, what they lack, and their files."""
+"""The conditions of a run on a page: hosts, network, software, versions, variables, launches, and how to repeat it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commbench.environment import differing
-from commbench.fields import LARGEST
+from commbench.analysis.prediction.links import link_of
 from commbench.report.page.collectives import tone_of
-from commbench.report.page.columns import Column, Named, digits, grouped, make_table
-from commbench.report.page.facts import when
-from commbench.report.page.parts import Cell, Heading, Table
+from commbench.report.page.parts import Cell, Code, Column, Fact, Heading, Named, Table, digits, grouped, make_table
+from commbench.report.state import tools_of
 from commbench.report.table import Flagged
 from commbench.report.training import named_setting
-from commbench.store import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.units import counted, format_size, format_time
+from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.schema import LARGEST
+from commbench.system.host import differing
+from commbench.units import counted, format_duration, format_size, format_time
+
+#: So many names of hosts or transports stand in a fact.
+MOST_NAMED = 3
+
+
+def find_facts(run: Run) -> list[Fact]:
+    """The conditions that a reader looks for first; those that the run does not state are left out."""
+    environment = run.info.get("environment") or {}
+    hosts = environment.get("hosts") or []
+    facts = {
+        "hosts": _hosts([str(host.get("hostname")) for host in hosts]),
+        "ranks": _ranks(run),
+        "processor": _joined(f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts),
+        "GPUs": _joined(str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()),
+        "network": _network(run),
+        "software": _software(environment),
+        "sampling": _sampling(run),
+        "measured by": ", ".join(tools_of(run)),
+    }
+    return [Fact(name, text) for name, text in facts.items() if text]
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _hosts(names: Sequence[str]) -> str:
+    listed = ", ".join(names) if len(names) <= MOST_NAMED + 1 else f"{names[0]}, {names[1]}, … {names[-1]}"
+    return f"{len(names)}: {listed}" if names else ""
+
+
+def _ranks(run: Run) -> str:
+    ranks, each = run.info.get("world_size"), run.info.get("ranks_per_node")
+    return f"{ranks}{f', {each} a host' if each else ''}" if ranks else ""
+
+
+def _network(run: Run) -> str:
+    """The links of known rate, the slowest first, and what carried the messages, in an order that no chance decides."""
+    transports = sorted({record.transport for record in run.records if record.transport})
+    links = {link_of(run.info, transport) for transport in transports or [""]}
+    rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
+    known = sorted(rates, key=lambda name: (rates[name], name))
+    crossed = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
+    return ", ".join([*known, *([crossed] if transports else [])])
+
+
+def _software(environment: Any) -> str:  # noqa: ANN401 - JSON
+    versions = environment.get("versions") or {}
+    found = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
+    found += [str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)]
+    return ", ".join([*found, *([f"Python {versions['python']}"] if "python" in versions else [])])
+
+
+def _sampling(run: Run) -> str:
+    launches = run.info.get("launches") or []
+    budget = run.info.get("budget")
+    parts = [f"budget {budget}"] if budget else []
+    parts += [counted(len(launches), "launch")] if launches else []
+    seconds = sum(launch.get("seconds", 0.0) for launch in launches)
+    return ", ".join([*parts, *([f"{format_duration(seconds)}"] if seconds else [])])
+
+
+def when(info: Any) -> str:  # noqa: ANN401 - JSON
+    """The moment a run began: ``21 November 2026, 11:08 UTC``; empty where it is not stated."""
+    try:
+        began = datetime.fromisoformat(str(info.get("started")))
+    except ValueError:
+        return ""
+    return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
+
 
 #: What each file of a run holds.
 FILES = {
@@ -283,3 +355,63 @@ def place(run: Run) -> str:
     ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
     on_hosts = f" on {counted(hosts, 'host')}" if hosts else ""
     return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
+
+
+#: What ``launcher`` in run.json says where somebody's own launcher started the ranks: it is not in the command.
+_OWN_LAUNCHERS = frozenset({"openmpi", "mpich", "slurm"})
+#: Options of `commbench lab run`, by the entries of ``emulated`` that they become.
+_LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--uplink"}
+
+
+def commands(runs: Sequence[Run]) -> list[Code]:
+    """The command of each run that states its own, to be pasted."""
+    found = []
+    for run in runs:
+        if run.info.get("argv"):
+            verb = "import" if run.info.get("imported") else "measure"
+            whose = f" {run.name}" if len(runs) > 1 else " it"
+            each = ", by each rank under your launcher" if run.info.get("launcher") in _OWN_LAUNCHERS else ""
+            found.append(Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info))))
+    return found
+
+
+def words_of(info: Mapping[str, Any]) -> list[str]:
+    """The words that repeat a run: with ``--out`` of the finished one they would resume it.
+
+    Args:
+        info: what ``run.json`` holds.
+    """
+    command = _into_another([str(word) for word in info["argv"]])
+    seed = info.get("seed")
+    if seed is not None and not any(word.partition("=")[0] == "--seed" for word in command):
+        command[2:2] = ["--seed", str(seed)]
+    return [*_lab(info), *command]
+
+
+def _into_another(words: Sequence[str]) -> list[str]:
+    """The words with another directory than the run's in place of it, where they name one."""
+    found: list[str] = []
+    for word in words:
+        name, is_joined, value = word.partition("=")
+        if found and found[-1] == "--out":
+            found.append(_another(word))
+        else:
+            found.append(f"{name}={_another(value)}" if name == "--out" and is_joined else word)
+    return found
+
+
+def _another(directory: str) -> str:
+    return f"{directory.rstrip('/')}_again"
+
+
+def _lab(info: Mapping[str, Any]) -> list[str]:
+    """The emulated cluster around the command; nothing on a real one."""
+    emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
+    if not emulated:
+        return []
+    options = [word for name, option in _LAB.items() if emulated.get(name) for word in (option, str(emulated[name]))]
+    each = info.get("ranks_per_node") or 1
+    options += ["--ranks-per-host", str(each)] if each > 1 else []
+    slow = (emulated.get("slow") or {}).items()
+    options += [word for host, rate in slow for word in ("--slow", f"{host}={rate}")]
+    return ["commbench", "lab", "run", *options, "--"]

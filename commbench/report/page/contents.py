@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from commbench.advice import advise_run
-from commbench.arrangements import MATRIX
+from commbench.collectives.composed import MATRIX
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
-from commbench.report.model import conclude_model
 from commbench.report.page import collectives, conditions, training
-from commbench.report.page.conclusion import MATRICES, find_conclusion, matrix_rows
-from commbench.report.page.facts import find_facts, when
+from commbench.report.page.conclusion import BUSBW, MATRICES, find_conclusion, matrix_rows
+from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, Table
-from commbench.report.page.rates import BUSBW
-from commbench.report.page.repeat import commands
+from commbench.report.prediction import conclude_model
 from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
-from commbench.report.training import training_warnings
-from commbench.report.tuning import render_cost
-from commbench.store import Run
-from commbench.training.conclusion import Recommendation, paragraph
+from commbench.report.training import render_cost, training_warnings
+from commbench.results import Run
+from commbench.results.recommendation import Recommendation, paragraph
+from commbench.system.advice import advise_run
 
 #: So many names of runs stand in a title.
 _MOST_NAMED = 3

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commbench.prediction.accuracy import PredictionRow
-from commbench.prediction.curves import Curve
-from commbench.prediction.network import CurveKey
+from commbench.analysis.prediction.curves import Curve
+from commbench.analysis.prediction.network import CurveKey
+from commbench.ddp.plan.records import TrainingRow
 from commbench.report.page.collectives import energy_column, tone_of
-from commbench.report.page.columns import (
+from commbench.report.page.parts import (
     Column,
     Named,
+    Table,
+    Tone,
     between,
     digits,
     flag_column,
@@ -19,12 +21,17 @@ from commbench.report.page.columns import (
     number,
     words,
 )
-from commbench.report.page.parts import Table, Tone
-from commbench.report.training import MEANINGS, hook_label, trained_together, training_title, without_ddp
-from commbench.report.tuning import prediction_title
+from commbench.report.training import (
+    MEANINGS,
+    hook_label,
+    prediction_title,
+    trained_together,
+    training_title,
+    without_ddp,
+)
+from commbench.results import DDP, MODEL, PREDICTIONS, Run
 from commbench.stats import Interval
-from commbench.store import DDP, MODEL, PREDICTIONS, Run
-from commbench.training.records import TrainingRow
+from commbench.tuner.accuracy import PredictionRow
 from commbench.units import format_size
 
 _VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "doubt"}

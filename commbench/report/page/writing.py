@@ -18,7 +18,7 @@ from commbench.report.figures.drawing import Drawing, theme_variables
 from commbench.report.figures.words import run_names
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import LONG
-from commbench.store import Run
+from commbench.results import Run
 
 if TYPE_CHECKING:
     from jinja2 import Template

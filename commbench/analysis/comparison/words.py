@@ -1,0 +1,196 @@
+"""The sentences and cells that every form of a comparison shares."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from commbench.analysis.comparison.sides import AnyCase
+from commbench.analysis.comparison.verdicts import ENOUGH_BASELINES, BrokenCase, ComparedCase, ComparisonTable
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.stats import Comparison, Effort, Verdict
+from commbench.stats.ratios import MOST_LAUNCHES
+from commbench.units import counted, format_time
+
+#: Slower cases that the summary names, and others that a list names.
+_NAMED, _LISTED = 5, 8
+
+
+def summary(table: ComparisonTable) -> str:
+    """The answer in a sentence or two."""
+    total = len(table.cases)
+    slower = [one for one in table.cases if one.comparison.verdict is Verdict.SLOWER]
+    worst = sorted(slower, key=lambda one: one.badness, reverse=True)
+    names = names_of(table)
+    named = "; ".join(f"{name_of(one, names)} {percent_of(one.comparison)}" for one in worst[:_NAMED])
+    more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
+    others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
+    cases = "case" if total == 1 else "cases"
+    lost = sum(one.is_regression for one in table.broken)
+    found = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
+    found += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
+    forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
+    return f"{found} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
+
+
+def _on_the_end(table: ComparisonTable) -> str:
+    """That B was not measured to its end, and what A has beyond it."""
+    if table.is_complete:
+        return ""
+    missing = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
+    return f" B is not complete: {counted(missing, 'case')} of A {'was' if missing == 1 else 'were'} not measured."
+
+
+def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:
+    """The names of what is slower beyond the threshold, and of what was lost."""
+    names = names_of(table)
+    slower = [name_of(one, names) for one in table.cases if one.is_beyond(threshold)]
+    return slower, [name_of(one, names) for one in table.broken if one.is_regression]
+
+
+def beyond(table: ComparisonTable, threshold: float) -> str:
+    """What decides the exit code, in a sentence or two."""
+    limit = f"{100 * threshold:g} %"
+    slower, lost = regressions(table, threshold)
+    if slower or lost:
+        found = f"Beyond {limit}: {_listed(slower)}." if slower else f"None beyond {limit}."
+        return found + (f" Lost: {_listed(lost)}." if lost else "")
+    sizes = sorted(one.comparison.detectable for one in table.cases)
+    if not sizes:
+        return f"None beyond {limit}."
+    typical = sizes[(len(sizes) - 1) // 2]
+    shown = f"+{100 * typical:.1f} %" if math.isfinite(typical) else "no slowdown"
+    return f"None beyond {limit}; half of the cases would have shown {shown}."
+
+
+def heading(table: ComparisonTable) -> list[str]:
+    """Which runs, and in what their conditions differ."""
+    lines = [f"A: {name}" for name in table.names_a] + [f"B: {table.name_b}"]
+    unsound = [each for each in table.differences if each.is_unsound]
+    timed = [each for each in table.differences if each.is_of_cases]
+    known = [each for each in table.differences if not each.reason]
+    if unsound:
+        lines.append("FORCED: these conditions differ, so that a difference of times could come from them:")
+        lines += [f"unlike conditions: {each} - {each.reason}" for each in unsound]
+    lines += [f"no verdict where timed unlike: {each} - {each.reason}" for each in timed]
+    return lines + [f"differs, to be known: {each}" for each in known]
+
+
+def short_name(path: str) -> str:
+    """What to call a run: its directory's name."""
+    return Path(path).name or path
+
+
+def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
+    """What to call each case: in short, with all its choices where that would name several."""
+    cases = list(dict.fromkeys([*(one.case for one in table.cases), *(one.case for one in table.broken)]))
+    short = Counter(map(str, cases))
+    return {case: str(case) if short[str(case)] == 1 else _in_full(case) for case in cases}
+
+
+def _in_full(case: AnyCase) -> str:
+    if isinstance(case, TrainingCase):
+        return str(case)
+    return f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers {case.buffers or 'unknown'})"
+
+
+def name_of(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
+    """The case, and the group where there is one."""
+    name = names[one.case]
+    return f"{name} group {one.group}" if one.group else name
+
+
+def times_of(one: ComparedCase) -> tuple[str, str]:
+    """A's and B's time; of training that of a step."""
+    return format_time(one.time_a_us * 1e-6), format_time(one.time_b_us * 1e-6)
+
+
+def ratio_of(comparison: Comparison) -> str:
+    """B over A with the interval that decided."""
+    interval = comparison.interval
+    bounds = f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
+    return f"{comparison.ratio:.3f}{bounds}"
+
+
+def percent_of(comparison: Comparison) -> str:
+    """The change in percent, with its interval."""
+    interval = comparison.interval
+    bounds = f" [{_percent(interval.low)}, {_percent(interval.high)}]" if interval else ""
+    return f"{_percent(comparison.ratio)} %{bounds}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.3g}" if abs(ratio - 1) < 10 else f"{100 * (ratio - 1):+.0f}"  # noqa: PLR2004 - no exponent
+
+
+def detectable_of(comparison: Comparison) -> str:
+    """The slowdown that such launches would have shown."""
+    return f"+{100 * comparison.detectable:.1f} %" if math.isfinite(comparison.detectable) else "none"
+
+
+def further_of(effort: Effort | None) -> str:
+    """How many more launches of each run would settle it: ``4-12``, ``16+``, or why none would."""
+    if effort is None:
+        return ""
+    if effort.outlook != "settles":
+        return effort.outlook
+    if effort.high is None:
+        return f"{effort.low}+"
+    return f"{effort.low}" if effort.low == effort.high else f"{effort.low}-{effort.high}"
+
+
+def closing(table: ComparisonTable) -> list[str]:
+    """What could not be compared, then what to try."""
+    names = names_of(table)
+    lines = [
+        f"Not compared: {name_of(broken, names)} is {broken.status_a} in A and {broken.status_b} in B."
+        for broken in table.broken
+    ]
+    for name, cases in (("A", table.only_in_a), ("B", table.only_in_b)):
+        if cases:
+            lines.append(f"Only in {name}: {_listed(cases)}.")
+    lines += _on_few_baselines(table)
+    if table.too_few_launches:
+        lines.append(
+            f"A single changed case among {len(table.cases)} could not be found with so few launches, however large "
+            "the change: measure with more launches (--budget standard or rigorous) or compare fewer cases."
+        )
+    return lines + _on_inconclusive(table)
+
+
+def _on_few_baselines(table: ComparisonTable) -> list[str]:
+    count = len(table.names_a)
+    if not 1 < count < ENOUGH_BASELINES:
+        return []
+    few = f"{count} baselines tell little of how runs differ, so that intervals are wide"
+    return [f"{few}, and the wider the more cases there are: keep {ENOUGH_BASELINES}."]
+
+
+def _on_inconclusive(table: ComparisonTable) -> list[str]:
+    """How many more launches would settle what is undecided."""
+    efforts = [one.comparison.further for one in table.cases if one.comparison.further]
+    settled = [effort for effort in efforts if effort.outlook == "settles"]
+    counts = Counter(effort.outlook for effort in efforts)
+    lines = []
+    if settled:
+        low, high = min(effort.low for effort in settled), max(effort.high or effort.low for effort in settled)
+        number = counted(high, "more launch") if low == high else f"{low} to {high} more launches"
+        open_end = " or more" if any(effort.high is None for effort in settled) else ""
+        lines.append(
+            f"{counted(len(settled), 'inconclusive case')} would be settled by {number}{open_end} of each run (column "
+            "more), if they are what they look like: the commands that made the runs add them, with a larger "
+            "--launches and the same --out."
+        )
+    if counts["near"]:
+        lines.append(f"{counted(counts['near'], 'case')} so near the margin that no number of launches would tell.")
+    if counts["noisy"]:
+        lines.append(
+            f"{counted(counts['noisy'], 'case')} too noisy for {MOST_LAUNCHES} launches to tell: a quieter machine "
+            f"{'or more baselines help' if len(table.names_a) > 1 else 'helps'} more than further launches."
+        )
+    return lines
+
+
+def _listed(cases: Sequence[AnyCase | str]) -> str:
+    more = f" and {len(cases) - _LISTED} more" if len(cases) > _LISTED else ""
+    return ", ".join(map(str, cases[:_LISTED])) + more

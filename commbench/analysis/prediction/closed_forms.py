@@ -1,0 +1,297 @@
+"""Textbook times of collectives over p ranks for each algorithm, from latency, bandwidth and reduction cost of a hop.
+
+Every function takes the number of ranks ``p`` and the message size ``n`` in bytes (numbers or arrays that broadcast),
+``n`` being that of ``collectives.csv`` (the total for all_gather, reduce_scatter, all_to_all, gather and scatter), and
+returns microseconds. A rank sends and receives at the same time, every rank has a link of its own to all others, and
+nothing else uses it: more ranks or hosts than the links carry at full rate take longer.
+
+Sources: R. Thakur, R. Rabenseifner and W. Gropp, Optimization of collective communication operations in MPICH, IJHPCA
+19(1), 2005 ("Thakur"); P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
+JPDC 69(2), 2009 ("Patarasuk"); P. Sanders, J. Speck and J. L. Traeff, Two-tree algorithms for full bandwidth broadcast,
+reduction and scan, Parallel Computing 35(12), 2009 ("Sanders").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from commbench.analysis.prediction.curves import Curve
+from commbench.analysis.prediction.hops import MeasuredCurve, fit_hop
+from commbench.analysis.prediction.links import WITHIN_HOST
+from commbench.errors import InputError
+
+Floats: TypeAlias = NDArray[np.float64]
+
+#: How far off a logarithm of a power of two may be computed.
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """What it costs to hand a message to another rank: alpha + beta n, and gamma n to reduce it there."""
+
+    alpha_us: float | Floats
+    beta_us_per_byte: float | Floats
+    gamma_us_per_byte: float | Floats = 0.0
+
+
+Form: TypeAlias = Callable[[ArrayLike, ArrayLike, Hop], Floats]
+
+
+# ------------------------------------------------------------------------------------------------------ all_reduce
+
+
+def ring_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma: reduce_scatter, then all_gather (Patarasuk, section 3)."""
+    return ring_reduce_scatter(p, n, hop) + ring_all_gather(p, n, hop)
+
+
+def recursive_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """log2 p (alpha + n beta + n gamma) for powers of two (Thakur, 4.5).
+
+    The ranks beyond the largest power of two hand their data to another before, and get the result after.
+    """
+    rounds, extra = _rounds(p)
+    n = _floats(n)
+    return (rounds + 2 * extra) * (hop.alpha_us + n * hop.beta_us_per_byte) + (
+        rounds + extra
+    ) * n * hop.gamma_us_per_byte
+
+
+def halving_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """2 log2 p alpha + 2(p-1)/p n beta + (p-1)/p n gamma for powers of two (Rabenseifner's; Thakur, 4.5).
+
+    The ranks beyond the largest power of two hand their data to another before, and get the result after.
+    """
+    (rounds, extra), n = _rounds(p), _floats(n)
+    share = 1 - 2.0**-rounds
+    inner = 2 * rounds * hop.alpha_us + share * n * (2 * hop.beta_us_per_byte + hop.gamma_us_per_byte)
+    return inner + extra * (2 * hop.alpha_us + n * (2 * hop.beta_us_per_byte + hop.gamma_us_per_byte))
+
+
+def double_tree_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """A reduction, then a broadcast, each in blocks over two binary trees at once (Sanders, sections 3 and 4)."""
+    return double_tree_broadcast(p, n, hop) * 2 + _floats(n) * hop.gamma_us_per_byte * (_floats(p) > 1)
+
+
+def hierarchical_all_reduce(p: ArrayLike, n: ArrayLike, inner: Hop, outer: Hop, ranks_per_node: int) -> Floats:
+    """reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; all of them rings.
+
+    The k ranks of a host each reduce n/k across, all at the same time over the host's one link (``outer``), which
+    carries what one all_reduce of n would: 2(m-1) alpha + 2(m-1)/m n beta with m = p/k hosts.
+    """
+    k, hosts = float(ranks_per_node), _floats(p) / ranks_per_node
+    return ring_reduce_scatter(k, n, inner) + ring_all_reduce(hosts, n, outer) + ring_all_gather(k, n, inner)
+
+
+# ------------------------------------------------------------------------------------------------ parts of all_reduce
+
+
+def ring_reduce_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """(p-1) alpha + (p-1)/p n (beta + gamma) (Thakur, 4.3, pairwise exchange; Patarasuk, section 3)."""
+    p = _floats(p)
+    return (p - 1) * hop.alpha_us + (p - 1) / p * _floats(n) * (hop.beta_us_per_byte + hop.gamma_us_per_byte)
+
+
+def recursive_halving_reduce_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """log2 p alpha + (p-1)/p n (beta + gamma) for powers of two (Thakur, 4.3), else a round of n before and after."""
+    (rounds, extra), n = _rounds(p), _floats(n)
+    per_byte = hop.beta_us_per_byte + hop.gamma_us_per_byte
+    before_and_after = 2 * hop.alpha_us + n * per_byte + n / _floats(p) * hop.beta_us_per_byte
+    return rounds * hop.alpha_us + (1 - 2.0**-rounds) * n * per_byte + extra * before_and_after
+
+
+def ring_all_gather(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """(p-1) alpha + (p-1)/p n beta (Thakur, 4.1)."""
+    p = _floats(p)
+    return (p - 1) * hop.alpha_us + (p - 1) / p * _floats(n) * hop.beta_us_per_byte
+
+
+def recursive_doubling_all_gather(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) alpha + (p-1)/p n beta (Thakur, 4.1; for other than powers of two Bruck's, which takes as long)."""
+    p = _floats(p)
+    return _depth(p) * hop.alpha_us + (p - 1) / p * _floats(n) * hop.beta_us_per_byte
+
+
+# -------------------------------------------------------------------------------------------------- from and to one
+
+
+def binomial_broadcast(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) (alpha + n beta) (Thakur, 4.2)."""
+    return _depth(p) * (hop.alpha_us + _floats(n) * hop.beta_us_per_byte)
+
+
+def scatter_all_gather_broadcast(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """(ceil(log2 p) + p - 1) alpha + 2(p-1)/p n beta: van de Geijn's (Thakur, 4.2)."""
+    return binomial_scatter(p, n, hop) + ring_all_gather(p, n, hop)
+
+
+def double_tree_broadcast(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """2h alpha + n beta + sqrt(8 h alpha n beta) with h = ceil(log2 p), in the best number of blocks (Sanders, 3)."""
+    depth, transfer = _depth(p), _floats(n) * hop.beta_us_per_byte
+    return 2 * depth * hop.alpha_us + (depth > 0) * transfer + np.sqrt(8 * depth * hop.alpha_us * transfer)
+
+
+def binomial_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) (alpha + n beta + n gamma) (Thakur, 4.4)."""
+    return binomial_broadcast(p, n, hop) + _depth(p) * _floats(n) * hop.gamma_us_per_byte
+
+
+def ring_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """reduce_scatter in a ring, then a gather of all shares at once: p alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
+
+    Source: ``gloo/reduce.cc``.
+    """
+    p = _floats(p)
+    gathered = hop.alpha_us * (p > 1) + (p - 1) / p * _floats(n) * hop.beta_us_per_byte
+    return ring_reduce_scatter(p, n, hop) + gathered
+
+
+def binomial_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) alpha + (p-1)/p n beta, and so is a binomial gather (Thakur, 4.2 and 4.4)."""
+    return recursive_doubling_all_gather(p, n, hop)
+
+
+def linear_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """(p-1) alpha + (p-1)/p n beta: the root deals with one rank after the other; a linear gather takes as long."""
+    return ring_all_gather(p, n, hop)
+
+
+# ------------------------------------------------------------------------------------------------------- the others
+
+
+def pairwise_all_to_all(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """(p-1) alpha + (p-1)/p n beta (Thakur, 4.6, where n counts what a rank sends to all, as here)."""
+    return ring_all_gather(p, n, hop)
+
+
+def bruck_all_to_all(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) (alpha + n/2 beta) (Thakur, 4.6, store and forward)."""
+    return _depth(p) * (hop.alpha_us + _floats(n) / 2 * hop.beta_us_per_byte)
+
+
+def dissemination_barrier(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
+    """ceil(log2 p) alpha, whatever ``n`` (D. Hensgen, R. Finkel and U. Manber, IJPP 17(1), 1988)."""
+    return _depth(p) * hop.alpha_us + 0 * _floats(n)
+
+
+#: The algorithms that an operation may have, by name.
+ALGORITHMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
+    {
+        "all_reduce": {
+            "ring": ring_all_reduce,
+            "recursive doubling": recursive_doubling_all_reduce,
+            "halving-doubling": halving_doubling_all_reduce,
+            "double tree": double_tree_all_reduce,
+        },
+        "all_gather": {"ring": ring_all_gather, "recursive doubling": recursive_doubling_all_gather},
+        "reduce_scatter": {
+            "ring": ring_reduce_scatter,
+            "recursive halving": recursive_halving_reduce_scatter,
+            "ring all_reduce": ring_all_reduce,
+        },
+        "broadcast": {
+            "binomial": binomial_broadcast,
+            "scatter and all_gather": scatter_all_gather_broadcast,
+            "double tree": double_tree_broadcast,
+        },
+        "reduce": {"binomial": binomial_reduce, "ring": ring_reduce},
+        "gather": {"linear": linear_scatter, "binomial": binomial_scatter},
+        "scatter": {"linear": linear_scatter, "binomial": binomial_scatter},
+        "all_to_all": {"pairwise": pairwise_all_to_all, "Bruck": bruck_all_to_all},
+        "barrier": {"dissemination": dissemination_barrier},
+    }
+)
+
+#: Those in which every message is n/p bytes: on more ranks they are as long if n grows alike.
+SHARE_BY_SHARE = frozenset({"ring", "ring all_reduce", "hierarchical rings", "linear", "pairwise"})
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, dtype=float)
+
+
+def _depth(p: ArrayLike) -> Floats:
+    """ceil(log2 p)."""
+    return np.ceil(np.log2(_floats(p)) - _TINY)
+
+
+def _rounds(p: ArrayLike) -> tuple[Floats, Floats]:
+    """log2 of the largest power of two in p, and 1 where there are ranks beyond it, else 0."""
+    logarithm = np.log2(_floats(p))
+    rounds = np.floor(logarithm + _TINY)
+    return rounds, (logarithm - rounds > _TINY).astype(float)
+
+
+#: What torch's Gloo does, whatever the size and the number of ranks. Sources: ``allreduce.cc``, ``allgather.cc``,
+#: ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and
+#: ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
+GLOO = MappingProxyType(
+    {
+        "all_reduce": "ring",
+        "all_gather": "ring",
+        "reduce_scatter": "ring all_reduce",
+        "broadcast": "binomial",
+        "reduce": "ring",
+        "gather": "linear",
+        "scatter": "linear",
+        "all_to_all": "pairwise",
+        "barrier": "dissemination",
+    }
+)
+#: By backend; others switch between algorithms as their library sees fit.
+KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO})
+#: Patterns that more hosts make larger.
+GROWING_PATTERNS = ("flat", "cross", "hierarchical")
+
+
+def forms_of(
+    operation: str, backend: str, pattern: str, *, ranks_per_node: int = 1, inner: Curve | None = None
+) -> dict[str, Form]:
+    """The textbook times that may be those of an operation, by algorithm: one where the backend's is known.
+
+    Args:
+        operation: as in ``collectives.csv``, likewise the next two.
+        backend: see `KNOWN`.
+        pattern: see `GROWING_PATTERNS`.
+        ranks_per_node: ranks of each host.
+        inner: the same operation within each host (pattern ``node``), for ``hierarchical``.
+
+    Raises:
+        InputError: there is no textbook time of the operation or of the pattern.
+    """
+    forms = ALGORITHMS.get(operation, {})
+    if not forms:
+        raise InputError(f"How {operation} grows with the ranks is not known; choose from {', '.join(ALGORITHMS)}.")
+    known = KNOWN.get(backend, {}).get(operation)
+    chosen = {known: forms[known]} if known else forms
+    if pattern == "flat":
+        return dict(chosen)
+    if pattern == "cross":
+        return {name: _across(form, ranks_per_node) for name, form in chosen.items()}
+    if pattern == "hierarchical" and operation == "all_reduce" and known:
+        return {"hierarchical rings": _hierarchical(ranks_per_node, inner)}
+    raise InputError(f"How pattern {pattern} of {backend} {operation} grows is not known; choose flat or cross.")
+
+
+def _across(form: Form, k: int) -> Form:
+    """One group of each k-th rank of the hosts: k groups at the same time share the hosts' links."""
+    return lambda p, n, hop: form(
+        np.asarray(p, float) / k, n, dataclasses.replace(hop, beta_us_per_byte=k * hop.beta_us_per_byte)
+    )
+
+
+def _hierarchical(k: int, inner: Curve | None) -> Form:
+    """What is done within hosts of k ranks takes what was measured there, or nothing."""
+    within = Hop(alpha_us=0.0, beta_us_per_byte=0.0)
+    if inner:
+        measured = MeasuredCurve(curve=inner, world_size=k, link=WITHIN_HOST)
+        within = fit_hop(ring_all_reduce, [measured]).at(WITHIN_HOST, k)
+    return lambda p, n, hop: hierarchical_all_reduce(p, n, within, hop, k)

@@ -1,0 +1,313 @@
+"""All that ``commbench predict`` says: rows of collectives, training steps and break-evens, each a prediction."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from commbench.analysis.prediction.bucketing import candidate_caps
+from commbench.analysis.prediction.growth import GrowingCurve
+from commbench.analysis.prediction.larger import (
+    Family,
+    GrowingNetwork,
+    TrainedWorkload,
+    best_buckets,
+    hook_case,
+    local_step_ms,
+    on_own_cores,
+)
+from commbench.analysis.prediction.uncertainty import LEVEL, UncertainSteps
+from commbench.collectives.operations import OPERATIONS
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, parse_hook
+from commbench.errors import InputError
+from commbench.units import algbw_GBps, format_link_rate, format_size
+
+PREDICTED = "predicted"
+#: Bucket sizes that are compared on each network; more differ by less than a prediction is off.
+_CAPS = 6
+#: Beyond this share of start-ups nothing is predicted where those between hosts are unknown.
+_MOST_UNKNOWN = 0.5
+
+
+def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveOutlook:
+    """One operation on one network. None is an empty cell."""
+
+    kind: str = PREDICTED
+    about: str = "collective"
+    operation: str = ""
+    backend: str = ""
+    dtype: str = ""
+    pattern: str = ""
+    message_bytes: int = 0
+    world_size: int = 0
+    ranks_per_node: int = 1
+    rate: str = _column("of every host's link; empty: as measured", "")
+    time_us: float | None = None
+    time_us_low: float | None = _column("interval")
+    time_us_high: float | None = _column("empty: it takes longer, by an unknown amount")
+    level: float | None = _column("of the interval; empty: it rests on an assumed error")
+    busbw_GBps: float | None = None  # noqa: N815 - a unit
+    algorithm: str = ""
+    held_out_error: float | None = _column("median absolute relative error of such predictions")
+    held_out_over: str = ""
+    status: str = "ok"
+    reason: str = _column("one sentence where nothing is predicted", "")
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return f"{self.backend} {self.operation}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutlook:
+    """A training step with one hook at the best bucket size on one network. None is an empty cell."""
+
+    kind: str = PREDICTED
+    about: str = "step"
+    workload: str = ""
+    backend: str = ""
+    batch_per_rank: int = 0
+    precision: str = ""
+    trained_on: str = _column("ranks and run", "")
+    hook: str = ""
+    world_size: int = 0
+    ranks_per_node: int = 1
+    rate: str = ""
+    bucket_cap_mb: str = _column("the best of those compared", "")
+    step_ms: float | None = None
+    step_ms_low: float | None = _column("interval; without the error of steps where no held-out error is known")
+    step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
+    level: float | None = _column("of the interval; empty: it lacks that error, or rests on an assumed one")
+    overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
+    serial_ms: float | None = _column("the same if it did not overlap at all")
+    exposed_comm_ms: float | None = None
+    default_step_ms: float | None = _column("with DDP's default buckets")
+    local_step_ms: float | None = _column("the step without DDP, as measured, by ranks with cores of their own")
+    ranks_a_core: float = _column("as it was trained, taken out of its computing; 1 or more", 1.0)
+    scaling_efficiency: float | None = _column("local_step_ms over step_ms")
+    held_out_error: float | None = _column("median absolute relative error of such predictions")
+    held_out_over: str = ""
+    network_error: float | None = _column("the same of the collectives that it sends, the largest; empty: measured")
+    status: str = "ok"
+    reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.hook
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenOutlook:
+    """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
+
+    kind: str = PREDICTED
+    about: str = "break_even"
+    workload: str = ""
+    backend: str = ""
+    batch_per_rank: int = 0
+    precision: str = ""
+    trained_on: str = ""
+    world_size: int = 0
+    ranks_per_node: int = 1
+    rate: str = ""
+    dense_step_ms: float | None = None
+    density: float | None = _column("below it top-k is faster; empty: at none")
+    density_low: float | None = _column("interval; 0: at none")
+    density_high: float | None = None
+    level: float | None = _column("as of a step")
+    byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
+    held_out_error: float | None = _column("median absolute relative error of such steps")
+    held_out_over: str = ""
+    network_error: float | None = _column("as of a step, of either side")
+    status: str = "ok"
+    reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, for people."""
+        return self.workload
+
+
+AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
+#: Of one table of all that is predicted: a row leaves those empty that it has not.
+COLUMNS = tuple(
+    dict.fromkeys(each.name for row in (CollectiveOutlook, StepOutlook, BreakEvenOutlook) for each in fields(row))
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """The networks that are asked about."""
+
+    world_sizes: Sequence[int]
+    rates_bps: Sequence[float | None]
+    """None: as measured."""
+    ranks_per_node: int = 1
+
+    def __iter__(self) -> Iterator[tuple[float | None, int]]:
+        """Each rate, and with it each number of ranks."""
+        return iter(itertools.product(self.rates_bps, self.world_sizes))
+
+    def named(self, world_size: int, rate_bps: float | None) -> dict[str, Any]:
+        """The columns that name one."""
+        rate = "" if rate_bps is None else format_link_rate(rate_bps)
+        return {"world_size": world_size, "ranks_per_node": self.ranks_per_node, "rate": rate}
+
+
+def collective_outlooks(
+    network: GrowingNetwork, asked: Networks, sizes: Sequence[int] | None = None
+) -> list[CollectiveOutlook]:
+    """Predict every operation that was measured; a row says why where it cannot be.
+
+    Args:
+        network: as measured.
+        asked: on which networks.
+        sizes: message sizes in bytes; None: up to three of those measured.
+    """
+    rows = []
+    for family, curve in network.curves.items():
+        for (rate, ranks), size in itertools.product(asked, sizes or _some_sizes(curve)):
+            named = family._asdict() | asked.named(ranks, rate) | {"message_bytes": size}
+            rows.append(_collective(family, curve, named, rate, asked.ranks_per_node))
+    return rows
+
+
+def _collective(
+    family: Family, curve: GrowingCurve, named: Mapping[str, Any], rate: float | None, ranks_per_node: int
+) -> CollectiveOutlook:
+    size, ranks = named["message_bytes"], named["world_size"]
+    try:
+        estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
+    except InputError as error:
+        return CollectiveOutlook(**named, status="unsupported", reason=str(error))
+    if estimate.is_least and estimate.start_up > _MOST_UNKNOWN:
+        reason = _starts_decide(f"{family.backend} {family.operation} of {format_size(size)}")
+        return CollectiveOutlook(**named, status="unsupported", reason=reason)
+    together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # of a group: its size is what counts
+    busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
+    return CollectiveOutlook(
+        **named,
+        time_us=estimate.time_us,
+        time_us_low=estimate.low_us,
+        time_us_high=None if estimate.is_least else estimate.high_us,
+        level=None if estimate.is_least else estimate.level,
+        busbw_GBps=None if estimate.is_least else busbw,
+        algorithm=estimate.algorithm,
+        held_out_error=curve.held_out.error,
+        held_out_over=curve.held_out.over,
+    )
+
+
+def _starts_decide(what: str) -> str:
+    return (
+        f"{what} is not predicted across hosts: it is mostly start-up, which was measured within one host alone; "
+        "measure across hosts."
+    )
+
+
+def _some_sizes(curve: GrowingCurve) -> list[int]:
+    """The smallest, the middle and the largest size that were measured on the most ranks."""
+    sizes = list(curve.measured[-1].curve.sizes)
+    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+def training_outlooks(
+    trained: TrainedWorkload, network: GrowingNetwork, asked: Networks, hooks: Iterable[str] | None = None
+) -> tuple[list[StepOutlook], list[BreakEvenOutlook]]:
+    """Predict a workload's training on each network.
+
+    Returns:
+        The step of every hook that was trained, or of ``hooks``, at its best bucket size; and below which density top-k
+        beats the best step that sends gradients whole in float32.
+
+    Raises:
+        InputError: as `TrainedWorkload.model`.
+    """
+    crowding = trained.crowding
+    model = on_own_cores(trained.model(network), crowding)
+    caps = candidate_caps(trained.facts, most=_CAPS)
+    held_out = trained.held_out(network)
+    known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    chosen = list(hooks or trained.hooks)
+    steps, break_evens = [], []
+    for rate, ranks in asked:
+        there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
+        uncertain = UncertainSteps.on(model, there, held_out)
+        named = {**known, **asked.named(ranks, rate)}
+        steps += [
+            _step(uncertain, hook, caps, {**named, "hook": hook, "ranks_a_core": crowding}, is_least=there.is_least)
+            for hook in chosen
+        ]
+        break_evens.append(_break_even(uncertain, caps, named, is_least=there.is_least))
+    return steps, break_evens
+
+
+def _step(
+    steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+) -> StepOutlook:
+    model = steps.likely
+    try:
+        best = best_buckets(model, hook, caps)
+        default = model.predict(hook_case(model, hook, DEFAULT_CAP))
+        interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_least=is_least)
+    except InputError as error:
+        return StepOutlook(**named, status="unsupported", reason=str(error))
+    local_ms = local_step_ms(model)
+    return StepOutlook(
+        **named,
+        **rests_on,
+        bucket_cap_mb=best.case.bucket_cap_mb,
+        step_ms=best.step_ms,
+        step_ms_low=interval.low,
+        step_ms_high=None if is_least else interval.high,
+        overlapped_ms=best.overlapped_ms,
+        serial_ms=best.serial_ms,
+        exposed_comm_ms=best.exposed_comm_ms,
+        default_step_ms=default.step_ms,
+        local_step_ms=local_ms,
+        scaling_efficiency=local_ms / best.step_ms,
+    )
+
+
+def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_least: bool) -> dict[str, Any]:
+    """Of the network that steps are predicted on: how far off such predictions were, and the interval's level."""
+    found = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
+    errors = [one.held_out_error for one in found if one.held_out_error is not None]
+    is_known = steps.held_out.error is not None and all(one.level is not None for one in found)
+    return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_least else None}
+
+
+def _break_even(
+    steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+) -> BreakEvenOutlook:
+    if is_least:
+        reason = _starts_decide(f"Whether top-k pays for {named['workload']}")
+        return BreakEvenOutlook(**named, status="unsupported", reason=reason)
+    try:
+        found, interval = steps.break_even(caps)
+        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == "topk"]
+        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
+        rests_on = _rests_on(steps, both, is_least=is_least)
+    except InputError as error:
+        return BreakEvenOutlook(**named, status="unsupported", reason=str(error))
+    return BreakEvenOutlook(
+        **named,
+        **rests_on,
+        dense_step_ms=found.dense_ms,
+        density=found.density,
+        density_low=interval.low,
+        density_high=interval.high,
+        byte_density=found.byte_density,
+    )

@@ -1,0 +1,143 @@
+"""Scaling studies: how the time of a case grows with the ranks that take part."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench import stats
+from commbench.collectives.cases import Case
+from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.patterns import pattern_order
+from commbench.engine.records import Record, Row
+from commbench.results.sharing import measures_interconnect
+from commbench.results.summary import RowKey, keyed_records, keyed_rows
+
+Floats = NDArray[np.float64]
+
+#: Sizes that differ by less are one: a rank's share is rounded up to one element, which depends on the ranks.
+SAME_SIZE = 0.01
+#: How far beyond its interval a time may lie for a law to be said to hold.
+TOLERANCE = 0.02
+#: A time is constant if it is shown to change by no more than this ratio.
+CONSTANT = 1.1
+#: From so many numbers of ranks on a law is looked for: it has two unknowns.
+FEWEST_SIZES = 3
+
+#: What a time may grow with, as a function of the number of ranks.
+_LAWS = {"log2 n": math.log2, "n": float}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """One case on several numbers of ranks."""
+
+    case: Case
+    """On the most ranks."""
+    rows: Mapping[int, Row]
+    """By number of ranks, ascending."""
+    ratio: float
+    """Time on the most ranks over time on the fewest."""
+    interval: stats.Interval | None
+    """The ratio's 95 % interval over launches; None below two launches."""
+    law: str
+    """``constant`` (shown to be, within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` where the intervals allow both,
+    ``neither``; ``undecided`` where no growth is shown and none ruled out; empty with too few numbers of ranks, and
+    where ranks share a GPU."""
+
+
+def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
+    """What a scaling study says, in the order of the rows; empty of a run that is none.
+
+    A case counts with every number of ranks on which it was timed, as one group, with the same size but for rounding.
+
+    Args:
+        records: as ``samples.jsonl`` holds them.
+        info: as ``run.json`` holds it; ``world_size`` is that of cases that name none.
+    """
+    records = list(records)
+    cases = {record.case.key: record.case for record in records}
+    if all(case.world_size is None for case in cases.values()):
+        return []
+    rows, launches = keyed_rows(records, info), keyed_records(records)
+    rows_of_case = Counter(key for key, _ in rows)
+    found: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
+    for key, row in rows.items():
+        case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
+        if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
+            found.setdefault(_alike(case, found), {})[int(ranks)] = (case, row, launches[key])
+    return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in found.values() if len(by_ranks) > 1]
+
+
+def whole_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
+    """Those of the rows that are of cases in which all ranks take part."""
+    parts = {record.case.key for record in records if record.case.world_size is not None}
+    return [row for key, row in rows.items() if key[0] not in parts]
+
+
+def _alike(case: Case, known: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What is the same on all numbers of ranks, the size being that of a known case where it differs by rounding."""
+    fields = replace(case, world_size=None, message_bytes=0)
+    for other, size in known:
+        if other == fields and abs(size - case.message_bytes) <= SAME_SIZE * size:
+            return other, size
+    return fields, case.message_bytes
+
+
+def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
+    first, last = min(by_ranks), max(by_ranks)
+    one, other = (_medians(by_ranks[ranks][2]) for ranks in (first, last))
+    paired = sorted(one.keys() & other.keys())
+    times = ([one[launch] for launch in paired], [other[launch] for launch in paired])
+    ratio, interval = by_ranks[last][1].time_us or 0.0, None
+    ratio /= by_ranks[first][1].time_us or math.nan
+    if len(paired) > 1:
+        ratio, interval = stats.ratio_interval(*times, level=0.95, seed=0, paired=True)
+    rows = {ranks: row for ranks, (_, row, _) in by_ranks.items()}
+    law = law_of(rows) if all(map(measures_interconnect, rows.values())) else ""
+    if law == "constant" and not (interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT):
+        law = "undecided"
+    return Growth(case=by_ranks[last][0], rows=rows, ratio=ratio, interval=interval, law=law)
+
+
+def _medians(records: Iterable[Record]) -> dict[int, float]:
+    """The median time of each launch."""
+    return {r.launch: float(np.median(r.times_us)) for r in records if r.status == "ok" and len(r.times_us)}
+
+
+def law_of(rows: Mapping[int, Row]) -> str:
+    """Which laws of growth agree with all intervals, as in `Growth`.
+
+    A law is a + b f(n) with b >= 0. It holds if some a and b lead it through every interval, widened by `TOLERANCE`.
+    """
+    bounds = [(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
+    if len(rows) < FEWEST_SIZES or any(bound is None for both in bounds for bound in both):
+        return ""
+    low, high = np.array(bounds, dtype=float).T
+    low, high = (1 - TOLERANCE) * low, (1 + TOLERANCE) * high
+    if low.max() <= high.min():
+        return "constant"
+    fitting = (name for name, law in _LAWS.items() if _runs_through(np.array([law(n) for n in rows]), low, high))
+    return " or ".join(fitting) or "neither"
+
+
+def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
+    """Whether a line that does not fall runs through all intervals: each two of them bound its slope."""
+    apart = x[None, :] - x[:, None]
+    later = apart > 0
+    steepest = (high[None, :] - low[:, None])[later] / apart[later]
+    flattest = (low[None, :] - high[:, None])[later] / apart[later]
+    return bool(max(0.0, flattest.max()) <= steepest.min())
+
+
+def order_of(growth: Growth) -> tuple[Any, ...]:
+    """Operations and patterns in their order, then sizes, then backends."""
+    case = growth.case
+    place = list(OPERATIONS).index(case.operation), pattern_order(case.pattern)
+    return *place, case.dtype or "", case.message_bytes, case.backend

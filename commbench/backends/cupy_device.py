@@ -1,0 +1,155 @@
+"""GPUs and NCCL as cupy finds them, and buffers in GPU memory."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+
+from commbench.backends.gpus import place, room_for
+from commbench.collectives.datatypes import Content, DataType
+from commbench.engine.communicator import STALE, Communicator
+from commbench.engine.control import Control
+from commbench.errors import InputError
+
+
+def find_gpus(backend: str) -> list[str]:
+    """The PCI addresses of the GPUs that CUDA shows this process, in its order: at least one.
+
+    Args:
+        backend: what needs them, for the sentence.
+
+    Raises:
+        InputError: this host has none that CUDA can use.
+    """
+    runtime = cupy.cuda.runtime
+    try:
+        found = [str(runtime.deviceGetPCIBusId(number)) for number in range(runtime.getDeviceCount())]
+        reason = ""
+    except runtime.CUDARuntimeError as error:
+        found, reason = [], f" ({str(error).partition(': ')[2] or error})"
+    if not found:
+        raise InputError(f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()}{reason}.")
+    return found
+
+
+def check_nccl() -> None:
+    """Notice that NCCL is missing: cupy is imported without a word then, and has none of its functions.
+
+    Raises:
+        InputError: it is, or it is too old for this cupy.
+    """
+    from cupy.cuda import nccl
+
+    if getattr(nccl, "available", True) and hasattr(nccl, "get_version"):
+        return
+    cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    raise InputError(
+        f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on {socket.gethostname()}"
+        f"{_why_no_nccl()}: pip install nvidia-nccl-cu{cuda}."
+    )
+
+
+def _why_no_nccl() -> str:
+    """What cupy has swallowed, in brackets."""
+    try:
+        importlib.import_module("cupy_backends.cuda.libs.nccl")
+    except ImportError as error:
+        return f" ({error})"
+    return ""
+
+
+@dataclass(frozen=True)
+class DeviceBuffer:
+    """Elements in device memory: ``memory`` has shape (count,) in the data type's storage."""
+
+    memory: Any
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.memory.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return self.address_of(0)
+
+    def address_of(self, element: int) -> int:
+        """Where an element is."""
+        return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
+
+    def shares_memory(self, other: DeviceBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
+
+
+class CupyMemory(Communicator):
+    """A backend whose buffers cupy allocates; what it does with them is queued on ``_stream``."""
+
+    _stream: Any
+
+    def take_gpu(self, control: Control) -> None:
+        """Use this rank's GPU from now on, by a stream of its own; all ranks together."""
+        placement = place(control, find_gpus(self.backend))
+        cupy.cuda.Device(placement.device).use()
+        self.ranks_per_gpu = placement.ranks_per_gpu
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+
+    def know_gpu(self) -> None:
+        """State what the GPU in use is."""
+        number = cupy.cuda.Device().id
+        self._properties = cupy.cuda.runtime.getDeviceProperties(number)
+        self.device = self._properties["name"].decode()
+        self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return int(self._properties.get("l2CacheSize", 0))
+
+    def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
+        """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
+        with self._stream, _room_for(count * dtype.itemsize):
+            return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
+
+    def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
+        """See `Communicator.part`."""
+        return DeviceBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
+
+    def write(self, buffer: DeviceBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        with self._stream, _room_for(buffer.nbytes):
+            content.moved(cupy.asarray).write(buffer.memory)
+        self.complete()
+
+    def spoil(self, buffer: DeviceBuffer) -> None:
+        """See `Communicator.spoil`."""
+        with self._stream:
+            buffer.memory.view("uint8")[:] = STALE
+
+    def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`; compared on the device."""
+        with self._stream, _room_for(buffer.nbytes):
+            return content.moved(cupy.asarray).count_wrong(buffer.memory)
+
+    def complete(self) -> None:
+        """See `Communicator.complete`."""
+        self._stream.synchronize()
+
+
+def _room_for(nbytes: int) -> AbstractContextManager[None]:
+    return room_for(nbytes, cupy.cuda.memory.OutOfMemoryError, lambda: int(cupy.cuda.runtime.memGetInfo()[0]))

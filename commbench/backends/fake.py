@@ -1,0 +1,277 @@
+"""The public fake: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
+
+Nothing is sent and nobody waits: a repetition's stamps are drawn from a `Script` whose true medians are known.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.collectives.datatypes import Content, DataType
+from commbench.collectives.patterns import Group
+from commbench.collectives.primitives import Ends
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """Time of one call of at least ``from_bytes``: alpha + bytes / rate (Hockney's model)."""
+
+    from_bytes: int = 0
+    alpha_us: float = 5.0
+    GBps: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What the fake pretends; every random draw follows from ``seed``, the launch and the call."""
+
+    regimes: Sequence[Regime] = (Regime(),)
+    """Sorted by ``from_bytes``: where one begins is a breakpoint of the curve."""
+    noise: float = 0.02
+    """Standard deviation of the logarithm of a repetition's time."""
+    launch_effect: float = 0.03
+    """Standard deviation of the logarithm of a whole launch's factor."""
+    slow_launches: float = 0.0
+    """Share of launches that settle in a second hump, ``slow_factor`` times slower."""
+    slow_factor: float = 1.5
+    tail: float = 0.01
+    """Share of repetitions that take ``tail_factor`` times as long."""
+    tail_factor: float = 10.0
+    skew_us: float = 0.05
+    """Mean lateness of a rank's arrival."""
+    slow_rank: int | None = None
+    slow_rank_factor: float = 1.2
+    warmup: int = 0
+    """The first repetitions of a call, ``warmup_factor`` times slower."""
+    warmup_factor: float = 3.0
+    wrong: Callable[[int], int] = field(default=lambda _rank: 0)
+    """Wrong elements that a rank pretends to find in its result."""
+    unsupported: Sequence[str] = ()
+    """Primitives that the fake cannot do."""
+    seed: int = 0
+
+    def time_us(self, call_bytes: int) -> float:
+        """The true median of one call, in microseconds."""
+        regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
+        return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
+
+
+@dataclass(frozen=True)
+class FakeBuffer:
+    """A buffer that is only a size."""
+
+    count: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it would hold."""
+        return self.count * self.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeCall(Call):
+    """A call that knows what it would have moved."""
+
+    what: str
+    call_bytes: int
+
+
+class FakeCommunicator(Communicator):
+    """A backend that follows a `Script`."""
+
+    backend = "fake"
+    device = "none"
+
+    def __init__(
+        self, control: Control, script: Script | None = None, launch: int = 0, members: Group = (), aside: int = 0
+    ) -> None:
+        self._control = control
+        self.script = script or Script()
+        members = members or tuple(range(control.size))
+        self.rank = members.index(control.rank)
+        self.size = len(members)
+        self.launch = launch
+        self._aside = aside
+        """How many ranks of the launch are in no group."""
+
+    def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
+        """Ranks of the same script; all groups are as fast."""
+        aside = self.size - sum(map(len, groups))
+        own = next((group for group in groups if self.rank in group), None)
+        return FakeCommunicator(self._control, self.script, self.launch, own, aside) if own else None
+
+    def library(self) -> str:
+        """See `Communicator.library`."""
+        return "commbench fake"
+
+    def transport(self) -> str:
+        """See `Communicator.transport`."""
+        return "script"
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+        """A loop that draws its stamps."""
+        return FakeTimer(self, Synchroniser(self._control, plan), progress)
+
+    def null_calls(self) -> list[Call]:
+        """A call that costs nothing."""
+        return [FakeCall(run=_nothing, what="null", call_bytes=-1)]
+
+    def allocate(self, dtype: DataType, count: int) -> FakeBuffer:
+        """See `Communicator.allocate`."""
+        return FakeBuffer(count, dtype.itemsize)
+
+    def part(self, buffer: FakeBuffer, offset: int, count: int) -> FakeBuffer:  # noqa: ARG002 - no memory behind it
+        """See `Communicator.part`."""
+        return FakeBuffer(count, buffer.itemsize)
+
+    def like(self, buffer: FakeBuffer, count: int) -> FakeBuffer:
+        """See `Communicator.like`."""
+        return FakeBuffer(count, buffer.itemsize)
+
+    def write(self, buffer: FakeBuffer, content: Content) -> None:
+        """Hold nothing."""
+
+    def spoil(self, buffer: FakeBuffer) -> None:
+        """Hold nothing."""
+
+    def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
+        """The scripted number."""
+        return self.script.wrong(self._control.rank)
+
+    def empty(self) -> FakeBuffer:
+        """See `Communicator.empty`."""
+        return FakeBuffer(0, 1)
+
+    def _fake(self, what: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
+        """A call of the largest buffer times ``blocks``; ranks whose calls have one ``drawn_as`` draw the same."""
+        if what in self.script.unsupported:
+            raise self._cannot(what)
+        largest = max((b.nbytes for b in buffers if b), default=0)
+        return FakeCall(run=_nothing, what=drawn_as or what, call_bytes=largest * blocks)
+
+    def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
+        return self._fake("all_reduce", send, receive)
+
+    def all_gather(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
+        return self._fake("all_gather", send, receive)
+
+    def reduce_scatter(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
+        return self._fake("reduce_scatter", send, receive)
+
+    def all_to_all(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
+        return self._fake("all_to_all", send, receive)
+
+    def broadcast(self, buffer: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("broadcast", buffer)
+
+    def reduce(self, send: FakeBuffer, receive: FakeBuffer | None, redop: str, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("reduce", send, receive)
+
+    def gather(self, send: FakeBuffer, receive: FakeBuffer | None, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("gather", None if receive else send, receive, blocks=1 if receive else self.size)
+
+    def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("scatter", send, None if send else receive, blocks=1 if send else self.size)
+
+    def iall_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> list[Call]:  # noqa: ARG002, D102
+        return [self._fake("iall_reduce", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+
+    def iall_gather(self, send: FakeBuffer, receive: FakeBuffer) -> list[Call]:  # noqa: D102
+        return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+
+    def barrier(self) -> Call:
+        """A real one, of all groups together, when it is verified; its times are scripted like all others."""
+        self._fake("barrier")
+        if self._aside:
+            raise self._cannot("barrier while ranks stand aside")
+        return FakeCall(run=self._control.barrier, what="barrier", call_bytes=0)
+
+    def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("send", buffer, drawn_as="message")
+
+    def receive(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("receive", buffer, drawn_as="message")
+
+    def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
+        return self._fake("send_receive", send, receive)
+
+    def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
+        one = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
+        streams = max(len(sends), len(receives))
+        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window * streams)
+
+
+class FakeTimer:
+    """Draws stamps instead of taking them; all ranks draw the same operation, each its own arrival."""
+
+    name = "python"
+
+    def __init__(self, communicator: FakeCommunicator, sync: Synchroniser, progress: Progress) -> None:
+        self.sync = sync
+        self._communicator = communicator
+        self._progress = progress
+        self._drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
+        self._clock_ns = 0
+
+    def prepare(self) -> None:
+        """Nothing to compile or calibrate."""
+
+    def reading_ns(self) -> float:
+        """A clock that costs nothing to read."""
+        return 0.0
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """See `commbench.engine.timing.loops.Timer.run`."""
+        script, rank = self._communicator.script, self._communicator.rank
+        scripted = [call for call in calls if isinstance(call, FakeCall)]  # computing in between takes no scripted time
+        identity = tuple((call.what, call.call_bytes) for call in scripted)
+        number = self._drawn[identity]
+        self._drawn[identity] += repetitions
+        shared = _generator(script.seed, self._communicator.launch, identity, number)
+        own = _generator(script.seed, self._communicator.launch, identity, number, rank)
+        true_us = sum(script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0) * batch
+        lasting = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
+        lasting[: max(0, script.warmup - number)] *= script.warmup_factor
+        if rank == script.slow_rank:
+            lasting = lasting * script.slow_rank_factor
+        start = self._clock_ns + 1_000_000 * np.arange(repetitions) + 1e3 * own.exponential(script.skew_us, repetitions)
+        self._progress.counters += repetitions
+        start_ns = np.round(start).astype(np.int64)
+        return Repetitions(
+            start_ns=start_ns,
+            end_ns=start_ns + np.round(1e3 * lasting).astype(np.int64),
+            late=np.zeros(repetitions, dtype=np.bool_),
+        )
+
+    def _launch_factor(self, identity: object) -> float:
+        """The factor of this launch: the same for every repetition of a call."""
+        script = self._communicator.script
+        draw = _generator(script.seed, self._communicator.launch, identity, -1)
+        factor = float(np.exp(script.launch_effect * draw.standard_normal()))
+        return factor * (script.slow_factor if draw.random() < script.slow_launches else 1.0)
+
+
+def _repetition_factors(script: Script, draw: np.random.Generator, repetitions: int) -> NDArray[np.float64]:
+    noise = np.exp(script.noise * draw.standard_normal(repetitions))
+    tail = np.where(draw.random(repetitions) < script.tail, script.tail_factor, 1.0)
+    factors: NDArray[np.float64] = noise * tail
+    return factors
+
+
+def _generator(*words: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(words).encode()))
+
+
+def _nothing() -> None:
+    """Communicate nothing."""

@@ -1,0 +1,128 @@
+"""Gloo through torch.distributed: the calls that DDP makes, on tensors that share memory with host buffers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import cached_property
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from commbench.backends.torch_calls import (
+    TorchCommunicator,
+    as_tensor,
+    start_all_gather,
+    start_all_reduce,
+    torch_version,
+)
+from commbench.backends.torch_control import TIMEOUT, join_world, leave_world, unpinned
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.patterns import Group
+from commbench.engine.communicator import HostBuffer, HostCommunicator
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.errors import UnsupportedError
+
+
+class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
+    """A Gloo process group, whose operations end before a call returns."""
+
+    backend = "gloo"
+    own_threads = True
+
+    def __init__(
+        self, control: Control, group: dist.ProcessGroup | None = None, members: Group = (), hosts: Sequence[str] = ()
+    ) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self.rank = self._members.index(control.rank)
+        self.size = len(self._members)
+        if group is not None:
+            self._group, self._hosts = group, hosts
+            return
+        join_world(control)
+        self._hosts = gather_everywhere(control, socket.gethostname())
+        with unpinned():
+            self._group = dist.new_group(timeout=TIMEOUT, backend="gloo")
+            self._alone = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+
+    def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
+        """By torch's subgroups: all ranks together make one after the other."""
+        with unpinned():
+            own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
+        if own is None:
+            return None
+        members = next(group for group in groups if self.rank in group)
+        return GlooCommunicator(self._control, own, members, [self._hosts[rank] for rank in members])
+
+    def library(self) -> str:
+        """E.g. ``torch 2.13.0 gloo``."""
+        return f"torch {torch_version()} gloo"
+
+    def transport(self) -> str:
+        """``tcp/`` and the network interfaces that carry the connections: within a host the kernel's loopback."""
+        if self.size == 1:
+            return "self"
+        here, elsewhere = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
+        names = [*(self._interfaces if elsewhere else []), *(["lo"] if here else [])]
+        return f"tcp/{'+'.join(names)}" if names else "tcp"
+
+    @cached_property
+    def _interfaces(self) -> list[str]:
+        """The interfaces but the loopback that this process's established connections have their addresses from."""
+        names = {
+            address.address: name
+            for name, addresses in psutil.net_if_addrs().items()
+            for address in addresses
+            if address.family in {socket.AF_INET, socket.AF_INET6}
+        }
+        used = {
+            names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
+        }
+        return sorted(name for name in used if name and name != "lo")
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+        """Calls of torch are timed from Python."""
+        return PythonTimer(Synchroniser(self._control, plan, patient=True), progress)
+
+    def null_calls(self) -> list[Call]:
+        """all_reduce of 8 bytes in a group of one."""
+        tensor = torch.zeros(1, dtype=torch.float64)
+        return [Call(run=lambda: dist.all_reduce(tensor, group=self._alone))]
+
+    def tensor_of(self, buffer: HostBuffer) -> torch.Tensor:
+        """See `TorchCommunicator.tensor_of`."""
+        return as_tensor(buffer.memory, buffer.dtype)
+
+    def empty(self) -> HostBuffer:
+        """One byte: torch sends no empty tensors."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    def close(self) -> None:
+        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
+        super().close()
+        dist.destroy_process_group(self._group)
+        if self.size == self._control.size:
+            leave_world(self._control)
+
+    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
+        """dist.all_reduce with async_op, and wait."""
+        if not send.shares_memory(receive):
+            raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+        return start_all_reduce(self.tensor_of(receive), redop, self._group)
+
+    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
+        """dist.all_gather_into_tensor with async_op, and wait."""
+        return start_all_gather(self.tensor_of(receive), self.tensor_of(send), self._group)
+
+    def barrier(self) -> Call:
+        """dist.barrier."""
+        return Call(run=lambda: dist.barrier(self._group))
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address also where the socket is IPv6 (``::ffff:10.0.0.1``)."""
+    return address.removeprefix("::ffff:")

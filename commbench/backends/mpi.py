@@ -1,0 +1,391 @@
+"""MPI on host memory by mpi4py: every primitive in Python and as the C call that the native loop makes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from commbench.backends.mpi_control import INQUIRY, MpiControl
+from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
+from commbench.collectives.datatypes import DTYPES, DataType
+from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.patterns import Group
+from commbench.collectives.primitives import Ends
+from commbench.engine.communicator import HostBuffer, HostCommunicator
+from commbench.engine.control import gather_everywhere
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
+from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.errors import UnsupportedError
+
+TAG = 7
+
+# mpi4py's documented way to hand its objects to C code.
+_c_handle = MPI._handleof  # noqa: SLF001
+_c_size = MPI._sizeof  # noqa: SLF001
+
+#: MPI's types for arithmetic; 16-bit floats only where the library has them.
+_ARITHMETIC = {
+    "float64": "DOUBLE",
+    "float32": "FLOAT",
+    "float16": "FLOAT16_T",
+    "bfloat16": "BFLOAT16_T",
+    "int32": "INT32_T",
+    "int8": "INT8_T",
+}
+#: Types of the same size for moving only, where the library lacks the type itself.
+_MOVING = {"float16": "UINT16_T", "bfloat16": "UINT16_T"}
+_REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
+
+
+class MpiCommunicator(HostCommunicator):
+    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` makes; carries only what is measured."""
+
+    backend = "mpi"
+    loops = ("native", "python")
+    most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
+
+    def __init__(
+        self,
+        control: MpiControl,
+        make: Callable[[], MPI.Comm] = MPI.COMM_WORLD.Dup,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
+        self._control = control
+        self._comm, self._component = INQUIRY.with_component(make)
+        self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+        self._library = ctypes.CDLL(MPI.__file__)
+        self._handle = _c_handle(self._comm)
+        self._status = _statuses(1)
+        on_host, off_host = control.connections
+        many, repeated = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
+        self._transport = "+".join(part for part, used in ((on_host, repeated), (off_host, many)) if used and part)
+
+    def library(self) -> str:
+        """E.g. ``Open MPI 5.0.11``."""
+        name, version = MPI.get_vendor()
+        return f"{name} {'.'.join(map(str, version))}"
+
+    @property
+    def takes_gpu_memory(self) -> bool:
+        """Whether the library says that it takes addresses in GPU memory; others read them as the host's, and die."""
+        return takes_gpu_memory(self._library)
+
+    def transport(self) -> str:
+        """The component in use as the library reports it, e.g. ``sm``; empty where it does not say."""
+        return self._transport if self.size > 1 else "self"
+
+    def algorithm(self, operation: str) -> str:
+        """The component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
+        return algorithm_of(self._component, operation)
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+        """Native unless Python is asked for."""
+        sync = Synchroniser(self._control, plan)
+        if loop == "python":
+            return PythonTimer(sync, progress)
+        return NativeTimer(sync, self._sync_calls(plan), progress)
+
+    def _sync_calls(self, plan: SyncPlan) -> SyncCalls:
+        handle, instant = _c_handle(self._control.comm), self._control.instant
+        tell = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
+        meet = [self._c_call("MPI_Barrier", handle)]
+        if plan.method == "dissemination":
+            meet = [self._c_exchange(distance, handle) for distance in _doubling(self._control.size)]
+        assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
+        return SyncCalls(meet=meet, tell=[tell], instant=instant)
+
+    def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
+        """One round of a dissemination barrier: an empty message to the right and from the left."""
+        here, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
+        rank, size = self._control.rank, self._control.size
+        target, source = (rank + distance) % size, (rank - distance) % size
+        ends = (here, 0, byte, target, TAG, here, 0, byte, source, TAG)
+        return self._c_call("MPI_Sendrecv", *ends, comm, int(self._status.ctypes.data))
+
+    def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
+        return (address_of(getattr(self._library, name)), *arguments)
+
+    def _call(self, name: str, run: Callable[[], object], *arguments: int) -> Call:
+        """One MPI function, from Python and by address; the communicator is always the last argument."""
+        return Call(run=run, rows=[self._c_call(name, *arguments, self._handle)])
+
+    def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
+        """By MPI_Comm_split: one call makes all groups."""
+        number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
+        make = partial(self._comm.Split, number, self.rank)
+        if number == MPI.UNDEFINED:
+            make()
+            return None
+        return MpiCommunicator(self._control, make, [self._hosts[rank] for rank in groups[number]])
+
+    def close(self) -> None:
+        """Free the communicator and its parts."""
+        super().close()
+        self._comm.Free()
+
+    def null_calls(self) -> list[Call]:
+        """MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""
+        buffer = self.allocate(DTYPES["float64"], 1)
+        spec = [buffer.memory, 1, MPI.DOUBLE]
+        arguments = (int(MPI.IN_PLACE), buffer.address, 1, _c_handle(MPI.DOUBLE), _c_handle(MPI.SUM))
+        row = self._c_call("MPI_Allreduce", *arguments, _c_handle(MPI.COMM_SELF))
+        return [Call(run=lambda: MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, spec), rows=[row])]
+
+    def result_offset(self, operation: Operation, shape: Shape) -> int:
+        """MPI's in-place reduce_scatter_block leaves the result at the start of the buffer."""
+        return 0 if operation.name == "reduce_scatter" else super().result_offset(operation, shape)
+
+    def empty(self) -> HostBuffer:
+        """See `Communicator.empty`."""
+        return self.allocate(DTYPES["int8"], 0)
+
+    # Collectives
+
+    def all_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
+        """MPI_Allreduce."""
+        op, kind, count = _op(redop), _arithmetic(receive.dtype), receive.count
+        spec = [receive.memory, count, kind]
+        source, address = self._source(send, receive, send.count, kind)
+        return self._call(
+            "MPI_Allreduce",
+            lambda: self._comm.Allreduce(source, spec, op),
+            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
+        )
+
+    def all_gather(self, send: HostBuffer, receive: HostBuffer) -> Call:
+        """MPI_Allgather."""
+        kind, block = _moving(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, kind]
+        source, address = self._source(send, receive, block, kind)
+        handle = _c_handle(kind)
+        return self._call(
+            "MPI_Allgather",
+            lambda: self._comm.Allgather(source, spec),
+            *(address, block, handle, receive.address, block, handle),
+        )
+
+    def reduce_scatter(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
+        """MPI_Reduce_scatter_block."""
+        op, kind, block = _op(redop), _arithmetic(send.dtype), send.count // self.size
+        in_place = send.shares_memory(receive)
+        target = send if in_place else receive
+        # mpi4py counts both sides of this function in elements of one block.
+        spec = [target.memory, block, kind]
+        source, address = self._source(send, target, block, kind)
+        return self._call(
+            "MPI_Reduce_scatter_block",
+            lambda: self._comm.Reduce_scatter_block(source, spec, op),
+            *(address, target.address, block, _c_handle(kind), _c_handle(op)),
+        )
+
+    def all_to_all(self, send: HostBuffer, receive: HostBuffer) -> Call:
+        """MPI_Alltoall."""
+        kind, block = _moving(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, kind]
+        source, address = self._source(send, receive, block, kind)
+        handle = _c_handle(kind)
+        return self._call(
+            "MPI_Alltoall",
+            lambda: self._comm.Alltoall(source, spec),
+            *(address, block, handle, receive.address, block, handle),
+        )
+
+    def broadcast(self, buffer: HostBuffer, root: int) -> Call:
+        """MPI_Bcast."""
+        kind = _moving(buffer.dtype)
+        spec = [buffer.memory, buffer.count, kind]
+        return self._call(
+            "MPI_Bcast",
+            lambda: self._comm.Bcast(spec, root),
+            *(buffer.address, buffer.count, _c_handle(kind), root),
+        )
+
+    def reduce(self, send: HostBuffer, receive: HostBuffer | None, redop: str, root: int) -> Call:
+        """MPI_Reduce."""
+        op, kind = _op(redop), _arithmetic(send.dtype)
+        spec = [receive.memory, receive.count, kind] if receive else None
+        source, address = self._source(send, receive, send.count, kind)
+        target = receive.address if receive else 0
+        return self._call(
+            "MPI_Reduce",
+            lambda: self._comm.Reduce(source, spec, op, root),
+            *(address, target, send.count, _c_handle(kind), _c_handle(op), root),
+        )
+
+    def gather(self, send: HostBuffer, receive: HostBuffer | None, root: int) -> Call:
+        """MPI_Gather."""
+        kind, block = _moving(send.dtype), send.count
+        spec = [receive.memory, block, kind] if receive else None
+        source, address = self._source(send, receive, block, kind)
+        handle, target = _c_handle(kind), receive.address if receive else 0
+        return self._call(
+            "MPI_Gather",
+            lambda: self._comm.Gather(source, spec, root),
+            *(address, block, handle, target, block, handle, root),
+        )
+
+    def scatter(self, send: HostBuffer | None, receive: HostBuffer, root: int) -> Call:
+        """MPI_Scatter; in place it is the root's receive side that is left out."""
+        kind, block = _moving(receive.dtype), receive.count
+        spec = [send.memory, block, kind] if send else None
+        target, address = self._source(receive, send, block, kind)
+        handle, source = _c_handle(kind), send.address if send else 0
+        return self._call(
+            "MPI_Scatter",
+            lambda: self._comm.Scatter(spec, target, root),
+            *(source, block, handle, address, block, handle, root),
+        )
+
+    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
+        """MPI_Iallreduce and MPI_Wait."""
+        op, kind, count = _op(redop), _arithmetic(receive.dtype), receive.count
+        spec = [receive.memory, count, kind]
+        source, address = self._source(send, receive, send.count, kind)
+        return self._start_and_wait(
+            "MPI_Iallreduce",
+            lambda: self._comm.Iallreduce(source, spec, op),
+            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
+        )
+
+    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
+        """MPI_Iallgather and MPI_Wait."""
+        kind, block = _moving(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, kind]
+        source, address = self._source(send, receive, block, kind)
+        handle = _c_handle(kind)
+        return self._start_and_wait(
+            "MPI_Iallgather",
+            lambda: self._comm.Iallgather(source, spec),
+            *(address, block, handle, receive.address, block, handle),
+        )
+
+    def _start_and_wait(self, name: str, start: Callable[[], MPI.Request], *arguments: int) -> list[Call]:
+        """The two calls of a non-blocking collective, with the request that they share."""
+        pending: list[MPI.Request] = []
+        room, status = np.zeros(_c_size(MPI.Request), dtype=np.uint8), _statuses(1)
+        request = int(room.ctypes.data)
+        begin = self._c_call(name, *arguments, self._handle, request)
+        end = self._c_call("MPI_Wait", request, int(status.ctypes.data))
+        return [
+            Call(run=lambda: pending.append(start()), rows=[begin], keep=(room,)),
+            Call(run=lambda: pending.pop().Wait(), rows=[end], keep=(room, status)),
+        ]
+
+    def barrier(self) -> Call:
+        """MPI_Barrier."""
+        return self._call("MPI_Barrier", self._comm.Barrier)
+
+    # Point to point
+
+    def send(self, buffer: HostBuffer, peer: int) -> Call:
+        """MPI_Send."""
+        kind = _moving(buffer.dtype)
+        spec = [buffer.memory, buffer.count, kind]
+        return self._call(
+            "MPI_Send",
+            lambda: self._comm.Send(spec, peer, TAG),
+            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
+        )
+
+    def receive(self, buffer: HostBuffer, peer: int) -> Call:
+        """MPI_Recv."""
+        kind = _moving(buffer.dtype)
+        spec = [buffer.memory, buffer.count, kind]
+        status = _statuses(1)
+        row = self._c_call(
+            "MPI_Recv",
+            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
+            *(self._handle, int(status.ctypes.data)),
+        )
+        return Call(run=lambda: self._comm.Recv(spec, peer, TAG), rows=[row], keep=(status,))
+
+    def send_receive(self, send: HostBuffer, target: int, receive: HostBuffer, source: int) -> Call:
+        """MPI_Sendrecv."""
+        kind = _moving(send.dtype)
+        handle = _c_handle(kind)
+        out, into = [send.memory, send.count, kind], [receive.memory, receive.count, kind]
+        status = _statuses(1)
+        row = self._c_call(
+            "MPI_Sendrecv",
+            *(send.address, send.count, handle, target, TAG),
+            *(receive.address, receive.count, handle, source, TAG),
+            *(self._handle, int(status.ctypes.data)),
+        )
+        return Call(run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG), rows=[row], keep=(status,))
+
+    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
+        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
+            *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
+            *(("MPI_Isend", self._comm.Isend, buffer, peer) for buffer, peer in sends),
+        ]
+        size, total = _c_size(MPI.Request), len(posts) * window
+        requests, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
+        slots = iter(range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size))
+        rows = []
+        for name, _, buffer, peer in posts:
+            arguments = (buffer.address, buffer.count, _c_handle(_moving(buffer.dtype)), peer, TAG, self._handle)
+            rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
+        rows.append(self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data)))
+        specs = [(function, [b.memory, b.count, _moving(b.dtype)], peer) for _, function, b, peer in posts]
+
+        def run() -> None:
+            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)])
+
+        return Call(run=run, rows=rows, keep=(requests, statuses))
+
+    # Helpers
+
+    def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, kind: MPI.Datatype) -> tuple[Any, int]:
+        """How a rank's own side is passed: MPI_IN_PLACE where it lies in the other buffer."""
+        if other is not None and own.shares_memory(other):
+            return MPI.IN_PLACE, int(MPI.IN_PLACE)
+        return [own.memory, count, kind], own.address
+
+
+def _statuses(count: int) -> NDArray[np.uint8]:
+    """Room for ``count`` MPI_Status: unlike MPI_STATUS_IGNORE its address is known for every library."""
+    return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
+
+
+def _doubling(size: int) -> list[int]:
+    """1, 2, 4, ... below ``size``."""
+    return [1 << i for i in range((size - 1).bit_length())]
+
+
+def _arithmetic(dtype: DataType) -> MPI.Datatype:
+    """The MPI type to reduce in.
+
+    Raises:
+        UnsupportedError: the library has none.
+    """
+    kind = getattr(MPI, _ARITHMETIC[dtype.name], MPI.DATATYPE_NULL)
+    if kind == MPI.DATATYPE_NULL:
+        raise UnsupportedError(f"this MPI library has no {dtype.name} to reduce in; use float32, or backend gloo")
+    return kind
+
+
+def _moving(dtype: DataType) -> MPI.Datatype:
+    """The MPI type to move elements in."""
+    kind: MPI.Datatype = getattr(MPI, _MOVING.get(dtype.name, _ARITHMETIC[dtype.name]))
+    return kind
+
+
+def _op(redop: str) -> MPI.Op:
+    """The MPI operation for a reduction.
+
+    Raises:
+        UnsupportedError: MPI has none.
+    """
+    if redop not in _REDOPS:
+        raise UnsupportedError(f"MPI has no {redop}; reduce by sum, or use backend gloo")
+    return _REDOPS[redop]

@@ -1,0 +1,357 @@
+"""NCCL by cupy: every operation as the library's own call, on device buffers, timed by events on one stream."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import cupy
+from cupy.cuda import nccl
+
+from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
+from commbench.backends.nccl_library import LOG, NcclHeard, variables_set, version_text
+from commbench.collectives.algorithms import AUTO, Choice
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.patterns import Group
+from commbench.collectives.primitives import Ends
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.timing.loops import Call
+from commbench.errors import InputError, UnsupportedError
+
+_CODES = {
+    "float64": nccl.NCCL_FLOAT64,
+    "float32": nccl.NCCL_FLOAT32,
+    "float16": nccl.NCCL_FLOAT16,
+    "bfloat16": nccl.NCCL_BFLOAT16,
+    "int32": nccl.NCCL_INT32,
+    "int8": nccl.NCCL_INT8,
+}
+_REDOPS = {
+    "sum": nccl.NCCL_SUM,
+    "min": nccl.NCCL_MIN,
+    "max": nccl.NCCL_MAX,
+    "prod": nccl.NCCL_PROD,
+    "avg": nccl.NCCL_AVG,
+}
+_FREE = Choice()
+#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
+_REFUSALS = (4, 5)
+#: Answers of NCCL (nccl.h) that cupy 13 has no name for: it looks for one, and fails.
+_UNNAMED = {6: "ncclRemoteError", 7: "ncclInProgress"}
+#: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    const long long begun = clock64();
+    while (clock64() - begun < cycles) {
+    }
+}
+"""
+#: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
+_FIRST_WITH_GRAPHS = 20900
+
+
+class NcclCommunicator(NcclHeard, CupyMemory):
+    """An NCCL communicator of its own on the GPU of this rank.
+
+    Those of groups, and those that carry operations in another way, work on the device and the stream of the ``whole``.
+    """
+
+    backend = "nccl"
+    idle_alone = True
+
+    def __init__(
+        self,
+        control: Control,
+        whole: NcclCommunicator | None = None,
+        *,
+        members: Group = (),
+        identity: object = None,
+        choice: Choice = _FREE,
+    ) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self._choice = choice
+        self.rank, self.size = self._members.index(control.rank), len(self._members)
+        if whole is None:
+            self.take_gpu(control)
+        else:
+            self._stream = whole._stream  # noqa: SLF001 - of the same class
+        if not members:
+            identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
+        self._comm = self._join(identity)
+        self._alone: Any = None
+        self._chosen: dict[str, NcclCommunicator] = {}
+        self._heard: dict[str, str] = {}
+        self._failed = False
+        self._token = self.allocate(DTYPES["int8"], 1)
+        self.know_gpu()
+
+    def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
+        """A communicator of NCCL.
+
+        Raises:
+            InputError: NCCL finds two ranks on one GPU of what it takes for one host.
+        """
+        try:
+            with variables_set(self._choice.variables), _named():
+                return nccl.NcclCommunicator(self.size, identity, self.rank)
+        except nccl.NcclError as error:
+            pair = LOG.duplicates()
+            if pair is None and not (error.status in _REFUSALS and (self.ranks_per_gpu or 1) > 1):
+                raise
+            ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
+            raise InputError(
+                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by NCCL_HOSTID="
+                f"{os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that each rank gets its own where "
+                "they share GPUs, or start no more ranks on a host than it has GPUs."
+            ) from error
+
+    def library(self) -> str:
+        """The version that is loaded, e.g. ``NCCL 2.28.9``."""
+        return f"NCCL {version_text(nccl.get_version())}"
+
+    def using(self, algorithm: str) -> NcclCommunicator:
+        """By a communicator of its own, for NCCL reads what it is asked for when one is made."""
+        if algorithm == AUTO:
+            return self
+        choice = Choice.parse(algorithm)
+        if choice.channels:
+            raise UnsupportedError(
+                "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set "
+                "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a whole run"
+            )
+        chosen = self._chosen.get(algorithm)
+        if chosen is None or chosen.has_failed():
+            if chosen is not None:
+                chosen.abort()
+            try:
+                chosen = self._chosen[algorithm] = NcclCommunicator(self._control, self, choice=choice)
+            except RuntimeError as error:
+                raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
+        return chosen
+
+    @contextmanager
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:
+        """See `NcclHeard.watched`."""
+        with super().watched(replayed=replayed), _named():
+            yield
+
+    def null_calls(self) -> list[Call]:
+        """NcclAllReduce of 8 bytes in a communicator of one rank: out of place, for in place NCCL would do nothing."""
+        if self._alone is None:
+            self._alone = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+        send, receive = (self.allocate(DTYPES["float64"], 1) for _ in range(2))
+        ends = (send.address, receive.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
+        return [Call(run=partial(self._alone.allReduce, *ends), keep=(send, receive))]
+
+    def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
+        """By a new communicator each: the first rank of a group tells the others its identity.
+
+        All queue on the stream of the whole, on which the timed loop's events are, and so keep their order, too.
+        """
+        own = next((group for group in groups if self._control.rank in group), None)
+        leads = own is not None and own[0] == self._control.rank
+        identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
+        if own is None:
+            return None
+        return NcclCommunicator(self._control, self, members=own, identity=identities[own[0]], choice=self._choice)
+
+    def abort(self) -> None:
+        """See `NcclHeard.abort`."""
+        super().abort()
+        self._comm.abort()
+
+    def close(self) -> None:
+        """Destroy the communicators, and remove the log."""
+        for chosen in self._chosen.values():
+            (chosen.abort if chosen.has_failed() else chosen.close)()
+        super().close()
+        self.complete()
+        gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
+        for communicator in (self._comm, self._alone):
+            if communicator is not None:
+                communicator.destroy()
+        LOG.remove()
+
+    def empty(self) -> DeviceBuffer:
+        """One byte: what NCCL makes of no elements is not documented."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """See `Communicator.check_capture`."""
+        version = nccl.get_version()
+        if version < _FIRST_WITH_GRAPHS:
+            raise UnsupportedError(f"NCCL {version_text(version)} cannot be captured in CUDA graphs, 2.9 or newer can")
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph, launched on the stream that it was captured from."""
+        self._stream.begin_capture()
+        try:
+            for call in calls:
+                call.run()
+        finally:  # a stream that went on capturing would carry out nothing any more
+            graph = self._stream.end_capture()
+        graph.upload(self._stream)
+        self.complete()
+        return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
+
+    # The device, as its timed loop sees it
+
+    def spin(self, cycles: int) -> None:
+        """See `DeviceClock.spin`."""
+        with self._stream:
+            _spin_kernel()((1,), (1,), (cycles,))
+
+    def meet(self) -> None:
+        """See `DeviceClock.meet`: an all-reduce of one byte."""
+        self._reduce_token()
+
+    def new_event(self) -> Any:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.new_event`."""
+        return cupy.cuda.Event()
+
+    def record(self, event: Any) -> None:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.record`."""
+        event.record(self._stream)
+
+    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.has_happened`."""
+        return bool(event.done)
+
+    def wait(self, event: Any) -> None:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.wait`."""
+        event.synchronize()
+
+    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - cupy's
+        """See `DeviceClock.elapsed_ns`."""
+        return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
+
+    # Collectives
+
+    def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
+        """NcclAllReduce."""
+        ends = (send.address, receive.address, receive.count, _code(receive), _REDOPS[redop])
+        return self._call(self._comm.allReduce, *ends, keep=(send, receive))
+
+    def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
+        """NcclAllGather."""
+        block = receive.count // self.size
+        return self._call(
+            self._comm.allGather, send.address, receive.address, block, _code(receive), keep=(send, receive)
+        )
+
+    def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
+        """NcclReduceScatter."""
+        ends = (send.address, receive.address, send.count // self.size, _code(send), _REDOPS[redop])
+        return self._call(self._comm.reduceScatter, *ends, keep=(send, receive))
+
+    def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
+        """A block to and from every rank, in one group."""
+        if send.shares_memory(receive):
+            raise UnsupportedError("NCCL has no in-place all_to_all")
+        everybody = range(self.size)
+        return self._exchange(self._blocks(send, everybody), self._blocks(receive, everybody))
+
+    def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
+        """NcclBroadcast in place."""
+        ends = (buffer.address, buffer.address, buffer.count, _code(buffer), root)
+        return self._call(self._comm.broadcast, *ends, keep=(buffer,))
+
+    def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
+        """ncclReduce; what is no root has nothing to receive, and NCCL does not look at it."""
+        target = receive if receive is not None else send
+        ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
+        return self._call(self._comm.reduce, *ends, keep=(send, target))
+
+    def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
+        """Each rank's block to the root, in one group; in place the root's own stays where it is."""
+        here = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
+        sources = [rank for rank in range(self.size) if here or rank != root]
+        return self._exchange(here, self._blocks(receive, sources) if receive is not None else [])
+
+    def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
+        """A block from the root to each rank, in one group; in place the root's own stays where it is."""
+        here = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
+        targets = [rank for rank in range(self.size) if here or rank != root]
+        return self._exchange(self._blocks(send, targets) if send is not None else [], here)
+
+    def barrier(self) -> Call:
+        """An all-reduce of one byte: it ends on no rank before it has begun on all."""
+        return Call(run=self._reduce_token)
+
+    # Point to point
+
+    def send(self, buffer: DeviceBuffer, peer: int) -> Call:
+        """NcclSend."""
+        return self._call(self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+
+    def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
+        """NcclRecv."""
+        return self._call(self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+
+    def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
+        """NcclSend and ncclRecv in one group."""
+        return self._exchange([(send, target)], [(receive, source)])
+
+    def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
+        """``window`` times to and from each of the peers, in one group."""
+        return self._exchange([*sends] * window, [*receives] * window)
+
+    # How calls are made
+
+    def _reduce_token(self) -> None:
+        ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
+        self._comm.allReduce(*ends, self._stream.ptr)
+
+    def _call(self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]) -> Call:
+        """One function of NCCL; the stream is always its last argument."""
+        return Call(run=partial(function, *arguments, self._stream.ptr), keep=tuple(keep))
+
+    def _exchange(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer]) -> Call:
+        """All messages at once, in one group."""
+        calls = [self.send(buffer, peer) for buffer, peer in sends]
+        calls += [self.receive(buffer, peer) for buffer, peer in receives]
+        steps = [call.run for call in calls]
+
+        def run() -> None:
+            nccl.groupStart()
+            try:
+                for step in steps:
+                    step()
+            finally:  # a thread that stayed in the group would only queue what it is asked for later
+                nccl.groupEnd()
+
+        return Call(run=run, keep=tuple(calls))
+
+    def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
+        """The part of a buffer that belongs to each rank, with the rank."""
+        block = buffer.count // self.size
+        return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
+
+
+def _code(buffer: DeviceBuffer) -> int:
+    return int(_CODES[buffer.dtype.name])
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Inside, every answer of NCCL but success is a RuntimeError, as cupy means it."""
+    try:
+        yield
+    except KeyError as error:
+        name = _UNNAMED.get(error.args[0])
+        if name is None:
+            raise
+        raise RuntimeError(f"NCCL answers {name}") from error
+
+
+@cache
+def _spin_kernel() -> Any:  # noqa: ANN401 - cupy's
+    """Compiled when it is first used, on each device."""
+    return cupy.RawKernel(_SPIN, "spin")

@@ -1,0 +1,229 @@
+"""Starting torch.distributed with Gloo, and the control plane over it where MPI does not see the ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import psutil
+
+from commbench.engine.control import Control, gather_everywhere
+from commbench.errors import InputError
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise InputError("Backend gloo needs PyTorch, which is not installed: pip install torch.") from error
+
+T = TypeVar("T")
+
+#: Our own watchdog ends hung launches; this only keeps a lost rank from waiting for ever.
+TIMEOUT = timedelta(minutes=10)
+#: Which network interfaces Gloo uses.
+INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "lo"
+#: An address for documentation (RFC 5737), which nobody has.
+_FAR_AWAY = ("192.0.2.1", 9)
+#: The control planes of those that use the default group, each as often as it has been joined.
+_joined: list[Control] = []
+
+
+@contextmanager
+def unpinned() -> Iterator[None]:
+    """Let threads started inside use every core of the process's control group, whatever the launcher pinned us to.
+
+    Gloo moves data in threads of its own, which would otherwise share the one core of the thread that waits for them.
+    """
+    pinned = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError:  # not allowed here: stay where we are
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, pinned)
+
+
+def join_world(control: Control) -> None:
+    """Create torch's default process group over Gloo among the ranks of ``control``, all ranks together.
+
+    Raises:
+        InputError: other hosts cannot reach this one.
+    """
+    _joined.append(control)
+    if dist.is_initialized():
+        return
+    torch.set_num_threads(1)
+    choose_interface(one_host=len(set(gather_everywhere(control, socket.gethostname()))) == 1)
+    host = control.broadcast(_own_address())
+    store = None
+    if control.rank == 0:
+        store = dist.TCPStore(host, 0, control.size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    port = control.broadcast_int(store.port if store else 0)
+    store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=TIMEOUT)
+    with unpinned():
+        dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT)
+
+
+def leave_world(control: Control) -> None:
+    """Destroy the default group once all that joined it have left, unless it is the control plane's own."""
+    _joined.remove(control)
+    if not _joined and not isinstance(control, TorchControl):
+        dist.destroy_process_group()
+
+
+def choose_interface(*, one_host: bool) -> None:
+    """Tell Gloo, unless somebody has, to stay within the host where all ranks share one, and to leave it elsewhere.
+
+    By itself Gloo listens where the host's own name leads, which under Debian's /etc/hosts is 127.0.1.1.
+
+    Raises:
+        InputError: the name leads nowhere else, and neither does a default route.
+    """
+    if os.environ.get(INTERFACE):
+        return
+    if one_host:
+        os.environ[INTERFACE] = _LOOPBACK
+    elif _is_loopback(_resolved()):
+        routed = _routed()
+        names = [name for name in psutil.net_if_addrs() if routed and routed in _addresses(name)]
+        if not names:
+            raise InputError(
+                f"The name of host {socket.gethostname()} leads to {_resolved()}, where other hosts cannot reach it, "
+                "and there is no default route; name the network interface by --interface."
+            )
+        os.environ[INTERFACE] = names[0]
+
+
+def _own_address() -> str:
+    """An address by which other ranks reach this host: that of Gloo's interface, else where the host's name leads.
+
+    Raises:
+        InputError: the interface has no address.
+    """
+    name = os.environ.get(INTERFACE, "").split(",")[0]
+    if not name:
+        return _resolved()
+    addresses = _addresses(name)
+    if not addresses:
+        raise InputError(
+            f"{INTERFACE} is {name}, and host {socket.gethostname()} has no such interface with an IPv4 address; "
+            "name another one by --interface."
+        )
+    return addresses[0]
+
+
+def _addresses(interface: str) -> list[str]:
+    """The IPv4 addresses of an interface."""
+    return [each.address for each in psutil.net_if_addrs().get(interface, []) if each.family == socket.AF_INET]
+
+
+def _resolved() -> str:
+    """Where the host's own name leads; to the loopback if nowhere."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _routed() -> str:
+    """The address that packets leave this host from by the default route; none is sent. Empty without such a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_FAR_AWAY)
+        except OSError:
+            return ""
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _meet() -> None:
+    """Create the default process group as the environment says."""
+    try:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = os.environ.get("MASTER_PORT")
+        raise InputError(
+            f"Port {port} of this host, where the ranks were to meet, is in use; set MASTER_PORT to a free one."
+        ) from error
+
+
+class TorchControl:
+    """Ranks agree over the default process group; they meet where MASTER_ADDR and MASTER_PORT say.
+
+    Raises:
+        InputError: the port is in use, or other hosts cannot reach this one.
+    """
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        choose_interface(one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"))
+        with unpinned():
+            _meet()
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._instant = torch.zeros(1, dtype=torch.int64)
+        self._letter = torch.zeros(1, dtype=torch.int64)
+        self._token = torch.zeros(1, dtype=torch.int8)
+        self._inbox = torch.zeros(1, dtype=torch.int8)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's value on rank 0."""
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - Gloo blocks anyway
+        """Rank 0's integer."""
+        self._instant[0] = value
+        dist.broadcast(self._instant, 0)
+        return int(self._instant[0])
+
+    def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - Gloo blocks anyway
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def exchange(self, target: int, source: int) -> None:
+        """Exchange one byte, the least that torch sends."""
+        sent = dist.isend(self._token, target)
+        dist.recv(self._inbox, source)
+        if sent is not None:
+            sent.wait()
+
+    def send_int(self, value: int, target: int) -> None:
+        """Send an integer."""
+        self._letter[0] = value
+        dist.send(self._letter, target)
+
+    def receive_int(self, source: int) -> int:
+        """Receive an integer."""
+        dist.recv(self._letter, source)
+        return int(self._letter[0])
+
+    def abort(self, code: int) -> None:
+        """Leave at once; torchrun then ends the other ranks."""
+        os._exit(code)
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

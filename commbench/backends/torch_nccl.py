@@ -1,0 +1,352 @@
+"""NCCL through torch.distributed, as DDP uses it: on tensors of the rank's GPU, timed by events on torch's stream."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.backends.gpus import place, room_for
+from commbench.backends.nccl_library import LOG, NcclHeard, loaded_version, variables_set
+from commbench.backends.torch_calls import (
+    Tensors,
+    TorchCommunicator,
+    all_gather_single,
+    as_tensor,
+    find_gpus,
+    pci_address,
+    torch_version,
+)
+from commbench.backends.torch_control import TIMEOUT, join_world, leave_world
+from commbench.collectives.algorithms import AUTO, Choice
+from commbench.collectives.cases import REGISTERED
+from commbench.collectives.datatypes import DTYPES, Content, DataType, Raw
+from commbench.collectives.patterns import Group
+from commbench.engine.communicator import STALE
+from commbench.engine.control import Control
+from commbench.engine.timing.loops import Call
+from commbench.errors import UnsupportedError
+
+_FREE = Choice()
+
+
+@dataclass(frozen=True)
+class TensorBuffer:
+    """Elements in a tensor of shape (count,)."""
+
+    tensor: torch.Tensor
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.tensor.numel())
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return int(self.tensor.data_ptr())
+
+    def shares_memory(self, other: TensorBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        ends = [each.address + each.nbytes for each in (self, other)]
+        return self.address < ends[1] and other.address < ends[0]
+
+
+class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
+    """A process group of NCCL on the GPU of this rank.
+
+    Its operations run on a stream of the group, as DDP's do, which the current stream waits for: what is recorded on
+    this after a call takes place when the operation has ended.
+    """
+
+    backend = "torch-nccl"
+    idle_alone = True
+    carrier = "nccl"
+    """The backend of the process groups."""
+
+    def __init__(
+        self,
+        control: Control,
+        whole: TorchNcclCommunicator | None = None,
+        *,
+        members: Group = (),
+        group: dist.ProcessGroup | None = None,
+        choice: Choice = _FREE,
+    ) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self._choice = choice
+        self.rank, self.size = self._members.index(control.rank), len(self._members)
+        self._chosen: dict[str, TorchNcclCommunicator] = {}
+        self._heard: dict[str, str] = {}
+        self._failed = False
+        self._pool: Any = None
+        self._is_whole = whole is None
+        if whole is None:
+            join_world(control)
+            self._torch_device = self.take_device()
+        else:
+            self._torch_device = whole._torch_device  # noqa: SLF001 - of the same class
+        self.device, self.gpu, self._cache_bytes = self.describe_device()
+        self._token = torch.zeros(1, dtype=torch.int8, device=self._torch_device)
+        with variables_set(choice.variables):
+            self._group = group or self._new_group(list(self._members))
+            self._connect()
+        self._alone: dist.ProcessGroup | None = None
+
+    def _connect(self) -> None:
+        """Have torch make NCCL's communicator, which reads the variables; else the first operation would do it.
+
+        What is asked for need not be able to carry the operation that it takes to `meet`.
+        """
+        backend = self._backend
+        if self._choice.variables and hasattr(backend, "eager_connect_single_device"):
+            backend.eager_connect_single_device(self._torch_device)
+        else:
+            self.meet()
+
+    @property
+    def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+        """What carries the group's operations."""
+        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
+
+    # The device; what a stand-in for a GPU replaces
+
+    def take_device(self) -> torch.device:
+        """The GPU of this rank, which torch uses from now on; all ranks together."""
+        placement = place(self._control, find_gpus(self.backend))
+        self.ranks_per_gpu = placement.ranks_per_gpu
+        torch.cuda.set_device(placement.device)
+        return torch.device("cuda", placement.device)
+
+    def describe_device(self) -> tuple[str, str, int]:
+        """What the GPU is called, its PCI address where torch tells it, and the size of its L2 in bytes."""
+        found = torch.cuda.get_device_properties(self._torch_device)
+        return str(found.name), pci_address(found), int(getattr(found, "L2_cache_size", 0))
+
+    def free_bytes(self) -> int:
+        """How much of the GPU's memory nobody uses."""
+        return int(torch.cuda.mem_get_info(self._torch_device)[0])
+
+    def complete(self) -> None:
+        """See `Communicator.complete`."""
+        torch.cuda.current_stream().synchronize()
+
+    def new_event(self) -> Any:  # noqa: ANN401 - torch's
+        """See `DeviceClock.new_event`."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def spin(self, cycles: int) -> None:
+        """See `DeviceClock.spin`."""
+        torch.cuda._sleep(cycles)  # noqa: SLF001 - as torch's own tests keep a device busy
+
+    def meet(self) -> None:
+        """See `DeviceClock.meet`: an all-reduce of one byte."""
+        dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
+
+    def record(self, event: Any) -> None:  # noqa: ANN401 - torch's
+        """See `DeviceClock.record`."""
+        event.record()
+
+    def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - torch's
+        """See `DeviceClock.has_happened`."""
+        return bool(event.query())
+
+    def wait(self, event: Any) -> None:  # noqa: ANN401 - torch's
+        """See `DeviceClock.wait`."""
+        event.synchronize()
+
+    def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - torch's
+        """See `DeviceClock.elapsed_ns`."""
+        return 1e6 * float(first.elapsed_time(last))
+
+    # What a row says
+
+    def library(self) -> str:
+        """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
+        return f"torch {torch_version()} {loaded_version()}"
+
+    # Other communicators
+
+    def using(self, algorithm: str) -> TorchNcclCommunicator:
+        """By a process group of its own; one that has failed is left behind, for it might never end."""
+        if algorithm == AUTO:
+            return self
+        chosen = self._chosen.get(algorithm)
+        if chosen is None or chosen.has_failed():
+            choice = Choice.parse(algorithm)
+            try:
+                chosen = self._chosen[algorithm] = type(self)(self._control, self, choice=choice)
+            except RuntimeError as error:
+                raise self._cannot(f"communicator for {algorithm}: {error}") from error
+        return chosen
+
+    def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
+        """By process groups that all ranks together make one after the other."""
+        found = [self._new_group(list(group)) for group in groups]
+        own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
+        if own is None:
+            return None
+        return type(self)(self._control, self, members=groups[own], group=found[own], choice=self._choice)
+
+    def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - or a marker that this rank is not of it
+        return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
+
+    def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
+        """How many channels NCCL may use (CTAs in its configuration's words); None: as many as it likes."""
+        if not self._choice.channels:
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.min_ctas = options.config.max_ctas = self._choice.channels
+        return options
+
+    def close(self) -> None:
+        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
+        for chosen in self._chosen.values():
+            if not chosen.has_failed():
+                chosen.close()
+        super().close()
+        self.complete()
+        gc.collect()  # graphs that hold operations of a group must be gone before it
+        self._release()
+        for group in (self._group, self._alone):
+            if group is not None:
+                dist.destroy_process_group(group)
+        if self._is_whole:
+            LOG.remove()
+            leave_world(self._control)
+
+    def null_calls(self) -> list[Call]:
+        """dist.all_gather_into_tensor of 8 bytes in a group of one: all_reduce is in place, where NCCL does nothing."""
+        if self._alone is None:
+            me = self._control.rank
+            self._alone = dist.new_group([me], TIMEOUT, self.carrier, use_local_synchronization=True)
+        group = self._alone
+        own, out = (torch.zeros(1, dtype=torch.float64, device=self._torch_device) for _ in range(2))
+        return [Call(run=lambda: all_gather_single(out, own, group=group, async_op=True).wait())]
+
+    # Buffers
+
+    def tensor_of(self, buffer: TensorBuffer) -> torch.Tensor:
+        """See `TorchCommunicator.tensor_of`."""
+        return buffer.tensor
+
+    def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
+        """See `Communicator.allocate`; torch's memory begins on 512 bytes."""
+        with self._room_for(count * dtype.itemsize):
+            return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+
+    def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        return room_for(nbytes, torch.cuda.OutOfMemoryError, self.free_bytes)
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """See `Communicator.allocating`: a pool of memory that NCCL has allocated and knows, one at a time."""
+        if kind not in REGISTERED:
+            yield
+            return
+        self._release()
+        backend = self._backend
+        try:
+            self._pool = torch.cuda.MemPool(backend.mem_allocator)
+            with torch.cuda.use_mem_pool(self._pool):
+                yield
+            backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
+        except (AttributeError, TypeError, RuntimeError) as error:
+            with suppress(AttributeError, RuntimeError):
+                self._release()  # torch notes a pool before it registers what is in it
+            raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
+
+    def _release(self) -> None:
+        """Let NCCL forget the memory of an earlier case."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._backend.deregister_mem_pool(pool)
+
+    def part(self, buffer: TensorBuffer, offset: int, count: int) -> TensorBuffer:
+        """See `Communicator.part`."""
+        return TensorBuffer(buffer.tensor[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: TensorBuffer, count: int) -> TensorBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
+
+    def write(self, buffer: TensorBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        with self._room_for(buffer.nbytes):
+            for offset, count, tile in content.runs:
+                buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
+        self.complete()
+
+    def spoil(self, buffer: TensorBuffer) -> None:
+        """See `Communicator.spoil`."""
+        buffer.tensor.view(torch.uint8).fill_(STALE)
+
+    def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`; compared on the device."""
+        with self._room_for(buffer.nbytes):
+            return sum(
+                self._wrong_in(buffer.tensor[offset : offset + count], tile, content)
+                for offset, count, tile in content.runs
+            )
+
+    def _wrong_in(self, seen: torch.Tensor, tile: Raw, content: Content) -> int:
+        expected = self._repeated(tile, content.dtype, len(seen))
+        if content.tolerance:
+            wanted = expected.double()
+            right = (seen.double() - wanted).abs() <= content.tolerance * wanted.abs()
+        else:
+            right = seen == expected
+        return len(seen) - int(right.sum())
+
+    def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
+        """The first ``count`` elements of a tile repeated, on the device."""
+        return as_tensor(tile, dtype).to(self._torch_device).repeat(-(-count // len(tile)))[:count]
+
+    def empty(self) -> TensorBuffer:
+        """One byte: torch sends no empty tensors."""
+        return self.allocate(DTYPES["int8"], 1)
+
+    def cache_bytes(self) -> int:
+        """The GPU's L2."""
+        return self._cache_bytes
+
+    # Graphs
+
+    def check_capture(self) -> None:
+        """NCCL as torch loads it is new enough."""
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph; torch captures it on a stream of its own and replays it on the current one."""
+        self.complete()
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.stream(
+            torch.cuda.current_stream()
+        )  # where torch does not return to after an error in capturing
+        with here, torch.cuda.graph(graph):
+            for call in calls:
+                call.run()
+        return Call(run=graph.replay, keep=tuple(calls))
+
+    # Calls that differ from Gloo's
+
+    def barrier(self) -> Call:
+        """dist.barrier: it waits on the host."""
+        return Call(run=lambda: dist.barrier(self._group), blocking=True)
+
+    def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
+        """dist.batch_isend_irecv: in one group of NCCL's, which otherwise carries one after the other."""
+        operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
+        operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
+        return list(dist.batch_isend_irecv(operations))

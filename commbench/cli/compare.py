@@ -1,0 +1,138 @@
+"""The command that compares runs: what became faster or slower, and how sure that is."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commbench.analysis.comparison import ComparisonTable
+from commbench.analysis.comparison import compare as compare_runs
+from commbench.cli.options import listed
+from commbench.cli.terminal import make_console
+from commbench.errors import InputError
+from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
+from commbench.report.comparison.page import comparison_page
+from commbench.results import runs_in
+from commbench.stats import MARGIN
+
+FORMATS = ("table", "csv", "json", "html")
+#: Columns of a table that goes to a file.
+_FILE_WIDTH = 120
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A... B",
+            show_default=False,
+            help="The run to compare with, or several, or a folder of runs; and last the run that is judged.",
+        ),
+    ],
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option("--baseline", metavar="A", help="A run to compare with, or a folder of runs; may be repeated."),
+    ] = None,
+    threshold: Annotated[
+        str,
+        typer.Option(
+            "--threshold", metavar="SHARE", help="End with 5 only for what is slower by more, e.g. 5% or 0.05."
+        ),
+    ] = f"{100 * MARGIN:g}%",
+    sort: Annotated[bool, typer.Option("--sort", help="Worst first, in place of the order of the rows.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare also where conditions differ that should be alike.")
+    ] = False,
+    output_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="STYLE", help=f"{listed(FORMATS)}; by default what --out ends with, or table."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the comparison there and print the table all the same."),
+    ] = None,
+) -> int:
+    """Say which cases of run B are faster or slower than in run A, with confidence intervals.
+
+    Exit code 5 if any became slower or broke, 2 if the runs cannot be compared.
+    """
+    style, limit = _style_of(output_format, out), _share(threshold)
+    before, after = _parted(runs, baseline or [])
+    table = compare_runs(before, after, force=force)
+    if not table.cases and not table.broken:
+        raise InputError(f"{after} has no case in common with what it is to be compared with; measure the same cases.")
+    table = table.worst_first() if sort else table
+    console = make_console()
+    if out is not None:
+        _write(out, _text_of(table, style, limit))
+    if out is None and style != "table":
+        sys.stdout.write(_text_of(table, style, limit))
+    else:
+        console.print(render_comparison(table, limit))
+    lost = table.regressions_beyond(limit)
+    return 5 if lost else 0
+
+
+def _style_of(asked: str | None, out: Path | None) -> str:
+    ending = out.suffix.lstrip(".").lower() if out else ""
+    style = asked or (ending if ending in FORMATS else "table")
+    if style not in FORMATS:
+        raise InputError(f"Unknown format {style!r}; choose from {listed(FORMATS)}.")
+    return style
+
+
+def _share(text: str) -> float:
+    """A threshold as people write it, 5% or 0.05, as a share."""
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
+    if not found:
+        raise InputError(f"--threshold {text} is no share: write 5% or 0.05.")
+    share = float(found[1]) / (100 if found[2] else 1)
+    if share >= 1 and not found[2]:
+        raise InputError(f"--threshold {text} would be {100 * share:g} %: write {text}% or {share / 100:g}.")
+    if share < MARGIN:
+        raise InputError(
+            f"--threshold {text} lies below the margin of {100 * MARGIN:g} %, within which times count as the same; "
+            f"give {100 * MARGIN:g}% or more."
+        )
+    return share
+
+
+def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
+    """The runs to compare with, folders opened, and the one that is judged."""
+    *first, judged = runs
+    if baselines and first:
+        raise InputError(
+            f"With --baseline give one run to be judged, not {len(runs)}: for runs that the shell lists leave "
+            "--baseline out, as in commbench compare results/good/* results/new."
+        )
+    if not baselines and not first:
+        raise InputError(f"There is no run to compare {judged} with: name it first, as in commbench compare A B.")
+    before: dict[Path, Path] = {}
+    for run in (run for path in (*baselines, *first) for run in runs_in(path)):
+        before.setdefault(run.resolve(), run)  # a link to a run, or one named beside its folder, is that run
+    if len(before) > 1 and judged.resolve() in before:
+        raise InputError(f"{judged} is among its own baselines; keep them in a folder of their own.")
+    return list(before.values()), judged
+
+
+def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:
+    if style == "table":
+        stream = io.StringIO()
+        make_console(stream, plain=True, width=_FILE_WIDTH).print(render_comparison(table, threshold))
+        return stream.getvalue()
+    return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](table, threshold)
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written ({error.strerror}); choose another file.") from error

@@ -1,0 +1,274 @@
+"""What all commands that measure share: who this process is, what starts ranks, seeing the run through, printing it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from commbench.cli.options import Settings, listed
+from commbench.cli.presentation import check_style, print_page, print_run, print_unfinished
+from commbench.cli.request import default_out, run_header
+from commbench.cli.terminal import make_console, make_display
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.errors import InputError
+from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
+from commbench.launch.identity import Identity, identify
+from commbench.launch.launchers import Launcher, check_interface, check_slots, choose_launcher, interface_variables
+from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
+from commbench.report.page import write_page
+from commbench.results import Run, Store, load_run
+from commbench.results.tables import visible
+from commbench.units import counted, format_duration
+
+#: Ranks that are started where nobody says how many and the host has more cores.
+DEFAULT_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run is measured: its number of ranks, how many of them share a host, and whether MPI sees them."""
+
+    ranks: int
+    ranks_here: int
+    carries_mpi: bool = True
+    started: bool = False
+    """Whether the ranks run already; each may then see GPUs of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a command has to measure."""
+
+    name: str
+    """Of the suite or the workload; it names the directory of results."""
+    requests: Sequence[RunRequest]
+    """Of the stages that are known beforehand: they identify the run, and a dry run lists them."""
+    stages: Sequence[Stage]
+    left_out: Sequence[str] = ()
+    """A sentence for each thing that is not measured, and why."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What run.json is to state besides."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What must be equal, beside the requests, for a run to be resumed."""
+    conclude: Callable[[Store], None] = lambda _: None
+    """Called when the stages have ended, however, and before the run is printed."""
+    then: str = ""
+    """What follows of which the details are not known beforehand."""
+    seconds: float | None = None
+    """What the run may take at most; None: what its requests say."""
+    draws_page: bool = False
+    """Whether the conductor ends by drawing a page."""
+
+    @property
+    def extent(self) -> str:
+        """``60 cases on 2 ranks in 6 launches, then ...``."""
+        parts = [
+            f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
+            f"in {counted(request.budget.launches, 'launch')}"
+            for request in self.requests
+        ]
+        return ", then ".join([*parts, *([self.then] if self.then else [])])
+
+    def header(self) -> Mapping[str, Any]:
+        """What run.json says from the first moment on."""
+        left_out = {"left_out": list(self.left_out)} if self.left_out else {}
+        return run_header(self.name, self.requests, {**self.info, **left_out}, self.identity)
+
+    def estimate_s(self) -> float:
+        """What the run takes at most, in seconds."""
+        if self.seconds is not None:
+            return self.seconds
+        return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)
+
+
+def carry_out(
+    settings: Settings, plan: Callable[[Place], Task], by_gpus: Callable[[], int | None] = lambda: None
+) -> int:
+    """Measure a task as conductor, or as a rank of a launch that somebody else has started; return the exit code.
+
+    Args:
+        settings: how.
+        plan: makes the task for a place; called once, on every rank where this process is one.
+        by_gpus: how many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
+
+    Raises:
+        CommbenchError: the task cannot be carried out.
+    """
+    check_style(settings.style)
+    identity = identify(os.environ, settings.role)
+    if identity.role == "rank":
+        _be_rank(settings, identity, plan)
+    launcher = find_launcher(settings)
+    ranks = default_ranks(launcher, by_gpus) if settings.ranks is None else settings.ranks
+    ranks_here = launcher.ranks_per_host(ranks)
+    task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
+    check_slots(ranks, launcher)
+    messages = make_console(sys.stderr) if settings.style != "table" else make_console()
+    _say_left_out(task, messages)
+    if settings.dry_run:
+        return _show(task, messages)
+    return _conduct(task, settings, launcher, messages)
+
+
+def find_launcher(settings: Settings) -> Launcher:
+    """The launcher that was asked for, else the one found.
+
+    Raises:
+        InputError: there is none, or it cannot do what was asked.
+    """
+    return choose_launcher(
+        requested=settings.launcher,
+        hostfile=settings.hostfile,
+        oversubscribe=settings.oversubscribe,
+        extra=[word for text in settings.launcher_arg or () for word in shlex.split(text)],
+        ranks_per_node=settings.ranks_per_node,
+        bind_to=settings.bind_to,
+        interface=settings.interface,
+    )
+
+
+def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda: None) -> int:
+    """How many ranks to start where nobody says: as many as were asked for on each host, else one for every slot.
+
+    On this host alone one for each GPU that is measured, and no more than `DEFAULT_RANKS` where GPUs do not decide.
+    """
+    limit = launcher.limit()
+    if limit is not None:
+        return limit
+    return min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
+
+
+def complain(error: BaseException) -> None:
+    """Say on stderr why nothing came of it; of ranks that find the same, the first is enough.
+
+    The others leave it the time to speak, as their launcher ends all ranks when the first of them is gone. Still there
+    after that, they are alone with what they have found.
+    """
+    with contextlib.suppress(InputError):  # which may be what there is to complain about
+        identity = identify(os.environ)
+        if identity.rank:
+            time.sleep(AFTER_RANK_0_S)
+            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {visible(str(error))}\n")
+            return
+    sys.stderr.write(f"commbench: {visible(str(error))}\n")
+
+
+def _say_left_out(task: Task, messages: Console) -> None:
+    for sentence in task.left_out:
+        messages.print(f"Left out: {sentence}", markup=False)
+
+
+def _show(task: Task, messages: Console) -> int:
+    for request in task.requests:
+        for case in request.cases:
+            messages.print(str(case), markup=False)
+    for sentence in _candidates(task):
+        messages.print(sentence, markup=False, soft_wrap=True)
+    closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
+    messages.print(closing, soft_wrap=True)
+    return 0
+
+
+def _candidates(task: Task) -> list[str]:
+    """What a tuning chooses from, a sentence for each hook."""
+    by_hook: dict[str, list[str]] = {}
+    for key in task.info.get("candidates") or ():
+        case = TrainingCase.from_key(key)
+        by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
+    return [f"To choose from: {hook} with buckets of {listed(caps)} MiB" for hook, caps in by_hook.items()]
+
+
+def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:
+    out = settings.out or default_out(task.name)
+    with Store.open(out, task.header()) as store:
+        kind = "Resuming" if store.resumed else "Measuring"
+        messages.print(
+            f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}", markup=False, soft_wrap=True
+        )
+        try:
+            code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+        except InputError:
+            store.discard()
+            raise
+        task.conclude(store)
+    finished = load_run(out)
+    print_run(finished, settings.style, make_console(), hint=not task.draws_page)
+    print_unfinished(finished, messages)
+    if task.draws_page:
+        _draw_page(finished, messages)
+    return code
+
+
+def _draw_page(run: Run, messages: Console) -> None:
+    """Draw the page of a run and say where it is; what goes wrong costs nobody the run."""
+    try:
+        print_page(write_page([run], run.path), messages)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
+        messages.print(f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True)
+
+
+def _take_interface(settings: Settings, ranks: int) -> None:
+    """Use the interface that was asked for; what only a launcher can do comes too late, as do other ``ranks``.
+
+    Raises:
+        InputError: it does, or this host has no such interface.
+    """
+    late = (
+        ("--launcher", settings.launcher),
+        ("--hostfile", settings.hostfile),
+        ("--ranks-per-node", settings.ranks_per_node),
+        ("--bind-to", settings.bind_to),
+        ("--launcher-arg", settings.launcher_arg),
+    )
+    for option, value in late:
+        if value:
+            raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
+    if settings.ranks not in {None, ranks}:
+        raise InputError(
+            f"-n {settings.ranks} was asked for but the launcher has started {counted(ranks, 'rank')}; leave it out, "
+            "or start as many."
+        )
+    if settings.interface:
+        check_interface(settings.interface)
+        os.environ.update(interface_variables(settings.interface))
+
+
+def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
+    """Be one rank of a launch that somebody else has started; does not return."""
+    place = Place(
+        ranks=identity.world_size,
+        ranks_here=identity.local_size,
+        carries_mpi=identity.carries_mpi,
+        started=True,
+    )
+    _take_interface(settings, identity.world_size)
+    task = plan(place)
+    out = settings.out or default_out(task.name)
+    messages = make_console(sys.stderr, plain=True)
+    if identity.rank == 0:
+        _say_left_out(task, messages)
+    if settings.dry_run:
+        sys.exit(_show(task, messages) if identity.rank == 0 else 0)
+
+    def finish(store: Store) -> None:
+        task.conclude(store)
+        finished = load_run(out)
+        print_run(finished, settings.style, make_console(plain=True), hint=True)
+        print_unfinished(finished, messages)
+
+    run_standalone(
+        task.stages,
+        identity,
+        lambda: Store.open(out, task.header()),
+        make_display(messages),
+        finish,
+    )

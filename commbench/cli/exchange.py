@@ -1,0 +1,168 @@
+"""The commands ``import`` and ``export``."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from commbench.cli.options import listed
+from commbench.cli.request import default_out
+from commbench.cli.terminal import make_console
+from commbench.collectives.datatypes import DTYPES, find_dtype
+from commbench.collectives.operations import find_operation
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.interop.exports import EXPORTS
+from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.interop.imports.param import PARAM_BACKENDS
+from commbench.results import Store, load_run
+from commbench.results.files import encode
+from commbench.schema import MOST_RANKS
+from commbench.units import counted
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {listed(EXPORTS)}.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each by default in RUN; "
+            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN.",
+        ),
+    ] = None,
+) -> int:
+    """Write a run for Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
+    if style not in EXPORTS:
+        raise InputError(f"Unknown format {style!r}; choose from {listed(EXPORTS)}.")
+    make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)
+    return 0
+
+
+STDIN = "-"
+
+
+def import_(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help=f"Outputs of other tools; {STDIN} is standard input.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN", help="Directory for the run; by default one below results.")
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("-n", "--ranks", metavar="RANKS", help="Number of ranks, where an output does not say."),
+    ] = None,
+    tool: Annotated[
+        str | None,
+        typer.Option("--tool", metavar="NAME", help=f"The tool, else told from the content: {listed(TOOLS)}."),
+    ] = None,
+    operation: Annotated[
+        str | None,
+        typer.Option("--operation", metavar="NAME", help="Operation, where an output does not say (old nccl-tests)."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="NAME", help=f"Element type, where an output does not say: {listed(DTYPES)}."),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {listed(PARAM_BACKENDS)}."),
+    ] = None,
+) -> int:
+    """Make a run of what nccl-tests, OSU, IMB or PARAM printed, for report, compare and predict.
+
+    The same case in several files counts as several launches, so that there is an interval.
+    """
+    asked = Asked(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
+    _check_asked(asked)
+    sources = [_read_source(file) for file in files]
+    imported = import_outputs(sources, tool=tool, asked=asked)
+    path = out or default_out("import")
+    rows = _write(path, imported, sources)
+    _say(imported, rows, path, make_console())
+    return 0
+
+
+def _check_asked(asked: Asked) -> None:
+    if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
+        raise InputError(f"-n {asked.ranks} is no number of ranks; give 1 or more.")
+    if asked.operation is not None:
+        find_operation(asked.operation)
+    if asked.dtype is not None:
+        find_dtype(asked.dtype)
+    if asked.backend not in {None, *PARAM_BACKENDS}:
+        raise InputError(f"Unknown backend {asked.backend!r}; choose from {listed(PARAM_BACKENDS)}.")
+
+
+def _read_source(file: str) -> Source:
+    if file == STDIN:
+        return Source(name=STDIN, data=sys.stdin.buffer.read())
+    path = Path(file)
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name the files in it (a run of commbench needs no import).")
+    try:
+        return Source(name=file, data=path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}); name another file.") from error
+
+
+def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
+    """Write the run, or what is missing of one that was cut short; return how many rows it has."""
+    header = {
+        "suite": "import",
+        "argv": ["commbench", *sys.argv[1:]],
+        "imported_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "plan": {
+            "imported": sorted(source.sha256 for source in sources),
+            "records": len(imported.records),
+            "measurements": _digest(imported.records),
+        },
+        "status": "running",
+        **imported.info,
+    }
+    with Store.open(path, header) as store:
+        known = {(record.case.key, record.launch) for record in store.records}
+        for record in imported.records:
+            if (record.case.key, record.launch) not in known:
+                store.append(record)
+        store.update(status="complete")
+        return len(store.write_summary())
+
+
+def _digest(records: Iterable[Record]) -> str:
+    """The SHA-256 of what was read, on which all that is said of an output has its effect: -n, --dtype and so on."""
+    return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
+
+
+def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:
+    """What was imported, what was assumed, and what was left out and why."""
+    for tool, reading in imported.readings:
+        version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
+        found = counted(len(reading.records), "measurement")
+        console.print(f"{reading.name}: {found} of {tool.title}{version}.", soft_wrap=True)
+    _list(console, "Assumed: ", dict.fromkeys(text for _, reading in imported.readings for text in reading.assumed))
+    for _, reading in imported.readings:
+        texts = (f"{text}{f' ({times} times)' if times > 1 else ''}" for text, times in reading.left_out.items())
+        _list(console, f"Not imported of {reading.name}: ", texts)
+    launches = {record.launch for record in imported.records}
+    if len(launches) == 1:
+        console.print("Each case has one launch, so that there are no intervals; import several outputs for some.")
+    wrong = sum(record.status == "wrong" for record in imported.records)
+    if wrong:
+        console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
+    console.print(f"Results: {path} ({counted(rows, 'row')})", soft_wrap=True)
+
+
+def _list(console: Console, head: str, sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        console.print(f"{head}{sentence}.", soft_wrap=True)

@@ -1,0 +1,215 @@
+"""The commands that time collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from commbench.backends import try_device
+from commbench.cli.conduct import Place, Task, carry_out
+from commbench.cli.options import (
+    Algorithm,
+    Backend,
+    BudgetName,
+    BufferKinds,
+    Cadence,
+    Collective,
+    Dtype,
+    Energy,
+    Format,
+    InPlace,
+    Launches,
+    Like,
+    Loop,
+    MaxBytes,
+    MinBytes,
+    OsuRange,
+    Pattern,
+    Redop,
+    Root,
+    Settings,
+    Sizes,
+    StepFactor,
+    Sync,
+    WorldSizes,
+    takes_settings,
+)
+from commbench.cli.request import (
+    AUTO_BACKEND,
+    SizeOptions,
+    find_budget,
+    lacking,
+    make_request,
+    parse_numbers,
+    ranks_by_gpus,
+    split_names,
+    usable_suite,
+)
+from commbench.cli.train import backend_at, default_sweep, find_training_budget, join_training, plan_training
+from commbench.collectives.cases import DEVICE_BACKENDS
+from commbench.collectives.suites import Suite, load_suite
+from commbench.launch.conductor import single_stage
+from commbench.stats.budgets import Budget
+
+#: Share of a time limit for the collectives where `bench` trains too.
+COLLECTIVES_SHARE = 0.4
+
+
+@takes_settings
+def bench(
+    settings: Settings,
+    budget: BudgetName = "quick",
+    launches: Annotated[
+        int | None,
+        typer.Option("--launches", metavar="R", help="Launches of the collectives in place of the budget's."),
+    ] = None,
+    like: Like = None,
+    backend: Backend = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend its settings.")
+    ] = True,
+    output_format: Format = "table",
+) -> int:
+    """Measure this machine or cluster, and say what to do.
+
+    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
+    several bucket sizes and hooks, on GPUs where each rank has one, and recommends a setting. Last it draws a page,
+    report.html, beside the results.
+    """
+    settings = replace(settings, style=output_format)
+    backends = split_names(backend)
+    suite = _override(load_suite("quick"), {"backends": backends})
+    trains_over = _trains_over(backends) if train else None
+    timing, training = find_budget(budget, launches), find_training_budget(budget)
+
+    def plan(place: Place) -> Task:
+        lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        if trains_over == "nccl" and not lack:  # named for collectives, which may do without torch or on other hosts
+            lack = try_device("torch-nccl").refusal
+        asked = None if lack else trains_over
+        limit_s = settings.time_limit
+        if asked and limit_s is not None:
+            limit_s *= COLLECTIVES_SHARE
+        limited = replace(settings, time_limit=limit_s)
+        collectives = _planner(suite, limited, timing, like, asked=backends is not None)
+        task = replace(collectives(place), draws_page=True)
+        if asked is None:
+            return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
+        sweep = default_sweep()
+        chosen, left_out = backend_at(place, asked, sweep.workload)
+        task = replace(task, left_out=[*task.left_out, *left_out])
+        sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
+        begins_s = limit_s or 0.0
+        return join_training(
+            task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
+        )
+
+    return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
+
+
+def _trains_over(backends: Sequence[str] | None) -> str | None:
+    """What DDP trains over beside collectives over these backends, None: all there are; None where none suits it."""
+    if backends is None:
+        return AUTO_BACKEND
+    suitable = ["gloo"] if "gloo" in backends else []
+    suitable += ["nccl"] if any(backend in DEVICE_BACKENDS for backend in backends) else []
+    return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
+
+
+@takes_settings
+def run(
+    settings: Settings,
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a file that sets SUITE."
+        ),
+    ] = "quick",
+    collective: Collective = None,
+    sizes: Sizes = None,
+    min_bytes: MinBytes = None,
+    max_bytes: MaxBytes = None,
+    step_factor: StepFactor = None,
+    osu_range: OsuRange = None,
+    backend: Backend = None,
+    dtype: Dtype = None,
+    redop: Redop = None,
+    root: Root = None,
+    in_place: InPlace = None,
+    pattern: Pattern = None,
+    world_sizes: WorldSizes = None,
+    algorithm: Algorithm = None,
+    sync: Sync = None,
+    loop: Loop = None,
+    cadence: Cadence = None,
+    buffers: BufferKinds = None,
+    budget: BudgetName = "quick",
+    launches: Launches = None,
+    energy: Energy = None,
+    like: Like = None,
+    output_format: Format = "table",
+) -> int:
+    """Measure a suite, or parts of it: each option replaces one of the suite's axes.
+
+    Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the command with the same --out to
+    add launches.
+    """
+    axes = {
+        "operations": split_names(collective),
+        "sizes": SizeOptions(
+            sizes=sizes, min_bytes=min_bytes, max_bytes=max_bytes, step_factor=step_factor, osu_range=osu_range
+        ).parse(),
+        "backends": split_names(backend),
+        "dtypes": split_names(dtype),
+        "redops": split_names(redop),
+        "roots": parse_numbers("--root", root, "ranks; write e.g. 0,3"),
+        "in_place": in_place,
+        "patterns": split_names(pattern),
+        "algorithms": split_names(algorithm),
+        "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
+        "sync": sync,
+        "loop": loop,
+        "cadences": split_names(cadence),
+        "buffers": split_names(buffers),
+    }
+    settings = replace(settings, style=output_format)
+    whole = _override(load_suite(suite), axes)
+    plan = _planner(whole, settings, find_budget(budget, launches, energy), like, asked=axes["backends"] is not None)
+    return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
+
+
+def _override(suite: Suite, axes: Mapping[str, Any]) -> Suite:
+    """The suite with those of its axes replaced that were given."""
+    return suite.override({axis: value for axis, value in axes.items() if value is not None})
+
+
+def _planner(
+    whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, asked: bool
+) -> Callable[[Place], Task]:
+    """What plans a suite, whose backends a person has ``asked`` for or not, for a place."""
+
+    def plan(place: Place) -> Task:
+        suite, left_out = usable_suite(
+            whole,
+            asked=asked,
+            carries_mpi=place.carries_mpi,
+            ranks_here=place.ranks_here,
+            started=place.started,
+        )
+        request = make_request(
+            suite,
+            ranks=place.ranks,
+            budget=budget,
+            seed=settings.known_seed(),
+            case_timeout_s=settings.case_timeout,
+            time_limit_s=settings.time_limit,
+            ranks_here=place.ranks_here,
+            like=like,
+        )
+        return Task(name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out)
+
+    return plan

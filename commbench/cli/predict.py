@@ -1,0 +1,375 @@
+"""The command ``predict``, and its parameters from the words of its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from commbench.analysis.prediction.forecast import (
+    COLUMNS,
+    AnyOutlook,
+    BreakEvenOutlook,
+    CollectiveOutlook,
+    Networks,
+    StepOutlook,
+    collective_outlooks,
+    training_outlooks,
+)
+from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun, TrainedWorkload
+from commbench.analysis.prediction.links import Link, link_of
+from commbench.cli.terminal import make_console
+from commbench.collectives.datatypes import DTYPES
+from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.errors import InputError, noting
+from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
+from commbench.results import Run, load_run
+from commbench.results.sharing import measures_interconnect, shares_gpu
+from commbench.results.tables import csv_text
+from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
+
+#: Ranks beyond which nothing is predicted, and the fewest that exchange anything.
+MOST_RANKS, FEWEST_RANKS = 10_000, 2
+_RATE_HINT = "write rates such as 200mbit,1gbit,25gbit, or measured"
+_RANKS_HINT = "write ranks such as 8, 6,8 or 8:1024"
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers of ranks of a list with ranges, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
+
+    Raises:
+        InputError: it is no such list, or a number is not between 2 and 10000.
+    """
+    found: set[int] = set()
+    for item in text.split(","):
+        if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", item.strip()):
+            raise InputError(f"World sizes {text!r} are not understood; {_RANKS_HINT}.")
+        low, high, factor = (*map(int, item.split(":")), *(None, None))[:3]
+        if not FEWEST_RANKS <= (low or 0) <= MOST_RANKS or not FEWEST_RANKS <= (high or MOST_RANKS) <= MOST_RANKS:
+            raise InputError(f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose such.")
+        found |= set(_ranks_between(item.strip(), low or 0, high, 2 if factor is None else factor))
+    return sorted(found)
+
+
+def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterable[int]:
+    """The numbers of one item of a list."""
+    if high is not None and high < low:
+        raise InputError(f"World sizes {item!r} end below their start; write the fewer ranks first, as in 8:1024.")
+    if factor < 2:  # noqa: PLR2004 - the smallest factor that grows
+        raise InputError(f"World sizes {item!r} have a factor below 2; write e.g. 8:512:4 for 8, 32, 128 and 512.")
+    while low <= (high or low):
+        yield low
+        low *= factor
+        if high is None:
+            return
+
+
+def parse_rates(text: str | None) -> list[float | None]:
+    """Bits per second of a list of rates; None, also for ``measured``, is the rate that was measured.
+
+    Raises:
+        InputError: one is not a rate.
+    """
+    rates: list[float | None] = []
+    for part in ("measured" if text is None else text).split(","):
+        rate = None if part.strip() == "measured" else parse_link_rate(part)
+        if (rate is None and part.strip() != "measured") or rate == 0:
+            raise InputError(f"The rate {part!r} is not understood; {_RATE_HINT}.")
+        rates.append(rate)
+    return list(dict.fromkeys(rates))
+
+
+def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
+    """The hooks of a list, by name as `TrainingCase.hook_name` has it; None for none.
+
+    Raises:
+        InputError: one is no hook, or was not ``trained``.
+    """
+    if text is None:
+        return None
+    known = list(dict.fromkeys(trained))
+    found = [hook_name(part) for part in text.split(",")]
+    for hook in found:
+        if hook not in known:
+            among = f"only {', '.join(known)} can be" if known else "no training is in these runs"
+            raise InputError(f"Steps with hook {hook} were to be predicted, but {among}; train it first, too.")
+    return list(dict.fromkeys(found))
+
+
+def hook_name(text: str) -> str:
+    """The name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
+
+    Raises:
+        InputError: it is no hook.
+    """
+    return TrainingCase(workload="", world_size=FEWEST_RANKS, batch_per_rank=1, **parse_hook(text)).hook_name
+
+
+def parse_message_sizes(text: str | None, dtypes: Iterable[str]) -> tuple[int, ...] | None:
+    """Message sizes in bytes; None for none.
+
+    Raises:
+        InputError: one is not a whole number of elements, 1 or more, of every data type.
+    """
+    if text is None:
+        return None
+    sizes = parse_sizes(text)
+    for dtype in dict.fromkeys(dtypes):
+        element_bytes = DTYPES[dtype].itemsize
+        wrong = next((size for size in sizes if size == 0 or size % element_bytes), None)
+        if wrong is not None:
+            raise InputError(
+                f"Messages of {format_size(wrong)} were to be predicted, but {dtype}, which was measured, has elements "
+                f"of {element_bytes} B; choose multiples of that, such as {format_size(1024)}."
+            )
+    return sizes
+
+
+def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]) -> None:
+    """Check that "as measured" means one rate.
+
+    Raises:
+        InputError: it is asked for, and the runs were measured over links of several rates.
+    """
+    found = sorted({link.rate_bps for link in links if link.rate_bps is not None})
+    if None not in rates_bps or len(found) < 2:  # noqa: PLR2004 - several
+        return
+    names = ["links that are not shaped or within one host" if math.isinf(r) else format_link_rate(r) for r in found]
+    raise InputError(
+        f"The runs were measured over links of different rates ({' and '.join(names)}), so that 'measured' says "
+        f"nothing; name the rate to predict for, such as --rate {names[0] if math.isfinite(found[0]) else '1gbit'}."
+    )
+
+
+FORMATS = ("table", "csv", "json")
+
+
+def predict(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories, measured alike: collectives, training, or both."),
+    ],
+    world_size: Annotated[
+        str,
+        typer.Option(
+            "--world-size",
+            "--world-sizes",
+            metavar="RANKS",
+            help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
+        ),
+    ],
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="RATES", help="What if every host's link were so fast: e.g. measured,1gbit,25gbit."
+        ),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three that were measured.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", metavar="NAME", help="Of several that were trained, this one only.")
+    ] = None,
+    hook: Annotated[
+        str | None, typer.Option("--hook", metavar="HOOKS", help="Of the hooks that were trained, these only.")
+    ] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")
+    ] = "table",
+) -> int:
+    """Predict collectives and DDP training on more ranks and other links, from runs alone, and how far off that may be.
+
+    Needs neither torch nor MPI.
+    """
+    if output_format not in FORMATS:
+        raise InputError(f"Unknown format {output_format!r}; choose from {', '.join(FORMATS)}.")
+    world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
+    runs = [load_run(path) for path in paths]
+    hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))
+    network = GrowingNetwork.fit(MeasuredRun(model=run.model, records=run.records, info=run.info) for run in runs)
+    if not network.curves:
+        raise InputError(_nothing_known(runs, network))
+    check_measured_rate(rates, _links(runs, network))
+    hosts = _hosts(ranks_per_node, network.ranks_per_node)
+    asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
+    chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
+    outlook = _Outlook(
+        runs=[run.path.name for run in runs], network=network, collectives=collective_outlooks(network, asked, chosen)
+    )
+    outlook = _with_training(outlook, runs, asked, workload, hooks)
+    rows = outlook.rows
+    if all(row.status != "ok" for row in rows):
+        reasons = [*(row.reason for row in rows), *outlook.missing]
+        raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
+    _print(outlook, output_format)
+    return 0
+
+
+def _hosts(asked: int | None, measured: int) -> int:
+    if asked is not None and asked < 1:
+        raise InputError(f"{asked} ranks per node were asked for; choose 1 or more.")
+    return asked or measured
+
+
+def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
+    """Over which links was measured, and trained."""
+    trained = [link_of(run.info, "") for run in runs if run.training_records]
+    return [*trained, *(one.link for curve in network.curves.values() for one in curve.measured)]
+
+
+def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
+    """Why nothing can be predicted, and what would help."""
+    if network.unknown:
+        return next(iter(network.unknown.values()))
+    names = " and ".join(str(run.path) for run in runs)
+    if any(row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows):
+        return (
+            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs is of ranks that share one, which tells "
+            "nothing of an interconnect; measure with a GPU for each rank (a smaller -n)."
+        )
+    backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
+    return (
+        f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3 message sizes, from "
+        "which larger networks are predicted; measure some on two hosts or more beside it: commbench run -c "
+        f"all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Outlook:
+    """All that is printed."""
+
+    runs: Sequence[str]
+    """By name."""
+    network: GrowingNetwork
+    collectives: Sequence[CollectiveOutlook]
+    steps: Sequence[StepOutlook] = ()
+    break_evens: Sequence[BreakEvenOutlook] = ()
+    missing: Sequence[str] = ()
+    """What of the training cannot be predicted, a sentence each."""
+
+    @property
+    def rows(self) -> list[AnyOutlook]:
+        """All predictions."""
+        return [*self.collectives, *self.steps, *self.break_evens]
+
+
+def _with_training(
+    outlook: _Outlook,
+    runs: Iterable[Run],
+    asked: Networks,
+    workload: str | None,
+    hooks: Sequence[str] | None,
+) -> _Outlook:
+    """With the training that the runs hold."""
+    steps: list[StepOutlook] = []
+    break_evens: list[BreakEvenOutlook] = []
+    missing: list[str] = []
+    for run in runs:
+        for group in _groups(run.training_records, workload):
+            with noting(missing.append):
+                _check_own_gpus(run, group[0].case.backend)
+                facts = _facts(run, group[0].case.workload)
+                trained = TrainedWorkload(
+                    facts=facts,
+                    records=group,
+                    run=run.path.name,
+                    ranks_per_node=run.info.get("ranks_per_node"),
+                    rate_bps=_rate_bps(run),
+                    shared_cores=link_of(run.info, "").shared_cores,
+                )
+                found = training_outlooks(trained, outlook.network, asked, hooks)
+                steps += found[0]
+                break_evens += found[1]
+    if workload and not steps and not missing:
+        raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
+    return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)
+
+
+def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
+    """The records by what is alike but for the setting."""
+    groups: dict[tuple[Any, ...], list[TrainingRecord]] = {}
+    for record in records:
+        if workload in {None, record.case.workload}:
+            groups.setdefault((record.case.group, record.case.precision), []).append(record)
+    return list(groups.values())
+
+
+def _check_own_gpus(run: Run, backend: str) -> None:
+    """Raise `InputError` where a run trained on ranks that took turns on a GPU: so would computing seem to take."""
+    if shares_gpu(backend, run.info):
+        raise InputError(
+            f"The ranks of {run.path} shared a GPU, so that its steps tell nothing of ranks with one each; train with "
+            "a GPU for each rank (a smaller -n)."
+        )
+
+
+def _facts(run: Run, workload: str) -> WorkloadFacts:
+    """What the run says about its workload.
+
+    Raises:
+        InputError: it says nothing.
+    """
+    if not run.info.get("facts"):
+        raise InputError(
+            f"{run.path} keeps no facts of {workload} (an earlier version trained it), without which its steps cannot "
+            f"be predicted; train it again: commbench train --workload {workload} --hook none,topk:0.01."
+        )
+    return WorkloadFacts.from_json(run.info["facts"])
+
+
+def _rate_bps(run: Run) -> float | None:
+    """The rate of the links that a run trained over, where that is known."""
+    rate_bps = link_of(run.info, "").rate_bps
+    return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
+
+
+# ---------------------------------------------------------------------------------------------------------- printing
+
+
+def _print(outlook: _Outlook, style: str) -> None:
+    if style == "table":
+        console = make_console()
+        for part in _tables(outlook):
+            console.print(part)
+    elif style == "csv":
+        sys.stdout.write(csv_text(outlook.rows, COLUMNS))
+        messages = make_console(sys.stderr)
+        for sentence in outlook.missing:
+            messages.print(f"- {sentence}", markup=False)
+    else:
+        kinds: dict[str, Sequence[AnyOutlook]] = {
+            "collectives": outlook.collectives,
+            "steps": outlook.steps,
+            "break_evens": outlook.break_evens,
+        }
+        plain = {name: [dataclasses.asdict(row) for row in rows] for name, rows in kinds.items()}
+        found = {"runs": list(outlook.runs), **plain, "missing": list(outlook.missing)}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+
+
+def _tables(outlook: _Outlook) -> list[RenderableType]:
+    return [
+        *render_basis(outlook.network, outlook.runs),
+        *render_collectives(outlook.collectives),
+        *render_steps(outlook.steps),
+        *render_break_evens(outlook.break_evens),
+        *(Text(f"- {sentence}") for sentence in outlook.missing),
+    ]

@@ -1,0 +1,126 @@
+"""What commands print of a run: rows, doubts, advice, and where the time went."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from commbench.cli.options import listed
+from commbench.ddp.plan.records import DDP_COLUMNS
+from commbench.errors import InputError
+from commbench.report.matrix import conclude, render_matrices
+from commbench.report.prediction import conclude_model
+from commbench.report.scaling import render_growths
+from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
+from commbench.report.table import render_overheads, render_overlap, render_table, warnings_for
+from commbench.report.text_formats import STYLES, render
+from commbench.report.training import render_cost, render_predictions, render_recommendation, render_training
+from commbench.results import Run
+from commbench.results.overhead import overheads
+from commbench.results.tables import csv_text
+from commbench.system.advice import advise_run
+
+
+def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
+    """Rows in the style asked for; with the table also doubts, where the time went, and last what to do.
+
+    ``hint``: say how a page is drawn of it, too.
+    """
+    if style != "table":
+        sys.stdout.write("\n".join(_texts(run_, style)))
+        return
+    if run_.prediction_rows:  # what was timed of the network is an ingredient: a line is enough
+        if sentence := conclude_model(run_.model):
+            console.print(sentence, markup=False)
+    elif run_.records or not run_.training_records:
+        _print_collectives(run_, console)
+    if run_.training_records:
+        for part in [*render_training(run_), *render_predictions(run_.prediction_rows)]:
+            console.print(part)
+    if run_.info.get("candidates"):
+        _print_conclusion(run_, console)
+    lines = [*(f"- {advice}" for advice in advise_run(run_.info)), time_spent(run_), *origins(run_)]
+    for line in filter(None, lines):
+        console.print(line, markup=False)
+    command = shlex.join(["commbench", "report", str(run_.path)])
+    drawn = f"; `{command}` draws a page of them" if hint else ""
+    console.print(f"Results: {', '.join(map(str, result_files(run_)))}{drawn}", markup=False, soft_wrap=True)
+    if not run_.info.get("candidates"):
+        _print_conclusion(run_, console)
+
+
+def _print_conclusion(run_: Run, console: Console) -> None:
+    """What is recommended and what it cost; of a tuning nothing before its first look is complete."""
+    found = run_.recommendation
+    if not found:
+        return
+    if sentence := undecided(run_):
+        console.print(sentence)
+        return
+    for part in render_recommendation(found):
+        console.print(part)
+    if run_.prediction_rows:
+        console.print(render_cost(found, run_.info.get("launches") or ()))
+
+
+def _texts(run_: Run, style: str) -> list[str]:
+    """What there is of each kind, as text that ends in a newline."""
+    collectives = [render(run_.rows, style)] if run_.records or not run_.training_records else []
+    if not run_.training_records:
+        return collectives
+    if style == "csv":
+        return [*collectives, csv_text(run_.training_rows, DDP_COLUMNS)]
+    return [*collectives, "# training configurations have no place in this format; use --format table or csv\n"]
+
+
+def _print_collectives(run_: Run, console: Console) -> None:
+    ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    rows, studied = run_.whole_rows, run_.growths
+    if rows or not studied:
+        console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
+    for part in render_growths(studied):
+        console.print(part)
+    if run_.overlaps:
+        console.print(render_overlap(run_.overlaps))
+    if added := overheads(run_.whole_rows):
+        console.print(render_overheads(added))
+    for part in render_matrices(run_.matrices, run_.findings):
+        console.print(part)
+    for warning in warnings_for(run_.rows, run_.info):
+        console.print(f"! {warning}", markup=False)
+    for sentence in (conclude(run_.findings), conclude_model(run_.model)):
+        if sentence:
+            console.print(sentence, markup=False)
+
+
+def print_unfinished(run_: Run, console: Console) -> None:
+    """Say why a run is not complete and how to go on; nothing where it is."""
+    if sentence := unfinished(run_):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def print_page(page: Path, console: Console) -> None:
+    """Say where a page is."""
+    console.print(f"Page: {page}", markup=False, soft_wrap=True)
+
+
+def check_style(style: str) -> None:
+    """Raise `InputError` unless rows can be printed in ``style``."""
+    if style not in ("table", *STYLES):
+        raise InputError(f"Unknown format {style!r}; choose from table, {listed(STYLES)}.")
+
+
+def facts_table(title: str, facts: dict[str, Any]) -> Table:
+    """Facts by name, one a line; None is unknown."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is no style
+    return table

@@ -1,0 +1,153 @@
+"""The commands that read: runs that have been measured, and this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from commbench.cli.options import Format
+from commbench.cli.presentation import check_style, facts_table, print_page, print_run, print_unfinished
+from commbench.cli.request import default_out
+from commbench.cli.terminal import make_console
+from commbench.errors import InputError
+from commbench.launch.facts import emulated_conditions, usable_cpus
+from commbench.launch.probe import probe_mpi
+from commbench.report.page import check_writable, write_page
+from commbench.report.prediction import render_model
+from commbench.report.sketch import sketch
+from commbench.report.topology import render_topology, topology_remarks
+from commbench.results import Run, load_run
+from commbench.system.advice import advise
+from commbench.system.host import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.system.process import without_collector
+from commbench.system.topology import collect_topology
+
+
+@without_collector()
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare.")],
+    output_format: Format = "table",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Where the page goes; by default into the run, of several into results/."
+        ),
+    ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Draw the main curves here, in the terminal, in place of the page.")
+    ] = False,
+    model: Annotated[
+        bool,
+        typer.Option("--model", help="Print the model of the network alone: start-up times, rates, and their error."),
+    ] = False,
+) -> int:
+    """Print a run's rows again and draw a page of it, report.html, from its files; needs neither torch nor MPI.
+
+    Several runs are laid over each other on one page. With --format the rows are printed and no page is drawn.
+    """
+    check_style(output_format)
+    _check_asked(paths, output_format, out=out, terminal=terminal, model=model)
+    runs = [load_run(path) for path in paths]
+    console = make_console()
+    if model:
+        console.print(render_model(runs[0].model))
+    elif terminal:
+        for part in sketch(runs):
+            console.print(part)
+    elif output_format != "table":
+        print_run(runs[0], output_format, console)
+        print_unfinished(runs[0], make_console(sys.stderr))
+    else:
+        _report_page(runs, out, console)
+    return 0
+
+
+def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
+    """Refuse options that exclude each other."""
+    instead = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
+    asked = [option for option, is_asked in instead.items() if is_asked]
+    if len(asked) > 1:
+        hint = "; the run's model.json has all its numbers" if model else ""
+        raise InputError(f"{asked[0]} and {asked[1]} were asked for; choose one{hint}.")
+    if asked and out is not None:
+        raise InputError(f"{asked[0]} writes no page, so that --out {out} has no use; leave one of them out.")
+    if len(paths) > 1 and asked and not terminal:
+        raise InputError(f"{asked[0]} is of one run and {len(paths)} were named; name one.")
+
+
+def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:
+    """Print the table of one run, write the page, and say last where it is."""
+    folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
+    check_writable(folder)
+    if len(runs) == 1:
+        print_run(runs[0], "table", console)
+        print_unfinished(runs[0], console)
+    print_page(write_page(runs, folder), console)
+
+
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    with_mpi: Annotated[
+        bool, typer.Option("--mpi/--no-mpi", help="Start two MPI ranks to see the library, its transport and MPI_Init.")
+    ] = True,
+    topology: Annotated[
+        bool, typer.Option("--topology", help="Print sockets, NUMA nodes, GPUs, network adapters and their links only.")
+    ] = False,
+) -> int:
+    """Print what a record would state about this machine, and what to do about it."""
+    if topology:
+        return _print_topology(as_json=as_json)
+    host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
+    mpi = probe_mpi() if with_mpi else {}  # in processes of its own: a broken MPI must not take this one along
+    facts: dict[str, Any] = {
+        "host": host,
+        "versions": versions,
+        "variables": variables,
+        "git_commit": git_commit(Path(__file__).parent),
+        "mpi": mpi,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(facts, indent=1, default=str) + "\n")
+        return 0
+    console = make_console()
+    for title, part in (
+        ("This host", host),
+        ("MPI", mpi),
+        ("Versions", versions),
+        ("Variables that matter", variables),
+    ):
+        console.print(facts_table(title, part))
+    advice = advise(
+        host,
+        ranks=None,
+        transport=mpi.get("on_host"),
+        mpi_init_s=mpi.get("init_s"),
+        mpi_library=mpi.get("library"),
+        versions=versions,
+        variables=variables,
+    )
+    console.print("Advice" if advice else "No advice: nothing here is known to spoil measurements.", style="bold")
+    for item in advice:
+        console.print(f"- {item}", markup=False)
+    return 0
+
+
+def _print_topology(*, as_json: bool) -> int:
+    host, cpus = socket.gethostname(), usable_cpus()
+    topology = collect_topology(emulated=emulated_conditions())
+    if as_json:
+        facts = {"host": host, "topology": topology, "remarks": topology_remarks(topology, cpus)}
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return 0
+    console = make_console()
+    for part in render_topology(host, topology, cpus):
+        console.print(part)
+    return 0

@@ -1,0 +1,328 @@
+"""Turning what a person typed into a request: axes, ranks, memory, the run's identity and its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
+from commbench.collectives.cases import DEVICE_BACKENDS, GPU_BACKENDS, MPI_BACKENDS, Case, all_cases
+from commbench.collectives.suites import Suite
+from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
+from commbench.errors import InputError
+from commbench.launch.facts import emulated_conditions
+from commbench.launch.plan import RunRequest, frozen_values
+from commbench.results import load_run
+from commbench.stats.budgets import BUDGETS, Budget
+from commbench.system.host import git_commit, gpu_addresses
+from commbench.units import counted, format_size, parse_size, parse_sizes
+
+#: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.
+BUFFERS_PER_RANK = 3
+#: Train over whichever backend suits the machine.
+AUTO_BACKEND = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """The three spellings of message sizes: ours, nccl-tests' and OSU's."""
+
+    sizes: str | None = None
+    min_bytes: str | None = None
+    max_bytes: str | None = None
+    step_factor: int | None = None
+    osu_range: str | None = None
+
+    def parse(self) -> tuple[int, ...] | None:
+        """Sizes in bytes; None where nothing was asked.
+
+        Raises:
+            InputError: several spellings at once, or one that does not parse.
+        """
+        nccl = [self.min_bytes, self.max_bytes, self.step_factor]
+        given = [self.sizes is not None, any(value is not None for value in nccl), self.osu_range is not None]
+        if sum(given) > 1:
+            raise InputError("Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m.")
+        if self.sizes is not None:
+            return parse_sizes(self.sizes)
+        if self.osu_range is not None:
+            low, _, high = self.osu_range.rpartition(":")
+            return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions begin at one float too
+        if given[1]:
+            return self._nccl_sizes()
+        return None
+
+    def _nccl_sizes(self) -> tuple[int, ...]:
+        """-b to -e as in nccl-tests, but one size where either is missing, and by a factor: there is no step -i."""
+        low = self.min_bytes or self.max_bytes or "32M"
+        high = self.max_bytes or low
+        if parse_size(low) == parse_size(high):
+            return (parse_size(low),)
+        return parse_sizes(f"{low}:{high}:{self.step_factor or 2}")
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """``a,b`` as a tuple; None stays None.
+
+    Raises:
+        InputError: an empty name.
+    """
+    if text is None:
+        return None
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise InputError(f"{text!r} has an empty name between commas; write names as a,b,c.")
+    return names
+
+
+def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4") -> tuple[int, ...] | None:
+    """``1,4`` as a tuple of numbers; None stays None.
+
+    Args:
+        option: what was given so.
+        text: the numbers.
+        of: what they are and how they are written, for the sentence of a refusal.
+
+    Raises:
+        InputError: an empty name, or one that is no number.
+    """
+    names = split_names(text)
+    if names is None:
+        return None
+    try:
+        return tuple(int(name) for name in names)
+    except ValueError:
+        raise InputError(f"{option} {text} is not a list of {of}.") from None
+
+
+def usable_suite(
+    suite: Suite, *, asked: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+) -> tuple[Suite, list[str]]:
+    """The suite without backends that this machine lacks, and a sentence for each that was left out.
+
+    Nobody misses NCCL who has not asked for it and has no GPU: of that nothing is said. Nor is it worth the time of one
+    who has not asked for it where ranks would have to share GPUs.
+
+    Args:
+        suite: what is to be measured.
+        asked: whether a person named the backends.
+        carries_mpi: see `lacking`.
+        ranks_here: see `lacking`.
+        started: see `lacking`.
+
+    Raises:
+        InputError: a backend was asked for by name and is missing, or none is left.
+    """
+    on_hosts = [backend for backend in suite.backends if backend not in DEVICE_BACKENDS]
+    tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
+    sharing = ranks_here if on_hosts else None  # who wrote a suite for GPUs alone has named them
+    lacks = {
+        backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
+        for backend in tried
+    }
+    sentences = list(dict.fromkeys(sentence for sentence in lacks.values() if sentence))
+    left = [backend for backend, sentence in lacks.items() if not sentence]
+    if sentences and (asked or not left):
+        raise InputError(sentences[0])
+    if left == list(suite.backends):
+        return suite, []
+    kept = [(sweep, tuple(backend for backend in sweep.backends if backend in left)) for sweep in suite.sweeps]
+    sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in kept if backends]
+    return Suite(name=suite.name, sweeps=sweeps), sentences
+
+
+def lacking(
+    backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+) -> str | None:
+    """One sentence on why ``backend`` cannot be used on this machine; None where it can.
+
+    Args:
+        backend: its name.
+        asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
+        carries_mpi: whether MPI sees the ranks, however they are started.
+        ranks_here: how many of them use the GPUs of a host, of which this one stands for all; None: not known.
+        started: whether they run already: a launcher may then show each GPUs of its own, and the host's are counted.
+    """
+    if backend in MPI_BACKENDS and not carries_mpi:
+        return WITHOUT_MPI
+    sentence = missing_library(backend)
+    if sentence or asked or backend not in DEVICE_BACKENDS:
+        return sentence
+    if emulated_conditions():
+        return "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl tries it there."
+    trial = try_device(backend)
+    gpus = max(trial.gpus, len(gpu_addresses()) if started else 0)
+    if trial.refusal or (ranks_here or 0) <= gpus:
+        return trial.refusal
+    return (
+        f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each (--ranks-per-node "
+        f"{gpus}), or let them share by --backend nccl."
+    )
+
+
+def check_training_backend(asked: str) -> str:
+    """What was asked for to train over; raises `InputError` if there is no such thing."""
+    known = (AUTO_BACKEND, *TRAINING_BACKENDS)
+    if asked not in known:
+        raise InputError(f"Unknown training backend {asked!r}; choose from {', '.join(known)}.")
+    return asked
+
+
+def choose_training_backend(asked: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
+    """What DDP trains over: what was ``asked`` for, or for ``auto`` NCCL where each rank has a GPU, else Gloo.
+
+    Args:
+        asked: one of `commbench.ddp.plan.cases.BACKENDS`, or ``auto``.
+        ranks_here: see `lacking`.
+        started: see `lacking`.
+
+    Returns:
+        Its name, and where there are GPUs that ``auto`` does not use a sentence on why.
+    """
+    if asked != AUTO_BACKEND:
+        return asked, []
+    lack = lacking("torch-nccl", asked=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
+    if lack is None:
+        return "nccl", []
+    return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []
+
+
+def ranks_by_gpus(backends: Sequence[str]) -> int | None:
+    """How many ranks give each GPU of this machine one, where some of the backends use GPUs.
+
+    None where GPUs do not decide: there are none that can be used, or a single one beside backends without.
+    """
+    using = [backend for backend in backends if backend in GPU_BACKENDS]
+    if not using or not has_gpus():
+        return None
+    gpus = max(0 if missing_library(backend) else try_device(backend).gpus for backend in using)
+    return gpus if gpus > 1 or (gpus and len(using) == len(backends)) else None
+
+
+def find_budget(name: str, launches: int | None, energy_s: float | None = None) -> Budget:
+    """The budget called ``name``, with another number of launches and time for the energy where such are given.
+
+    Raises:
+        InputError: unknown, less than one launch, or no time.
+    """
+    if name not in BUDGETS:
+        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(BUDGETS)}.")
+    budget = BUDGETS[name]
+    if launches is not None and launches < 1:
+        raise InputError(f"--launches {launches} was asked for; give at least 1.")
+    if energy_s is not None and not 0 < energy_s < math.inf:
+        raise InputError(f"--energy {energy_s:g} was asked for; give more than 0 seconds.")
+    return dataclasses.replace(budget, launches=launches or budget.launches, energy_s=energy_s or budget.energy_s)
+
+
+def make_request(
+    suite: Suite,
+    *,
+    ranks: int,
+    budget: Budget,
+    seed: int | None,
+    case_timeout_s: float,
+    time_limit_s: float | None,
+    ranks_here: int,
+    like: Path | None = None,
+) -> RunRequest:
+    """The request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
+
+    ``like``: a run whose batch sizes and warm-ups are taken over, so that the two can be compared in every case.
+
+    Raises:
+        InputError: nothing to measure, or a message beyond this host's memory.
+    """
+    if ranks < 1:
+        raise InputError(f"-n {ranks} was asked for; give at least 1 rank.")
+    cases = all_cases(suite.sweeps, ranks)
+    check_memory(cases, ranks_here)
+    return RunRequest(
+        cases=cases,
+        ranks=ranks,
+        seed=draw_seed(seed),
+        budget=budget,
+        case_timeout_s=case_timeout_s,
+        time_limit_s=time_limit_s,
+        frozen=frozen_values(load_run(like).records) if like else {},
+    )
+
+
+def draw_seed(seed: int | None) -> int:
+    """The seed that was given, 0 too, else one by chance."""
+    return secrets.randbelow(2**31) if seed is None else seed
+
+
+def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
+    """Refuse messages whose buffers would not fit into this host's memory; where a GPU's is full, that is a row.
+
+    Raises:
+        InputError: the largest does not; the sentence says how much there is.
+    """
+    largest = max((case.message_bytes for case in cases if case.backend not in DEVICE_BACKENDS), default=0)
+    needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
+    if needed > available:
+        raise InputError(
+            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about {format_size(needed)} "
+            f"and {format_size(available)} are available; choose smaller --sizes."
+        )
+
+
+def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
+    """What must be equal for a run to be resumed in the same directory: of the stages that are known beforehand."""
+    keys = [case.key for request in requests for case in request.cases]
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+    terms = next((request.training for request in requests if request.training), None)
+    energy_s = requests[0].budget.energy_s
+    return {
+        **({"energy_s": energy_s} if energy_s else {}),
+        **({"steps": terms.steps, "threads": terms.threads} if terms else {}),
+        "ranks": requests[0].ranks,
+        "budget": requests[0].budget.name,
+        "cases": len(keys),
+        "cases_sha256": digest[:16],
+    }
+
+
+def run_header(
+    name: str,
+    requests: Sequence[RunRequest],
+    info: Mapping[str, Any] = MappingProxyType({}),
+    identity: Mapping[str, Any] = MappingProxyType({}),
+) -> Mapping[str, Any]:
+    """What ``run.json`` says from the first moment on.
+
+    Args:
+        name: of the suite or the workload.
+        requests: as for `plan_identity`.
+        info: what else is to stand there.
+        identity: what else must be equal for the run to be resumed.
+    """
+    return {
+        **info,
+        "suite": name,
+        "argv": ["commbench", *sys.argv[1:]],
+        "seed": requests[0].seed,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_commit": git_commit(Path(__file__).parent),
+        "plan": {**plan_identity(requests), **identity},
+        "status": "running",
+    }
+
+
+def default_out(name: str) -> Path:
+    """``results/<UTC time>-<suite or workload>-<host>``."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return Path("results") / f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"

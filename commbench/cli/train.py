@@ -1,0 +1,339 @@
+"""The command that trains: which bucket size and which hook DDP should use."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from commbench.cli.conduct import Place, Task, carry_out
+from commbench.cli.options import Settings, listed, takes_settings
+from commbench.cli.request import (
+    AUTO_BACKEND,
+    check_training_backend,
+    choose_training_backend,
+    draw_seed,
+    parse_numbers,
+    ranks_by_gpus,
+    split_names,
+)
+from commbench.ddp.plan.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
+from commbench.ddp.traces import load_trace
+from commbench.errors import InputError
+from commbench.launch.probe import probe_workload
+from commbench.results import Store
+from commbench.results.record_types import collective_records
+from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
+from commbench.tuner.accuracy import with_search
+from commbench.tuner.recommendation import recommend
+from commbench.tuner.sweep import TrainingPlan
+
+#: What is swept where nothing is named: enough to see a trend in a minute.
+DEFAULT_WORKLOAD = "mlp"
+DEFAULT_CAPS = "default,5,25,100"
+DEFAULT_HOOKS = "none,fp16,topk:0.01"
+_SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        help="What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
+        "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own as "
+        "FILE.py:CALLABLE, see benchmarks/own_model.py.",
+    ),
+]
+BucketCaps = Annotated[
+    str,
+    typer.Option(
+        "--bucket-cap-mb",
+        metavar="SIZES",
+        help="DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists such as 1+5+25.",
+    ),
+]
+Hooks = Annotated[
+    str,
+    typer.Option(
+        "--hook",
+        metavar="HOOKS",
+        help=f"Communication hooks, comma-separated: {listed(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
+        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16.",
+    ),
+]
+Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {listed(PRECISIONS)}.")]
+Accumulations = Annotated[
+    str, typer.Option("--accumulation", metavar="NUMBERS", help="Backward passes per optimiser step, comma-separated.")
+]
+BucketView = Annotated[
+    str, typer.Option("--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both.")
+]
+StaticGraph = Annotated[str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")]
+Batches = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="NUMBERS", help="Samples per rank, comma-separated; by default the workload's."),
+]
+WorldSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--world-size",
+        "--world-sizes",
+        metavar="NUMBERS",
+        help="Train on so many of the ranks, comma-separated.",
+    ),
+]
+TrainingBackend = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"One of {listed([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, of which the k-th rank "
+        "of a host takes the k-th, in turn; auto is nccl where this machine has a GPU for each rank, else gloo.",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        help="Optimiser steps of a block, the first 3 untimed; by default what the budget's time allows, and for "
+        "digits and text as many as their metric needs.",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Compute threads of a rank; by default a fair share.")
+]
+TrainingBudgetName = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="NAME",
+        help="quick (3 launches, then 6 fresh ones of the winners), standard (6 and 10) or rigorous (10 and 20).",
+    ),
+]
+MaxLossIncrease = Annotated[
+    float | None,
+    typer.Option(
+        "--max-loss-increase",
+        metavar="SHARE",
+        help="Recommend nothing whose loss after equal steps is higher by more, e.g. 0.05; by default it is stated.",
+    ),
+]
+MaxAccuracyLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-accuracy-loss",
+        metavar="X",
+        help="Recommend no hook, precision or accumulation whose metric may end worse by more than X, e.g. 0.01; X is "
+        "a share of the loss where there is no metric, and without a loss none of them is recommended.",
+    ),
+]
+SweepLaunches = Annotated[
+    int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
+]
+ConfirmLaunches = Annotated[
+    int | None,
+    typer.Option("--confirm-launches", metavar="R", help="Fresh launches of the winners in place of the budget's."),
+]
+
+
+@takes_settings
+def train(
+    settings: Settings,
+    workload: Workload = DEFAULT_WORKLOAD,
+    bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
+    hook: Hooks = DEFAULT_HOOKS,
+    precision: Precisions = "fp32",
+    accumulation: Accumulations = "1",
+    bucket_view: BucketView = "off",
+    static_graph: StaticGraph = "off",
+    batch: Batches = None,
+    world_size: WorldSizes = None,
+    backend: TrainingBackend = AUTO_BACKEND,
+    steps: Steps = None,
+    max_loss_increase: MaxLossIncrease = None,
+    max_accuracy_loss: MaxAccuracyLoss = None,
+    threads: Threads = None,
+    budget: TrainingBudgetName = "quick",
+    launches: SweepLaunches = None,
+    confirm_launches: ConfirmLaunches = None,
+) -> int:
+    """Train a model with DDP under every combination of settings, and say which to use and how sure that is.
+
+    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured beside them. The
+    winners are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one
+    rank of one launch; repeat the command with the same --out to add launches.
+    """
+    asked = check_training_backend(backend)
+    named = TrainingSweep(
+        workload=workload,
+        bucket_caps=split_names(bucket_cap_mb) or (),
+        hooks=split_names(hook) or (),
+        precisions=split_names(precision) or (),
+        accumulations=parse_numbers("--accumulation", accumulation) or (),
+        bucket_views=_switch("--bucket-view", bucket_view),
+        static_graphs=_switch("--static-graph", static_graph),
+        batches=parse_numbers("--batch", batch) or (),
+        world_sizes=parse_numbers("--world-size", world_size) or (),
+    )
+    chosen = find_training_budget(budget, launches, confirm_launches)
+
+    def plan(place: Place) -> Task:
+        seed = draw_seed(settings.known_seed())
+        chosen_backend, left_out = backend_at(place, asked, workload)
+        sweep = dataclasses.replace(named, backend=chosen_backend)
+        training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
+        training = dataclasses.replace(
+            training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
+        )
+        task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
+        return join_training(task, training)
+
+    return carry_out(settings, plan, lambda: training_ranks(asked))
+
+
+def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]:
+    """What DDP trains a workload over at a place, see `choose_training_backend`."""
+    backend, left_out = choose_training_backend(asked, ranks_here=place.ranks_here, started=place.started)
+    if asked == AUTO_BACKEND and backend == "nccl" and _computes_on_hosts(workload):
+        sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
+        return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
+    return backend, left_out
+
+
+def _computes_on_hosts(workload: str) -> bool:
+    """Whether it is a trace that keeps cores busy, wherever its gradients are."""
+    kind, _, name = workload.partition(":")
+    return kind == "trace" and load_trace(name).device == "cpu"
+
+
+def training_ranks(backend: str) -> int | None:
+    """How many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
+
+    Raises:
+        InputError: there is a single GPU to train on, and nothing else was asked for.
+    """
+    if backend == AUTO_BACKEND:
+        return ranks_by_gpus(["gloo", "torch-nccl"])
+    ranks = ranks_by_gpus(["torch-nccl"]) if backend == "nccl" else None
+    if ranks == 1:
+        raise InputError(
+            "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n 2 to have both "
+            "share it, name hosts by --hostfile, or train with --backend gloo."
+        )
+    return ranks
+
+
+def default_sweep() -> TrainingSweep:
+    """What is swept where nothing is named."""
+    return TrainingSweep(workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(","))
+
+
+def join_training(task: Task, training: TrainingPlan) -> Task:
+    """The task with a training sweep after what it measures already, and a recommendation at the end."""
+    return dataclasses.replace(
+        task,
+        requests=[*task.requests, training.sweep_request()],
+        stages=[*task.stages, *training.stages()],
+        left_out=[*task.left_out, *training.left_out],
+        info={**task.info, **training.info},
+        then=training.then,
+        seconds=task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s(),
+        conclude=write_recommendation,
+    )
+
+
+def plan_training(
+    sweep: TrainingSweep,
+    settings: Settings,
+    budget: TrainingBudget,
+    *,
+    ranks: int,
+    seed: int,
+    steps: int | None = None,
+    threads: int | None = None,
+    begins_s: float = 0.0,
+) -> TrainingPlan:
+    """Try the workload out and plan its sweep.
+
+    Raises:
+        InputError: the workload cannot be trained with DDP, or a number is out of range.
+    """
+    check_counts({"--steps": steps, "--threads": threads})
+    batch = sweep.batches[0] if sweep.batches else None
+    facts = probe_workload(sweep.workload, batch, sweep.hooks, backend=sweep.backend)
+    return TrainingPlan(
+        sweep=sweep,
+        facts=facts,
+        ranks=ranks,
+        seed=seed,
+        budget=budget,
+        steps=steps,
+        threads=threads,
+        case_timeout_s=settings.case_timeout,
+        time_limit_s=settings.time_limit,
+        begins_s=begins_s,
+    )
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Raise `InputError` if a number that was given, by its option, is not above 0."""
+    for option, number in counts.items():
+        if number is not None and number < 1:
+            raise InputError(f"{option} {number} was asked for; give at least 1.")
+
+
+def check_accuracy_loss(allowed: float | None) -> float | None:
+    """What --max-accuracy-loss was given.
+
+    Raises:
+        InputError: it is below 0 or no number.
+    """
+    if allowed is not None and not 0 <= allowed < math.inf:
+        raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
+    return allowed
+
+
+def write_recommendation(store: Store) -> None:
+    """Conclude from what the store holds, as far as it goes."""
+    trainings = store.training_records
+    recommendation = recommend(trainings, store.info)
+    if recommendation is not None:
+        found = with_search(recommendation, collective_records(store.records), trainings, store.info)
+        store.write_recommendation(found.to_json())
+
+
+def find_training_budget(name: str, launches: int | None = None, confirm_launches: int | None = None) -> TrainingBudget:
+    """The budget of that name, with other numbers of launches where given.
+
+    Raises:
+        InputError: there is none, or a number is not above 0.
+    """
+    if name not in TRAINING_BUDGETS:
+        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
+    budget = TRAINING_BUDGETS[name]
+    check_counts({"--launches": launches, "--confirm-launches": confirm_launches})
+    if launches is None and confirm_launches is None:
+        return budget
+    return dataclasses.replace(
+        budget,
+        launches=launches or budget.launches,
+        confirm_launches=confirm_launches or budget.confirm_launches,
+        aim_s=None,  # who names numbers wants them
+    )
+
+
+def _switch(option: str, text: str) -> tuple[bool, ...]:
+    if text not in _SWITCHES:
+        raise InputError(f"{option} {text} is not understood; choose from {', '.join(_SWITCHES)}.")
+    return _SWITCHES[text]
+
+
+def short_name(command: str, workload: str) -> str:
+    """A name for the directory of results: ``train-resnet18``, ``train-own_model`` for a file."""
+    stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
+    return f"{command}-{stem}"

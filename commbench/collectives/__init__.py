@@ -1,0 +1,1 @@
+"""What can be measured: operations, patterns, element types, cases and suites. Plain data; imports no backend."""

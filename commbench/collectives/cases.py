@@ -1,0 +1,301 @@
+"""What is measured: a `Case` is one point, a `Sweep` the product of axes that yields cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from commbench.collectives.algorithms import AUTO, CHOOSING, Choice
+from commbench.collectives.composed import arranged
+from commbench.collectives.datatypes import find_dtype
+from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
+from commbench.collectives.patterns import check_pattern, shares_of
+from commbench.errors import InputError, UnsupportedError
+from commbench.schema import Ranks
+from commbench.units import format_size, parse_sizes
+
+T = TypeVar("T")
+
+#: NCCL as a library, and as DDP uses it.
+DEVICE_BACKENDS = ("nccl", "torch-nccl")
+#: MPI on memory of the host, given that of GPUs, and carrying that through the host's.
+MPI_BACKENDS = ("mpi", "mpi-cuda", "mpi-staged")
+#: Those whose buffers are in the memory of GPUs.
+GPU_BACKENDS = (*DEVICE_BACKENDS, *MPI_BACKENDS[1:])
+BACKENDS = ("mpi", "gloo", *GPU_BACKENDS, "fake")
+#: What is measured where nothing is said; GPUs where there are any.
+USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
+SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
+LOOPS = ("auto", "native", "python", "event")
+IN_PLACE = ("default", "in", "out", "both")
+CADENCES = ("isolated", "pipelined", "graph")
+#: Known to NCCL beforehand, so that it need not copy them; symmetric ones lie alike on every rank.
+REGISTERED = ("registered", "symmetric")
+BUFFERS = ("hot", "rotated", *REGISTERED)
+
+#: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
+DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of a sweep. None means that the axis does not apply to the operation.
+
+    ``message_bytes`` is the true size: a rank's share has been rounded up to one element. Where the hosts decide how
+    many ranks a group has (patterns ``node`` and ``cross``), each group may round it up once more.
+    """
+
+    backend: str
+    operation: str
+    message_bytes: int
+    dtype: str | None
+    redop: str | None = None
+    root: Ranks | None = None
+    in_place: bool | None = None
+    pattern: str = "flat"
+    sync: str = "auto"
+    loop: str = "auto"
+    buffers: str = "hot"
+    world_size: Ranks | None = None
+    """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    algorithm: str = AUTO
+    """What the library is asked to carry it with, in the words of `commbench.collectives.algorithms`."""
+    graph: bool = False
+    """Operations are captured once, several in one CUDA graph, and replayed."""
+
+    @cached_property
+    def key(self) -> str:
+        """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
+
+        What came later stands in it only where it is given: keys are as they were before.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, usual in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
+            if fields[name] == usual:
+                del fields[name]
+        return json.dumps(fields, separators=(",", ":"))
+
+    @property
+    def cadence(self) -> str:
+        """``graph`` where a graph is replayed, ``pipelined`` where operations are unsynchronised, else ``isolated``."""
+        return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
+
+    def __str__(self) -> str:
+        """Name the case for people: what differs from the defaults only."""
+        words = [self.backend, self.operation]
+        if self.dtype is not None:
+            words.append(format_size(self.message_bytes))
+            words.append(self.dtype)
+        words += [word for word in (self.redop,) if word]
+        if self.in_place is not None and self.in_place != OPERATIONS[self.operation].default_in_place:
+            words.append("in place" if self.in_place else "out of place")
+        if self.root:
+            words.append(f"root {self.root}")
+        if self.pattern != "flat":
+            words.append(f"pattern {self.pattern}")
+        if self.world_size is not None:
+            words.append(f"on {self.world_size} ranks")
+        if self.algorithm != AUTO:
+            words.append(f"by {self.algorithm}")
+        words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.cadence, [])
+        words += [f"in {self.buffers} buffers"] * (self.buffers not in {"hot", ""})  # another tool may not say
+        return " ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Axes whose product is measured; a suite is a short Python file that names one or several.
+
+    Raises:
+        InputError: an unknown name, or a size that is not a whole number of elements of each data type.
+    """
+
+    operations: Sequence[str] = ("all_reduce",)
+    """Names from `commbench.collectives.operations.OPERATIONS`."""
+    sizes: Sequence[int] | str = DEFAULT_SIZES
+    """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
+    backends: Sequence[str] = USUAL_BACKENDS
+    dtypes: Sequence[str] = ("float32",)
+    redops: Sequence[str] = ("sum",)
+    roots: Sequence[int] = (0,)
+    in_place: str = "default"
+    """``in``, ``out``, ``both``, or ``default``: in place for all_reduce and reduce, else out of place."""
+    patterns: Sequence[str] = ("flat",)
+    sync: str = "auto"
+    loop: str = "auto"
+    world_sizes: Sequence[int] = ()
+    """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    algorithms: Sequence[str] = (AUTO,)
+    """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
+    cadences: Sequence[str] = ()
+    """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
+    buffers: Sequence[str] = ("hot",)
+    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns;
+    ``registered`` and ``symmetric``: hot ones that NCCL knows beforehand."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sizes, str):
+            object.__setattr__(self, "sizes", parse_sizes(self.sizes))
+        for name in self.operations:
+            find_operation(name)
+        for axis, given, known in (
+            ("backend", self.backends, BACKENDS),
+            ("reduction", self.redops, REDOPS),
+            ("synchronisation", [self.sync], SYNCS),
+            ("loop", [self.loop], LOOPS),
+            ("in_place value", [self.in_place], IN_PLACE),
+            ("cadence", self.cadences, CADENCES),
+            ("kind of buffers", self.buffers, BUFFERS),
+        ):
+            _check_known(axis, given, known)
+        if self.sync == "none" and "isolated" in self.cadences:
+            raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
+        for pattern in self.patterns:
+            check_pattern(pattern)
+        object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
+        for world_size in self.world_sizes:
+            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+                raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        for size, name in itertools.product(self.sizes, self.dtypes):
+            itemsize = find_dtype(name).itemsize
+            if not isinstance(size, int) or size <= 0:
+                raise InputError(f"Message size {size!r} is not a positive number of bytes.")
+            if size % itemsize:
+                raise InputError(
+                    f"Message size {size} B is not a multiple of {name}'s {itemsize} B; "
+                    "give a multiple or a smaller dtype."
+                )
+
+    def cases(self, world_size: int) -> list[Case]:
+        """The cases on ``world_size`` ranks, in axis order; axes that an operation lacks are left out.
+
+        Raises:
+            InputError: a root that is not a rank, a pattern that does not divide the ranks, or more ranks in a scaling
+                study than there are.
+        """
+        if self.world_sizes and max(self.world_sizes) > world_size:
+            raise InputError(
+                f"World size {max(self.world_sizes)} was asked for and this run has {world_size} ranks; "
+                "start as many as the largest (-n)."
+            )
+        made = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
+        # all ranks are the same case in a study and out of it
+        parts = (case if case.world_size != world_size else replace(case, world_size=None) for case in made)
+        return list(dict.fromkeys(parts))
+
+    def _cases(self, world_size: int) -> Iterable[Case]:
+        """The cases on so many ranks, which they state."""
+        for pattern in self.patterns:
+            check_pattern(pattern, world_size)
+        for root in self.roots:
+            if not 0 <= root < world_size:
+                raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
+        names = itertools.product(
+            self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
+        )
+        return (
+            case
+            for operation, backend, dtype, redop, pattern, algorithm in names
+            for root in self.roots
+            for size in self.sizes
+            for case in self._variants(
+                world_size=world_size,
+                operation=_entry(operation, pattern, world_size),
+                backend=backend,
+                dtype=dtype,
+                redop=redop,
+                pattern=pattern,
+                root=root,
+                requested=int(size),
+                algorithm=algorithm,
+            )
+        )
+
+    def _variants(
+        self,
+        *,
+        world_size: int,
+        operation: Operation,
+        backend: str,
+        dtype: str,
+        redop: str,
+        pattern: str,
+        root: int,
+        requested: int,
+        algorithm: str,
+    ) -> Iterable[Case]:
+        places: tuple[bool | None, ...] = (None,)
+        if operation.has_in_place:
+            places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
+                self.in_place
+            ]
+        for in_place, (sync, graph), buffers in itertools.product(places, self._manners(), self.buffers):
+            yield Case(
+                backend=backend,
+                operation=operation.name,
+                message_bytes=true_message_bytes(
+                    operation, requested, find_dtype(dtype).itemsize, shares_of(pattern, world_size)
+                ),
+                dtype=dtype if operation.moves_data else None,
+                redop=redop if operation.reduces else None,
+                root=root if operation.rooted else None,
+                in_place=in_place,
+                pattern=pattern,
+                sync=sync,
+                loop=self.loop,
+                buffers=buffers if operation.moves_data else "hot",
+                world_size=world_size,
+                algorithm=algorithm if operation.name in CHOOSING else AUTO,
+                graph=graph,
+            )
+
+    def _manners(self) -> list[tuple[str, bool]]:
+        """Of each cadence, how ranks start together, and whether a graph is replayed."""
+        if not self.cadences:
+            return [(self.sync, False)]
+        return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
+
+
+def _entry(operation: str, pattern: str, world_size: int) -> Operation:
+    """What is measured; of what makes no sense the plain entry, so that a row can say why."""
+    try:
+        return arranged(operation, pattern, world_size)
+    except UnsupportedError:
+        return OPERATIONS[operation]
+
+
+def check_case(case: Case) -> None:
+    """Raise `InputError` for a case of results that names what this version does not know."""
+    operation = find_operation(case.operation)
+    check_pattern(case.pattern)
+    if case.dtype is not None or operation.moves_data:
+        find_dtype(str(case.dtype))
+    if case.redop is not None:
+        _check_known("reduction", [case.redop], REDOPS)
+
+
+def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
+    """The cases of several sweeps, each once, in the order named."""
+    return list(dict.fromkeys(case for sweep in sweeps for case in sweep.cases(world_size)))
+
+
+def shuffled(cases: Sequence[T], seed: int, launch: int) -> list[T]:
+    """The order of one launch: a shuffle fixed by the run's seed and the launch's number."""
+    order = list(cases)
+    random.Random(f"{seed}:{launch}").shuffle(order)
+    return order
+
+
+def _check_known(axis: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"Unknown {axis} {name!r}; choose from {', '.join(known)}.")

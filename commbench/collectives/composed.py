@@ -1,0 +1,281 @@
+"""Operations in patterns that arrange all ranks otherwise: ring, fan, hierarchy, pairs of a matrix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from commbench.collectives.operations import (
+    WINDOW_BYTES,
+    Operation,
+    Piece,
+    Shape,
+    find_operation,
+    left,
+    own,
+    right,
+    whole,
+)
+from commbench.collectives.patterns import Group, groups_of
+from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives
+from commbench.errors import UnsupportedError
+
+MATRIX = "matrix"
+#: In a matrix a window is short: every rank meets every other, and steady bandwidth shows after a few MiB.
+MATRIX_WINDOW_BYTES = 4 * 2**20
+#: Operations that each of these patterns has; all others have all operations.
+OFFERED = {
+    "ring": ("latency", "bandwidth", "bibandwidth", "sendrecv"),
+    "fan-in": ("bandwidth", "bibandwidth"),
+    "fan-out": ("bandwidth", "bibandwidth"),
+    "hierarchical": ("all_reduce",),
+    MATRIX: ("latency", "bandwidth", "bibandwidth", "sendrecv"),
+}
+
+
+def arranged(name: str, pattern: str, size: int) -> Operation:
+    """The entry of an operation in a pattern, among ``size`` ranks: of most patterns it is the plain one.
+
+    In a matrix it is the entry of one pair.
+
+    Raises:
+        InputError: there is no such operation.
+        UnsupportedError: the operation makes no sense in the pattern; the sentence says which do.
+    """
+    plain = find_operation(name)
+    offered = OFFERED.get(pattern)
+    if offered is None:
+        return plain
+    if name not in offered:
+        raise UnsupportedError(
+            f"pattern {pattern} is for {' or '.join([', '.join(offered[:-1]), offered[-1]]).removeprefix(' or ')}, "
+            f"and {name} was asked for; use pattern flat"
+        )
+    if pattern == MATRIX:
+        return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
+    make = _ARRANGED.get((pattern, name))
+    return make(plain, size) if make else plain
+
+
+# ------------------------------------------------------------------------------------------------------------- ring
+
+
+def _from_left(shape: Shape) -> list[Piece]:
+    return _messages(shape, [left(shape)])
+
+
+def _messages(shape: Shape, sources: Sequence[int]) -> list[Piece]:
+    """A whole message of each source, one behind the other."""
+    count = shape.elements
+    return [Piece(offset=index * count, count=count, source=source) for index, source in enumerate(sources)]
+
+
+def _places(
+    backend: Primitives[Any, Any],
+    buffer: Any,  # noqa: ANN401 - a backend's own
+    shape: Shape,
+    sources: Sequence[int],
+) -> Ends[Any]:
+    """Where the message of each source goes, as `_messages` describes it."""
+    count = shape.elements
+    return [(backend.part(buffer, index * count, count), source) for index, source in enumerate(sources)]
+
+
+def _token(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    """Rank 0 sends to the next and waits until the last has sent to it; the others pass on."""
+    send, receive = backend.send(buffers.send, right(shape)), backend.receive(buffers.receive, left(shape))
+    return [receive, send] if shape.rank else [send, receive]
+
+
+def _to_the_next(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    ends = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
+    return [backend.exchange_window(*ends, shape.window)]
+
+
+def _with_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    sends = [(buffers.send, right(shape)), (buffers.send, left(shape))]
+    receives = _places(backend, buffers.receive, shape, [left(shape), right(shape)])
+    return [backend.exchange_window(sends, receives, shape.window)]
+
+
+def _ring(plain: Operation, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
+    common = {"kind": "ring", "send": whole, "receive": whole, "inputs": own, "answer": _from_left}
+    return replace(plain, **{**common, **changes})
+
+
+_RING: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
+    ("ring", "latency"): lambda plain, size: _ring(
+        plain,
+        summary="a token that is passed on from rank to rank, once round; the time of one hop",
+        call=_token,
+        operations_per_call=size,
+    ),
+    ("ring", "bandwidth"): lambda plain, _: _ring(
+        plain,
+        summary="every rank sends a window of messages to the next and receives one from the rank before",
+        call=_to_the_next,
+    ),
+    ("ring", "bibandwidth"): lambda plain, _: _ring(
+        plain,
+        summary="every rank exchanges windows of messages with both neighbours",
+        receive=lambda shape: 2 * shape.elements,
+        answer=lambda shape: _messages(shape, [left(shape), right(shape)]),
+        call=_with_both,
+        window_bytes=WINDOW_BYTES // 2,
+    ),
+}
+
+# ------------------------------------------------------------------------------------------------------------- fans
+
+
+def _others(shape: Shape) -> list[int]:
+    return [rank for rank in range(shape.size) if rank != shape.root]
+
+
+def _at_root(shape: Shape) -> int:
+    return shape.elements if shape.is_root else 0
+
+
+def _elsewhere(shape: Shape) -> int:
+    return 0 if shape.is_root else shape.elements
+
+
+def _all_at_root(shape: Shape) -> int:
+    return shape.elements * (shape.size - 1) if shape.is_root else 0
+
+
+def _from_others(shape: Shape) -> list[Piece]:
+    return _messages(shape, _others(shape)) if shape.is_root else []
+
+
+def _from_root(shape: Shape) -> list[Piece]:
+    return [] if shape.is_root else _messages(shape, [shape.root])
+
+
+def _fan_in(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    """A window of messages from every other rank to the root, which acknowledges each with an empty one."""
+    if not shape.is_root:
+        window = backend.exchange_window([(buffers.send, shape.root)], [], shape.window)
+        return [window, backend.receive(backend.empty(), shape.root)]
+    places = _places(backend, buffers.receive, shape, _others(shape))
+    window = backend.exchange_window([], places, shape.window)
+    return [window, *(backend.send(backend.empty(), other) for other in _others(shape))]
+
+
+def _fan_out(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    """A window of the same message from the root to every other rank, which acknowledges with an empty one."""
+    if not shape.is_root:
+        window = backend.exchange_window([], [(buffers.receive, shape.root)], shape.window)
+        return [window, backend.send(backend.empty(), shape.root)]
+    window = backend.exchange_window([(buffers.send, other) for other in _others(shape)], [], shape.window)
+    return [window, *(backend.receive(backend.empty(), other) for other in _others(shape))]
+
+
+def _fan_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    if not shape.is_root:
+        ends = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
+        return [backend.exchange_window(*ends, shape.window)]
+    places = _places(backend, buffers.receive, shape, _others(shape))
+    return [backend.exchange_window([(buffers.send, other) for other in _others(shape)], places, shape.window)]
+
+
+def _fan(plain: Operation, size: int, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
+    """Every message that passes the root's link counts, and together they keep to the window's bytes."""
+    peers = max(1, size - 1)
+    return replace(
+        plain,
+        kind="collective",
+        rooted=True,
+        messages_at_once=peers * plain.messages_at_once,
+        window_bytes=WINDOW_BYTES // peers,
+        **changes,
+    )
+
+
+def _fan_both_ways(plain: Operation, size: int) -> Operation:
+    return _fan(
+        plain,
+        size,
+        summary="every other rank exchanges a window of messages with the root",
+        send=whole,
+        receive=lambda shape: _elsewhere(shape) + _all_at_root(shape),
+        inputs=own,
+        answer=lambda shape: _from_others(shape) + _from_root(shape),
+        call=_fan_both,
+    )
+
+
+_FAN: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
+    ("fan-in", "bandwidth"): lambda plain, size: _fan(
+        plain,
+        size,
+        summary="every other rank sends a window of messages to the root",
+        send=_elsewhere,
+        receive=_all_at_root,
+        inputs=lambda shape: [] if shape.is_root else own(shape),
+        answer=_from_others,
+        call=_fan_in,
+    ),
+    ("fan-out", "bandwidth"): lambda plain, size: _fan(
+        plain,
+        size,
+        summary="the root sends a window of messages to every other rank",
+        send=_at_root,
+        receive=_elsewhere,
+        inputs=lambda shape: own(shape) if shape.is_root else [],
+        answer=_from_root,
+        call=_fan_out,
+    ),
+    ("fan-in", "bibandwidth"): _fan_both_ways,
+    ("fan-out", "bibandwidth"): _fan_both_ways,
+}
+
+# -------------------------------------------------------------------------------------------------------- hierarchy
+
+
+def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
+    """The ranks of each host, and the rails across the hosts.
+
+    Raises:
+        UnsupportedError: not every rank of a host has its like on every other.
+    """
+    counts = Counter(hosts)
+    if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
+        found = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
+        raise UnsupportedError(
+            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
+            f"{found}{', ...' * (len(counts) > 4)}; use pattern flat"  # noqa: PLR2004 - those that are named
+        )
+    return groups_of("node", hosts), groups_of("cross", hosts)
+
+
+def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[Any]:
+    """Reduce a piece for each rank of the host, reduce the pieces across hosts on one rail each, put them together.
+
+    The first and the last step stay within the host; the message crosses between hosts once, in as many streams as a
+    host has ranks (as Horovod's NCCLHierarchicalAllreduce divides it).
+    """
+    node, rail = shape.parts
+    piece = backend.like(buffers.receive, shape.elements // node.size)
+    return [
+        node.reduce_scatter(buffers.send, piece, redop),
+        rail.all_reduce(piece, piece, redop),
+        node.all_gather(piece, buffers.receive),
+    ]
+
+
+def _hierarchical(plain: Operation, _: int) -> Operation:
+    """The message is rounded up as if every rank had a block of it: then the ranks of any host divide it too."""
+    return replace(
+        plain,
+        summary="reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each host",
+        call=_by_levels,
+        divisions=_hierarchy,
+        divided=True,
+        algorithm="commbench hierarchical",
+    )
+
+
+_ARRANGED = {**_RING, **_FAN, ("hierarchical", "all_reduce"): _hierarchical}

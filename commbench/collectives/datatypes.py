@@ -1,0 +1,271 @@
+"""Element types and the test data whose exact answer is known in each of them.
+
+Content is made of small whole numbers, so that it is exact in every type from int8 to float64 at any number of ranks.
+A tile of prime length is hashed from who holds the data for whom and repeated: moving a block, swapping two ranks or
+shifting by any power of two changes what is seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.collectives.operations import Piece
+from commbench.errors import InputError, UnsupportedError
+
+#: Elements after which content repeats: prime, so that no power-of-two shift maps it onto itself.
+TILE = 4093
+#: Values of moved data are 1 to 101: exact even in bfloat16 (8 significant bits) and int8.
+VALUES = 101
+#: At most so many ranks contribute to one element; the others hold the neutral element, so nothing overflows.
+CONTRIBUTORS = {"sum": 8, "min": 8, "max": 8, "prod": 6, "avg": 1}
+NEUTRAL = {"sum": 0, "min": 120, "max": -120, "prod": 1, "avg": 0}
+
+Values = NDArray[np.float64]
+Raw = NDArray[np.generic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataType:
+    """An element type: its name in torch, its size in bytes and how values are stored in host memory."""
+
+    name: str
+    itemsize: int
+    storage: str
+    """numpy type of the raw memory; bfloat16, which numpy lacks, is kept as uint16."""
+    epsilon: float = 0.0
+    """Distance from 1 to the next value; 0 for whole numbers."""
+
+    def encode(self, values: Values) -> Raw:
+        """Raw memory, shape of ``values``, for values that are exact in this type."""
+        if self.name == "bfloat16":
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(self.storage)
+
+    def decode(self, raw: Raw) -> Values:
+        """Values as float64, shape of ``raw``."""
+        if self.name == "bfloat16":
+            return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return raw.astype(np.float64)
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DataType(name="float64", itemsize=8, storage="float64", epsilon=2.0**-52),
+        DataType(name="float32", itemsize=4, storage="float32", epsilon=2.0**-23),
+        DataType(name="float16", itemsize=2, storage="float16", epsilon=2.0**-10),
+        DataType(name="bfloat16", itemsize=2, storage="uint16", epsilon=2.0**-7),
+        DataType(name="int32", itemsize=4, storage="int32"),
+        DataType(name="int8", itemsize=1, storage="int8"),
+    )
+}
+
+
+def find_dtype(name: str) -> DataType:
+    """Return the data type called ``name``.
+
+    Raises:
+        InputError: there is none; the sentence lists those there are.
+    """
+    if name not in DTYPES:
+        raise InputError(f"Unknown dtype {name!r}; choose from {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The known content of a buffer: raw tiles to repeat over runs of elements.
+
+    ``tolerance`` is relative and 0 but for averages that no binary fraction holds exactly.
+    """
+
+    runs: Sequence[tuple[int, int, Raw]]
+    """(offset, count, tile): elements ``offset .. offset+count`` repeat ``tile``, shape (TILE,)."""
+    dtype: DataType
+    tolerance: float = 0.0
+
+    def moved(self, move: Callable[[Raw], Any]) -> Content:
+        """The same with tiles where ``move`` puts them: on a device, to be written and compared there."""
+        return dataclasses.replace(self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs])
+
+    def write(self, memory: Raw) -> None:
+        """Fill ``memory``, a one-dimensional raw array."""
+        for offset, count, tile in self.runs:
+            part = memory[offset : offset + count]
+            whole = count // TILE * TILE
+            part[:whole].reshape(-1, TILE)[:] = tile
+            part[whole:] = tile[: count - whole]
+
+    def count_wrong(self, memory: Raw) -> int:
+        """Number of elements of ``memory`` that differ from what they must be."""
+        return sum(self._wrong_in(memory[offset : offset + count], tile) for offset, count, tile in self.runs)
+
+    def _wrong_in(self, part: Raw, tile: Raw) -> int:
+        whole = part.size // TILE * TILE
+        return self._differ(part[:whole].reshape(-1, TILE), tile) + self._differ(
+            part[whole:], tile[: part.size - whole]
+        )
+
+    def _differ(self, seen: Raw, expected: Raw) -> int:
+        if not self.tolerance:
+            return int(np.count_nonzero(seen != expected))
+        wanted = self.dtype.decode(expected)
+        close = np.abs(self.dtype.decode(seen) - wanted) <= self.tolerance * np.abs(wanted)
+        return int(close.size - np.count_nonzero(close))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownData:
+    """Makes the known content of buffers for one case: moved data, or a reduction over ``size`` ranks.
+
+    Raises:
+        UnsupportedError: no exact answer exists (an average of whole numbers).
+    """
+
+    dtype: DataType
+    size: int
+    redop: str | None
+
+    def __post_init__(self) -> None:
+        if self.redop == "avg" and not self.dtype.epsilon:
+            raise UnsupportedError(
+                f"the average of {self.dtype.name} has no exact answer: libraries round it differently"
+            )
+
+    def inputs(self, pieces: Sequence[Piece]) -> Content:
+        """What a rank holds before the operation."""
+        return self._content(pieces)
+
+    def answer(self, pieces: Sequence[Piece]) -> Content:
+        """What a rank must hold after the operation."""
+        power_of_two = self.size & (self.size - 1) == 0
+        inexact = self.redop == "avg" and not power_of_two
+        return self._content(pieces, tolerance=2 * self.dtype.epsilon if inexact else 0.0)
+
+    def neutral(self, count: int) -> Content:
+        """Data that stays the same however often it is reduced in place: for timed loops, ``count`` elements."""
+        value = NEUTRAL[self.redop] if self.redop else 0
+        tile = self.dtype.encode(np.full(TILE, float(value)))
+        return Content(runs=[(0, count, tile)], dtype=self.dtype)
+
+    def cancelling(self, pieces: Sequence[Piece]) -> Content:
+        """What a rank holds so that its sum, product or average over ranks is neutral, however often it is repeated.
+
+        Of each element one rank holds a value, the next one its inverse, all others the neutral element. A piece's
+        ``target`` is left out: a rank that adds what it holds again in each repetition. Of fewer than two others there
+        is nothing to cancel.
+        """
+        runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in pieces]
+        return Content(runs=runs, dtype=self.dtype)
+
+    def _cancelling_tile(self, piece: Piece) -> Values:
+        neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
+        rank, others = piece.source or 0, self.size - (piece.target < self.size)
+        if rank == piece.target or others < 2:  # noqa: PLR2004 - a pair
+            return neutral
+        distance = (rank - (rank > piece.target) - _first_contributor(others)) % others
+        values = np.full(TILE, -1.0) if self.redop == "prod" else _moved_tile(0, 0)
+        inverse = 1 / values if self.redop == "prod" else -values
+        return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
+
+    def _content(self, pieces: Sequence[Piece], tolerance: float = 0.0) -> Content:
+        runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in pieces]
+        return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
+
+    def _tile(self, piece: Piece) -> Values:
+        if self.redop is None:
+            return _moved_tile(piece.source or 0, piece.target)
+        if piece.source is None:
+            return _reduced_tile(self.redop, self.size)
+        return _contribution_tile(self.redop, self.size, piece.source)
+
+
+def _hash(*words: int) -> NDArray[np.uint32]:
+    """TILE well-mixed numbers from ``words`` (finaliser of MurmurHash3 over a running combination)."""
+    state: NDArray[np.uint32] = np.arange(1, TILE + 1, dtype=np.uint32)
+    for word in words:
+        state = _mix(state ^ np.uint32((word * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF))
+    return state
+
+
+def _mix(state: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    once = (state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    twice = (once ^ (once >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return np.asarray(twice ^ (twice >> np.uint32(16)), dtype=np.uint32)
+
+
+@lru_cache(maxsize=256)
+def _moved_tile(source: int, target: int) -> Values:
+    return (_hash(1, source, target) % VALUES + 1).astype(np.float64)
+
+
+def _first_contributor(size: int) -> NDArray[np.int64]:
+    return (_hash(2) % size).astype(np.int64)
+
+
+#: A contribution made from mixed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within 2**6.
+_CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
+    "sum": lambda bits: (bits % 13 + 1).astype(np.float64),
+    "min": lambda bits: (bits % VALUES).astype(np.float64),
+    "max": lambda bits: (bits % VALUES).astype(np.float64),
+    "prod": lambda bits: np.where(bits % 2, 2.0, -1.0),
+}
+
+
+def _contribution(redop: str, size: int, rank: int) -> Values:
+    """What ``rank`` adds where it is a contributor; an average is of one rank holding ``size`` times 1, 2, 4 or 8."""
+    if redop == "avg":
+        return np.asarray(size * 2.0 ** (_hash(3, rank) % 4), dtype=np.float64)
+    return _CONTRIBUTION[redop](_hash(3, rank))
+
+
+@lru_cache(maxsize=64)
+def _contribution_tile(redop: str, size: int, rank: int) -> Values:
+    distance = (rank - _first_contributor(size)) % size
+    return np.where(distance < CONTRIBUTORS[redop], _contribution(redop, size, rank), float(NEUTRAL[redop]))
+
+
+_FOLD: dict[str, Callable[[Values, Values], Values]] = {
+    "sum": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "prod": np.multiply,
+    "avg": np.add,
+}
+
+
+@lru_cache(maxsize=64)
+def _reduced_tile(redop: str, size: int) -> Values:
+    """The reduction over all ranks, from the few that contribute to each element."""
+    few = size <= CONTRIBUTORS[redop]
+    result = _reduced_by_rank(redop, size) if few else _reduced_by_position(redop, size)
+    return result / size if redop == "avg" else result
+
+
+def _reduced_by_rank(redop: str, size: int) -> Values:
+    """The reduction where every rank contributes to every element."""
+    result: Values = np.full(TILE, float(NEUTRAL[redop]))
+    for rank in range(size):
+        result = _FOLD[redop](result, _contribution_tile(redop, size, rank))
+    return result
+
+
+def _reduced_by_position(redop: str, size: int) -> Values:
+    """The reduction where few of many ranks contribute to an element; only those that do somewhere are hashed."""
+    first = _first_contributor(size)
+    result: Values = np.full(TILE, float(NEUTRAL[redop]))
+    for step in range(CONTRIBUTORS[redop]):
+        ranks = (first + step) % size
+        values = np.empty(TILE)
+        for rank in np.unique(ranks):
+            mine = ranks == rank
+            values[mine] = _contribution(redop, size, int(rank))[mine]
+        result = _FOLD[redop](result, values)
+    return result

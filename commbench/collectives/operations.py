@@ -1,0 +1,486 @@
+"""The operations: one entry each with its sizes, busbw factor, known answer and call.
+
+A backend offers primitives (``all_reduce``, ``send``, ...) that return a prepared `Call`; an entry composes them.
+Adding an operation is adding one entry to `OPERATIONS`.
+
+Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one rank's share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from commbench.collectives.primitives import Buffers, CallT_co, Primitives
+from commbench.errors import InputError, UnsupportedError
+
+REDOPS = ("sum", "min", "max", "prod", "avg")
+
+#: Messages in flight in `bandwidth` and `bibandwidth` (OSU's window), and the most bytes that may be in flight.
+WINDOW_MESSAGES = 64
+WINDOW_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Who takes part and how much moves: everything an entry needs to size and fill buffers."""
+
+    rank: int
+    size: int
+    elements: int
+    """Elements of the message: the larger of the send and the receive buffer of any rank."""
+    root: int = 0
+    window: int = 1
+    parts: Sequence[Primitives[Any, Any]] = ()
+    """This rank's part of each of the operation's `divisions`."""
+
+    @property
+    def block(self) -> int:
+        """One rank's share of the message, in elements."""
+        return self.elements // self.size
+
+    @property
+    def last(self) -> int:
+        """The highest rank, the far end of a point-to-point pair."""
+        return self.size - 1
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root of a rooted operation."""
+        return self.rank == self.root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A run of elements with known content: data ``source`` holds for ``target``, or a part of a reduction.
+
+    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the piece begins within the data
+    it is cut from. ``source`` None means the reduction over all ranks.
+    """
+
+    offset: int
+    count: int
+    source: int | None
+    target: int = 0
+    start: int = 0
+
+
+Layout = Callable[[Shape], int]
+Pieces = Callable[[Shape], Sequence[Piece]]
+
+
+def whole(shape: Shape) -> int:
+    """The message."""
+    return shape.elements
+
+
+def _block(shape: Shape) -> int:
+    return shape.block
+
+
+def _nothing(_: Shape) -> int:
+    return 0
+
+
+def _at_root(layout: Layout) -> Layout:
+    return lambda shape: layout(shape) if shape.is_root else 0
+
+
+def _at(rank: Callable[[Shape], int], layout: Layout) -> Layout:
+    return lambda shape: layout(shape) if shape.rank == rank(shape) else 0
+
+
+def _at_ends(layout: Layout) -> Layout:
+    return lambda shape: layout(shape) if shape.rank in {0, shape.last} else 0
+
+
+def own(shape: Shape) -> list[Piece]:
+    """The rank's own message."""
+    return [Piece(offset=0, count=shape.elements, source=shape.rank)]
+
+
+def _own_block(shape: Shape) -> list[Piece]:
+    return [Piece(offset=0, count=shape.block, source=shape.rank)]
+
+
+def _block_per_rank(shape: Shape) -> list[Piece]:
+    block = shape.block
+    return [Piece(offset=r * block, count=block, source=r) for r in range(shape.size)]
+
+
+def _for_each_target(shape: Shape) -> list[Piece]:
+    block = shape.block
+    return [Piece(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)]
+
+
+def _from_each_source(shape: Shape) -> list[Piece]:
+    block = shape.block
+    return [Piece(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
+
+
+def _from(source: Callable[[Shape], int], layout: Layout = whole) -> Pieces:
+    return lambda shape: [Piece(offset=0, count=layout(shape), source=source(shape))]
+
+
+def _scattered(shape: Shape) -> list[Piece]:
+    return [Piece(offset=0, count=shape.block, source=shape.root, target=shape.rank)]
+
+
+def _reduced(shape: Shape) -> list[Piece]:
+    return [Piece(offset=0, count=shape.elements, source=None)]
+
+
+def _reduced_block(shape: Shape) -> list[Piece]:
+    return [Piece(offset=0, count=shape.block, source=None, start=shape.rank * shape.block)]
+
+
+def _root(shape: Shape) -> int:
+    return shape.root
+
+
+def _other_end(shape: Shape) -> int:
+    return shape.last - shape.rank
+
+
+def left(shape: Shape) -> int:
+    """The rank before, in a ring."""
+    return (shape.rank - 1) % shape.size
+
+
+def right(shape: Shape) -> int:
+    """The next rank, in a ring."""
+    return (shape.rank + 1) % shape.size
+
+
+def _first(_: Shape) -> int:
+    return 0
+
+
+def _last(shape: Shape) -> int:
+    return shape.last
+
+
+Kind = Literal["collective", "pair", "ring"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation: what it is, how large its buffers are, what the answer is and how it is called.
+
+    ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the known content of
+    them. ``call`` turns buffers into the sequence of prepared calls that is timed as one operation.
+    """
+
+    name: str
+    summary: str
+    kind: Kind = "collective"
+    send: Layout = _nothing
+    receive: Layout = _nothing
+    inputs: Pieces = lambda _: []
+    answer: Pieces = lambda _: []
+    call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
+    divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
+    """How ranks on such hosts are divided further, for an operation that is composed of others among fewer ranks."""
+    busbw_factor: Callable[[int], float] = lambda _: 1.0
+    """algbw times this is busbw; the argument is the number of ranks (nccl-tests, doc/PERFORMANCE.md)."""
+    divided: bool = False
+    """Whether the message is made of one block a rank, so that its size is a multiple of the number of ranks."""
+    osu_per_rank: bool = False
+    """Whether OSU prints one rank's block instead of the message for this operation."""
+    reduces: bool = False
+    rooted: bool = False
+    has_in_place: bool = False
+    default_in_place: bool = False
+    """What is measured where nothing is asked: for reductions the in-place form, the only one all backends have."""
+    windowed: bool = False
+    window_bytes: int = WINDOW_BYTES
+    """The most bytes that may be in flight from one rank to another."""
+    operations_per_call: int = 1
+    """How often a message crosses one after the other in one call: 2 in a ping-pong."""
+    messages_at_once: int = 1
+    """Messages that the reported bandwidth counts per crossing: 2 where both directions carry data."""
+    algorithm: str = ""
+    """Whose algorithm runs, where the operation is composed here rather than by the library."""
+    overlaps: bool = False
+    """Whether ``call`` is a start and a completion, between which computing may go on (non-blocking collectives)."""
+    moves_data: bool = True
+    minimum_ranks: int = 1
+    in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
+    """In place, which buffer is the block of which; ``same`` where both are one whole buffer."""
+
+    def participants(self, size: int) -> tuple[int, ...]:
+        """The ranks that take part, of ``size``: a pair is the first and the last, the two that are farthest apart."""
+        return (0, size - 1) if self.kind == "pair" else tuple(range(size))
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether of two ranks only the last receives, so that both directions of a pair are measured each."""
+        return not self.answer(Shape(rank=0, size=2, elements=1))
+
+    def osu_bytes(self, message_bytes: int, size: int) -> int:
+        """The size that OSU's micro-benchmarks print for the same case, in bytes."""
+        return message_bytes // size if self.osu_per_rank else message_bytes
+
+    def message_bytes(self, osu_bytes: int, size: int) -> int:
+        """The message of the case for which OSU's micro-benchmarks print ``osu_bytes``, in bytes."""
+        return osu_bytes * size if self.osu_per_rank else osu_bytes
+
+
+def _ping_pong(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    if shape.rank == 0:
+        return [backend.send(buffers.send, shape.last), backend.receive(buffers.receive, shape.last)]
+    if shape.rank == shape.last:
+        return [backend.receive(buffers.receive, 0), backend.send(buffers.send, 0)]
+    return []
+
+
+def _one_way(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    """A window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
+    if shape.rank == 0:
+        window = backend.exchange_window([(buffers.send, shape.last)], [], shape.window)
+        return [window, backend.receive(backend.empty(), shape.last)]
+    if shape.rank == shape.last:
+        window = backend.exchange_window([], [(buffers.receive, 0)], shape.window)
+        return [window, backend.send(backend.empty(), 0)]
+    return []
+
+
+def _both_ways(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+    if shape.rank in {0, shape.last}:
+        peer = _other_end(shape)
+        return [backend.exchange_window([(buffers.send, peer)], [(buffers.receive, peer)], shape.window)]
+    return []
+
+
+def _share(size: int) -> float:
+    return (size - 1) / size
+
+
+_ENTRIES = (
+    Operation(
+        name="all_reduce",
+        summary="every rank gets the reduction of all ranks' messages",
+        send=whole,
+        receive=whole,
+        inputs=own,
+        answer=_reduced,
+        call=lambda backend, b, _s, redop: [backend.all_reduce(b.send, b.receive, redop)],
+        busbw_factor=lambda size: 2 * _share(size),
+        reduces=True,
+        has_in_place=True,
+        default_in_place=True,
+    ),
+    Operation(
+        name="all_gather",
+        summary="every rank gets every rank's block",
+        send=_block,
+        receive=whole,
+        inputs=_own_block,
+        answer=_block_per_rank,
+        call=lambda backend, b, _s, _r: [backend.all_gather(b.send, b.receive)],
+        busbw_factor=_share,
+        divided=True,
+        osu_per_rank=True,
+        has_in_place=True,
+        in_place_slice="send_in_receive",
+    ),
+    Operation(
+        name="reduce_scatter",
+        summary="every rank gets its block of the reduction",
+        send=whole,
+        receive=_block,
+        inputs=own,
+        answer=_reduced_block,
+        call=lambda backend, b, _s, redop: [backend.reduce_scatter(b.send, b.receive, redop)],
+        busbw_factor=_share,
+        divided=True,
+        reduces=True,
+        has_in_place=True,
+        in_place_slice="receive_in_send",
+    ),
+    Operation(
+        name="all_to_all",
+        summary="every rank sends a block to every rank",
+        send=whole,
+        receive=whole,
+        inputs=_for_each_target,
+        answer=_from_each_source,
+        call=lambda backend, b, _s, _r: [backend.all_to_all(b.send, b.receive)],
+        busbw_factor=_share,
+        divided=True,
+        osu_per_rank=True,
+        has_in_place=True,
+    ),
+    Operation(
+        name="broadcast",
+        summary="every rank gets the root's message",
+        receive=whole,
+        inputs=lambda s: own(s) if s.is_root else [],
+        answer=_from(_root),
+        call=lambda backend, b, s, _r: [backend.broadcast(b.receive, s.root)],
+        rooted=True,
+    ),
+    Operation(
+        name="reduce",
+        summary="the root gets the reduction of all ranks' messages",
+        send=whole,
+        receive=_at_root(whole),
+        inputs=own,
+        answer=lambda s: _reduced(s) if s.is_root else [],
+        call=lambda backend, b, s, redop: [backend.reduce(b.send, b.receive, redop, s.root)],
+        reduces=True,
+        rooted=True,
+        has_in_place=True,
+        default_in_place=True,
+    ),
+    Operation(
+        name="gather",
+        summary="the root gets every rank's block",
+        send=_block,
+        receive=_at_root(whole),
+        inputs=_own_block,
+        answer=lambda s: _block_per_rank(s) if s.is_root else [],
+        call=lambda backend, b, s, _r: [backend.gather(b.send, b.receive, s.root)],
+        busbw_factor=_share,
+        divided=True,
+        osu_per_rank=True,
+        rooted=True,
+        has_in_place=True,
+        in_place_slice="send_in_receive",
+    ),
+    Operation(
+        name="scatter",
+        summary="every rank gets its block of the root's message",
+        send=_at_root(whole),
+        receive=_block,
+        inputs=lambda s: _for_each_target(s) if s.is_root else [],
+        answer=_scattered,
+        call=lambda backend, b, s, _r: [backend.scatter(b.send, b.receive, s.root)],
+        busbw_factor=_share,
+        divided=True,
+        osu_per_rank=True,
+        rooted=True,
+        has_in_place=True,
+        in_place_slice="receive_in_send",
+    ),
+    Operation(
+        name="barrier",
+        summary="no rank leaves before the last has entered",
+        call=lambda backend, _b, _s, _r: [backend.barrier()],
+        moves_data=False,
+    ),
+    Operation(
+        name="latency",
+        summary="half the round trip of a ping-pong between the first and the last rank",
+        kind="pair",
+        send=_at_ends(whole),
+        receive=_at_ends(whole),
+        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
+        answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
+        call=_ping_pong,
+        operations_per_call=2,
+        minimum_ranks=2,
+    ),
+    Operation(
+        name="bandwidth",
+        summary="a window of messages from the first to the last rank",
+        kind="pair",
+        send=_at(_first, whole),
+        receive=_at(_last, whole),
+        inputs=lambda s: own(s) if s.rank == 0 else [],
+        answer=lambda s: _from(_first)(s) if s.rank == s.last else [],
+        call=_one_way,
+        windowed=True,
+        minimum_ranks=2,
+    ),
+    Operation(
+        name="bibandwidth",
+        summary="a window of messages both ways between the first and the last rank",
+        kind="pair",
+        send=_at_ends(whole),
+        receive=_at_ends(whole),
+        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
+        answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
+        call=_both_ways,
+        windowed=True,
+        messages_at_once=2,
+        minimum_ranks=2,
+    ),
+    Operation(
+        name="sendrecv",
+        summary="every rank sends to the next and receives from the one before, in a ring",
+        kind="ring",
+        send=whole,
+        receive=whole,
+        inputs=own,
+        answer=_from(left),
+        call=lambda backend, b, s, _r: [backend.send_receive(b.send, right(s), b.receive, left(s))],
+        minimum_ranks=2,
+    ),
+    Operation(
+        name="iall_reduce",
+        summary="non-blocking all_reduce: started, then completed; with its overlap with computing",
+        send=whole,
+        receive=whole,
+        inputs=own,
+        answer=_reduced,
+        call=lambda backend, b, _s, redop: backend.iall_reduce(b.send, b.receive, redop),
+        busbw_factor=lambda size: 2 * _share(size),
+        overlaps=True,
+        reduces=True,
+        has_in_place=True,
+        default_in_place=True,
+    ),
+    Operation(
+        name="iall_gather",
+        summary="non-blocking all_gather: started, then completed; with its overlap with computing",
+        send=_block,
+        receive=whole,
+        inputs=_own_block,
+        answer=_block_per_rank,
+        call=lambda backend, b, _s, _r: backend.iall_gather(b.send, b.receive),
+        busbw_factor=_share,
+        overlaps=True,
+        divided=True,
+        osu_per_rank=True,
+        has_in_place=True,
+        in_place_slice="send_in_receive",
+    ),
+)
+
+OPERATIONS = {entry.name: entry for entry in _ENTRIES}
+
+
+def find_operation(name: str) -> Operation:
+    """Return the entry called ``name``.
+
+    Raises:
+        InputError: there is none; the sentence lists those there are.
+    """
+    if name not in OPERATIONS:
+        raise InputError(f"Unknown operation {name!r}; choose from {', '.join(OPERATIONS)}.")
+    return OPERATIONS[name]
+
+
+def window_of(operation: Operation, message_bytes: int) -> int:
+    """Messages in flight at once: 64 as in OSU, fewer where that would exceed the operation's ``window_bytes``."""
+    if not operation.windowed:
+        return 1
+    return max(1, min(WINDOW_MESSAGES, operation.window_bytes // max(1, message_bytes)))
+
+
+def true_message_bytes(operation: Operation, requested: int, itemsize: int, size: int) -> int:
+    """The bytes really moved: a rank's share is rounded up to one element."""
+    if not operation.moves_data:
+        return 0
+    if not operation.divided:
+        return requested
+    per_rank = -(-requested // (itemsize * size))
+    return per_rank * itemsize * size
+
+
+def check_ranks(operation: Operation, size: int) -> None:
+    """Raise `UnsupportedError` where ``operation`` makes no sense on ``size`` ranks."""
+    if size < operation.minimum_ranks:
+        raise UnsupportedError(f"{operation.name} needs at least {operation.minimum_ranks} ranks, this run has {size}")

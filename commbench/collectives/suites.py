@@ -1,0 +1,81 @@
+"""Finding and loading suites: short Python files that name axes as ``SUITE``, a `Sweep` or a list of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commbench.collectives.cases import Sweep
+from commbench.errors import InputError
+
+#: Where the suites that come with commbench are: beside the package in a checkout, below the prefix when installed.
+HOMES = (Path(__file__).parents[2] / "benchmarks", Path(sys.prefix) / "share" / "commbench" / "benchmarks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Named sweeps, measured together."""
+
+    name: str
+    sweeps: Sequence[Sweep]
+
+    def override(self, axes: Mapping[str, Any]) -> Suite:
+        """The suite with axes replaced in every sweep; sweeps that become equal are measured once.
+
+        Raises:
+            InputError: a value that the axis does not have.
+        """
+        return dataclasses.replace(self, sweeps=[dataclasses.replace(sweep, **axes) for sweep in self.sweeps])
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Every backend that is named, once."""
+        return tuple(dict.fromkeys(backend for sweep in self.sweeps for backend in sweep.backends))
+
+
+def load_suite(name: str) -> Suite:
+    """Load a suite by path, or one of commbench's own by name, such as ``quick``.
+
+    Raises:
+        InputError: there is no such file, it cannot be run, or it names no sweeps.
+    """
+    path = find_suite(name)
+    try:
+        suite = runpy.run_path(str(path)).get("SUITE")
+    except InputError:
+        raise
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise InputError(f"Suite {path} cannot be run ({words}).") from error
+    sweeps = [suite] if isinstance(suite, Sweep) else suite
+    if not isinstance(sweeps, Sequence) or not sweeps or not all(isinstance(sweep, Sweep) for sweep in sweeps):
+        raise InputError(f"Suite {path} names no sweeps; it must set SUITE to a commbench.Sweep or a list of them.")
+    return Suite(name=path.stem, sweeps=list(sweeps))
+
+
+def find_suite(name: str) -> Path:
+    """The file of a suite.
+
+    Raises:
+        InputError: there is none; the sentence lists those there are.
+    """
+    given = Path(name)
+    candidates = [given, *(home / f"{name}.py" for home in HOMES)]
+    for path in candidates:
+        if path.is_file():
+            return path
+    known = ", ".join(known_suites())
+    raise InputError(f"Unknown suite {name!r}; give a Python file or choose from {known or 'none found'}.")
+
+
+def known_suites() -> list[str]:
+    """Names of the suites that come with commbench: the files that set SUITE."""
+    home = next((home for home in HOMES if home.is_dir()), None)
+    if home is None:
+        return []
+    return sorted(path.stem for path in home.glob("*.py") if "\nSUITE =" in path.read_text(encoding="utf-8"))

@@ -1,0 +1,372 @@
+"""What a training sweep measures: a `TrainingCase` is one configuration, a `TrainingSweep` the product of axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.errors import InputError
+from commbench.schema import Ranks, read_as
+
+HOOKS = ("none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd")
+#: Hooks that need a number behind their name, and what it is.
+_NUMBERED = {"topk": "density", "randomk": "density", "powersgd": "rank"}
+#: How a hook's option says yes and no.
+PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
+#: On CPUs and on GPUs.
+BACKENDS = ("gloo", "nccl")
+#: The hook of a step that runs without DDP.
+LOCAL = "local"
+#: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No number means the same.
+DEFAULT_CAP = "default"
+#: A byte, and more than any model: as good as one bucket.
+SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
+SWEEP, CONFIRM = "sweep", "confirm"
+#: Settings that are measured for a model of the step to be fitted to: no rows of ``ddp.csv``.
+CALIBRATE = "calibrate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCase:
+    """One configuration of DDP training in the words of ``ddp.csv``, or with hook `LOCAL` the step without DDP."""
+
+    workload: str
+    world_size: Ranks
+    batch_per_rank: int
+    """Samples per rank of one forward and backward pass; an optimiser step sees ``accumulation`` times as many."""
+    backend: str = "gloo"
+    precision: str = "fp32"
+    hook: str = "none"
+    density: float | None = None
+    """Share of a gradient's elements that is sent, k/n; None for hooks that have none."""
+    hook_options: str = ""
+    """What else was chosen about the hook, ``key=value`` separated by ``;`` and sorted."""
+    bucket_cap_mb: str = DEFAULT_CAP
+    """``default``, a number of MiB, or a list ``1+5+25``."""
+    bucket_view: bool = False
+    static_graph: bool = False
+    accumulation: int = 1
+    phase: str = SWEEP
+    """``sweep``, ``confirm`` for the fresh blocks on which a recommendation rests, or ``calibrate``."""
+
+    @property
+    def key(self) -> str:
+        """A stable text that identifies the case within a run."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_key(cls, key: str) -> TrainingCase:
+        """Rebuild the case that has this key; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: it is no key of a case.
+        """
+        try:
+            return read_as(cls, json.loads(key)).checked()
+        except (ValueError, RecursionError, InputError) as error:
+            raise InputError(f"{key[:60]!r} is not a training case of commbench ({error}).") from error
+
+    def checked(self) -> TrainingCase:
+        """Return the case if what it names can be used.
+
+        Raises:
+            InputError: the hook, its options or the bucket size are not what this version writes.
+        """
+        if self.hook not in {*HOOKS, LOCAL}:
+            raise InputError(f"Unknown hook {self.hook!r}; choose from {', '.join(HOOKS)}.")
+        if any("=" not in pair for pair in self.hook_options.split(";") if pair):
+            raise InputError(f"The options {self.hook_options!r} of hook {self.hook} are not key=value.")
+        canonical_cap(self.bucket_cap_mb)
+        return self
+
+    @property
+    def uses_ddp(self) -> bool:
+        """Whether gradients are exchanged at all."""
+        return self.hook != LOCAL
+
+    @property
+    def carrier(self) -> str:
+        """The backend of the collectives that DDP issues: NCCL not as a library, but as torch calls it."""
+        return "torch-nccl" if self.backend == "nccl" else self.backend
+
+    @property
+    def caps_mb(self) -> tuple[float, ...]:
+        """The numbers of ``bucket_cap_mb`` in MiB; empty for DDP's default."""
+        return () if self.bucket_cap_mb == DEFAULT_CAP else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """``hook_options`` by name."""
+        return _options(self.hook_options)
+
+    @property
+    def group(self) -> tuple[str, str, int, int]:
+        """Cases with the same are alternatives to each other: what differs is for DDP's user to choose."""
+        return self.workload, self.backend, self.world_size, self.batch_per_rank
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of all ranks that one optimiser step sees."""
+        return self.world_size * self.batch_per_rank * self.accumulation
+
+    def local(self) -> TrainingCase:
+        """The step without DDP that this case is compared with."""
+        return TrainingCase(
+            workload=self.workload,
+            world_size=self.world_size,
+            batch_per_rank=self.batch_per_rank,
+            backend=self.backend,
+            precision=self.precision,
+            hook=LOCAL,
+            accumulation=self.accumulation,
+            phase=self.phase,
+        )
+
+    def __str__(self) -> str:
+        """Name the case for people: what differs from the defaults only."""
+        if not self.uses_ddp:
+            return f"{self.workload} without DDP" + self._but()
+        cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
+        return f"{self.workload} {self.hook_name}, {cap}" + self._but()
+
+    @property
+    def hook_name(self) -> str:
+        """The hook as ``--hook`` takes it, e.g. ``topk:0.01:values=float16``."""
+        return hook_words(self.hook, self.density, self.hook_options)
+
+    def _but(self) -> str:
+        words = [] if self.precision == "fp32" else [self.precision]
+        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
+        words += ["bucket views"] if self.bucket_view else []
+        words += ["static graph"] if self.static_graph else []
+        over = "" if self.backend == BACKENDS[0] else f" over {self.backend.upper()}"
+        words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
+        words += [] if self.phase == SWEEP else [self.phase]
+        return "".join(f", {word}" for word in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSweep:
+    """Axes whose product is trained, each in the words of the command line.
+
+    Raises:
+        InputError: an unknown name, a density outside (0, 1], or a number that is not above 0.
+    """
+
+    workload: str = "resnet18"
+    backend: str = "gloo"
+    bucket_caps: Sequence[str] = (DEFAULT_CAP,)
+    hooks: Sequence[str] = ("none",)
+    precisions: Sequence[str] = ("fp32",)
+    accumulations: Sequence[int] = (1,)
+    bucket_views: Sequence[bool] = (False,)
+    static_graphs: Sequence[bool] = (False,)
+    batches: Sequence[int] = ()
+    """Samples per rank; empty: the workload's own."""
+    world_sizes: Sequence[int] = ()
+    """Numbers of ranks; empty: all that are started."""
+
+    def __post_init__(self) -> None:
+        for what, given, known in (
+            ("precision", self.precisions, PRECISIONS),
+            ("training backend", [self.backend], BACKENDS),
+        ):
+            for name in given:
+                if name not in known:
+                    raise InputError(f"Unknown {what} {name!r}; choose from {', '.join(known)}.")
+        object.__setattr__(self, "bucket_caps", tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)))
+        for hook in self.hooks:
+            parse_hook(hook)
+        for what, numbers in (
+            ("Accumulation", self.accumulations),
+            ("Batch", self.batches),
+            ("World size", self.world_sizes),
+        ):
+            for number in numbers:
+                if number < 1:
+                    raise InputError(f"{what} {number} was asked for; give at least 1.")
+
+    def cases(self, *, ranks: int, batch: int) -> list[TrainingCase]:
+        """The configurations on ``ranks`` ranks, each once, with every group's baseline first and its local steps last.
+
+        ``batch`` is the workload's own number of samples per rank.
+
+        Raises:
+            InputError: a world size beyond ``ranks``.
+        """
+        for size in self.world_sizes:
+            if size > ranks:
+                raise InputError(f"A world size of {size} was asked for but {ranks} ranks are started; raise -n.")
+        groups = itertools.product(self.world_sizes or (ranks,), self.batches or (batch,))
+        cases = [case for size, samples in groups for case in self._group(size, samples)]
+        return list(dict.fromkeys([*cases, *(case.local() for case in cases)]))
+
+    def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
+        points = itertools.product(
+            self.accumulations, self.bucket_views, self.static_graphs, self.precisions, self.hooks, self.bucket_caps
+        )
+        made = [
+            TrainingCase(
+                workload=self.workload,
+                backend=self.backend,
+                world_size=world_size,
+                batch_per_rank=batch,
+                precision=precision,
+                bucket_cap_mb=cap,
+                bucket_view=view,
+                static_graph=static,
+                accumulation=accumulation,
+                **parse_hook(hook),
+            )
+            for accumulation, view, static, precision, hook, cap in points
+        ]
+        return [baseline_of(made), *made]
+
+
+def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
+    """What a group of alternatives is compared with: DDP as it comes, in fp32, at the group's least accumulation."""
+    first = cases[0]
+    return TrainingCase(
+        workload=first.workload,
+        backend=first.backend,
+        world_size=first.world_size,
+        batch_per_rank=first.batch_per_rank,
+        accumulation=min(case.accumulation for case in cases),
+        phase=first.phase,
+    )
+
+
+def canonical_cap(text: str) -> str:
+    """A bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25`` (MiB).
+
+    Raises:
+        InputError: not a number, or not above 0.
+    """
+    if text.strip() == DEFAULT_CAP:
+        return DEFAULT_CAP
+    try:
+        caps = [float(part) for part in text.split("+")]
+    except ValueError:
+        raise InputError(f"Bucket size {text!r} is not understood; write default, MiB such as 25, or 1+5+25.") from None
+    if not all(SMALLEST_CAP_MB <= cap <= LARGEST_CAP_MB for cap in caps):
+        raise InputError(
+            f"Bucket size {text!r} is not above 0 and at most {LARGEST_CAP_MB} MiB; "
+            "write default, MiB such as 25, or 1+5+25."
+        )
+    return "+".join(_plain(cap) for cap in caps)
+
+
+def _plain(cap: float) -> str:
+    """A number without an exponent, whose + would divide a list."""
+    return f"{cap:.9f}".rstrip("0").rstrip(".")
+
+
+def parse_hook(text: str) -> dict[str, Any]:
+    """The fields ``hook``, ``density`` and ``hook_options`` of a hook as typed: ``topk:0.01:values=float16``.
+
+    Raises:
+        InputError: an unknown hook, a missing or superfluous number, or a density outside (0, 1].
+    """
+    name, *rest = text.strip().split(":")
+    if name not in HOOKS:
+        raise InputError(f"Unknown hook {name!r}; choose from {', '.join(_usage(hook) for hook in HOOKS)}.")
+    numbers, pairs = [part for part in rest if "=" not in part], [part for part in rest if "=" in part]
+    if len(numbers) != (name in _NUMBERED):
+        raise InputError(f"Hook {text!r} is not understood; write {_usage(name)}.")
+    options = dict(pair.split("=", 1) for pair in pairs)
+    if len(options) < len(pairs) or _NUMBERED.get(name) in options:
+        raise InputError(f"Hook {text!r} names something twice; write each option once, and {_usage(name)} first.")
+    if not all(re.fullmatch(r"[a-z_]+", key) and re.fullmatch(r"[\w.+-]+", value) for key, value in options.items()):
+        raise InputError(f"The options of hook {text!r} are not understood; write them as key=value, separated by :.")
+    density = None
+    if _NUMBERED.get(name) == "density":
+        density = _density(text, numbers[0])
+    elif numbers:
+        options["rank"] = _rank(text, numbers[0])
+    canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
+    return {"hook": name, "density": density, "hook_options": canonical}
+
+
+def hook_words(hook: str, density: float | None, options: str) -> str:
+    """What `parse_hook` takes, from the fields that it gives."""
+    rest = _options(options)
+    number = rest.pop("rank", "") if density is None else f"{density:g}"
+    return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in rest.items())])
+
+
+def _options(text: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in text.split(";") if pair)
+
+
+def _usage(hook: str) -> str:
+    return f"{hook}:{_NUMBERED[hook].upper()}" if hook in _NUMBERED else hook
+
+
+def _density(text: str, number: str) -> float:
+    try:
+        density = float(number)
+    except ValueError:
+        density = float("nan")
+    if not 0 < density <= 1:
+        raise InputError(f"The density of hook {text!r} is not in (0, 1]; write e.g. topk:0.01 to send 1 %.")
+    return density
+
+
+def _rank(text: str, number: str) -> str:
+    if not number.isdigit() or int(number) < 1:
+        raise InputError(f"The rank of hook {text!r} is not a whole number above 0; write e.g. powersgd:2.")
+    return str(int(number))
+
+
+# --------------------------------------------------------------------------------------------------- in a launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How the configurations of a launch are trained; the same for all of them."""
+
+    seed: int
+    """Of the run; launch i takes weights and data from seed + i."""
+    block_s: float
+    """Timed steps of a block take about so long on the baseline, in seconds."""
+    blocks: int = 1
+    """Blocks of each configuration in a launch, in turns with the others."""
+    steps: int | None = None
+    """Steps of every block, early ones included; None: the workload's own, else found from ``block_s``."""
+    threads: int | None = None
+    """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
+    watches_drift: bool = True
+    """Whether a launch of one block for each configuration has further ones of the baseline, see `schedule`."""
+
+
+#: Further blocks of the baseline in a launch that watches for drift, see `schedule`.
+DRIFT_BLOCKS = 2
+
+
+def blocks_of_sweep(cases: int, launches: int) -> int:
+    """Blocks that a sweep over so many configurations makes, those that watch for drift included."""
+    return launches * (cases + (DRIFT_BLOCKS if cases > 1 else 0))
+
+
+def schedule(
+    cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int, *, watches_drift: bool = True
+) -> list[int]:
+    """The blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
+
+    Where there is only one round and drift is watched, the first baseline (the first case with hook none and default
+    buckets) is also put at the beginning, in the middle and at the end: its blocks show how steady the machine is.
+    """
+    generator = random.Random(f"{seed}:{launch}")
+    rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
+    plain = [i for i, case in enumerate(cases) if case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP]
+    if blocks > 1 or not plain or len(cases) == 1 or not watches_drift:
+        return [index for order in rounds for index in order]
+    others = [index for index in rounds[0] if index != plain[0]]
+    middle = len(others) // 2
+    return [plain[0], *others[:middle], plain[0], *others[middle:], plain[0]]

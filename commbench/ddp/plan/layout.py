@@ -1,0 +1,128 @@
+"""The buckets that DDP makes of a model for a bucket size, by its own rule: which sizes need no measuring of their own.
+
+Source: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
+``torch/csrc/distributed/c10d/reducer.cpp``, and ``_BucketCapacityConfig`` in ``torch/nn/parallel/distributed.py``.
+A cap is a threshold for closing a bucket: tensors are never split, so a bucket exceeds its cap by up to one tensor.
+Parameters with sparse gradients, which DDP puts into buckets of their own, are not provided for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.workload import WorkloadFacts
+
+MIB = 1 << 20
+#: Caps of DDP's default in bytes: ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``, then 25 MiB.
+DEFAULT_CAPS = (MIB, 25 * MIB)
+_NO_CAP = (1 << 63) - 1
+
+#: Parameter indices of each bucket, in the order of sending.
+Layout: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def caps_bytes(bucket_cap_mb: str) -> list[int]:
+    """Return the caps in bytes of the successive buckets; the last holds for all further ones.
+
+    Args:
+        bucket_cap_mb: ``default``, MiB such as ``25``, or a list ``1+5+25``, as in ``ddp.csv``.
+    """
+    if bucket_cap_mb == DEFAULT_CAP:
+        return list(DEFAULT_CAPS)
+    return [int(float(cap) * MIB) for cap in bucket_cap_mb.split("+")]
+
+
+def rebuilt_layout(
+    numels: Sequence[int],
+    itemsizes: Sequence[int],
+    dtypes: Sequence[Hashable],
+    ready_order: Sequence[int],
+    caps: Sequence[int],
+) -> Layout:
+    """Return the buckets that DDP uses from the second step on (the third with a static graph).
+
+    Args:
+        numels: elements of each trainable parameter, in the order in which the model registers them.
+        itemsizes: bytes of one element of each.
+        dtypes: dtype of each; with the device where a model lies on several, for a bucket holds one kind only.
+        ready_order: indices of all parameters in the order in which their gradients became ready on rank 0.
+        caps: as from `caps_bytes`.
+    """
+    sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
+    return _assign(sizes, dtypes, ready_order, caps)
+
+
+def initial_layout(
+    numels: Sequence[int], itemsizes: Sequence[int], dtypes: Sequence[Hashable], bucket_cap_mb: str
+) -> Layout:
+    """Return the buckets of the first step: one for each dtype, unless there is a list of caps.
+
+    The order is that of registration, backwards. Arguments are those of `rebuilt_layout` and `caps_bytes`.
+    """
+    sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
+    caps = caps_bytes(bucket_cap_mb) if "+" in bucket_cap_mb else [_NO_CAP]
+    return tuple(sorted(_assign(sizes, dtypes, range(len(sizes)), caps), key=min, reverse=True))
+
+
+def bucket_sizes(layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the bytes of each bucket's parameters."""
+    return tuple(sum(numels[i] * itemsizes[i] for i in bucket) for bucket in layout)
+
+
+def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
+    """Return the rebuilt buckets of a configuration; none where it trains without DDP."""
+    if not case.uses_ddp:
+        return ()
+    numels, itemsizes, dtypes = zip(*((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True)
+    return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb))
+
+
+def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
+    """Return the bytes of each rebuilt bucket of a configuration."""
+    sizes = [p.numel for p in facts.parameters], [p.itemsize for p in facts.parameters]
+    return bucket_sizes(case_layout(case, facts), *sizes)
+
+
+def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict[TrainingCase, TrainingCase]:
+    """Return for each configuration the one that is measured for it, in the order given.
+
+    Configurations that differ only in their bucket size and get the same buckets are one: the one with DDP's default
+    buckets is measured, else the first.
+    """
+    layouts: dict[str, Layout] = {}
+    chosen: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
+    keys: dict[TrainingCase, tuple[TrainingCase, Layout]] = {}
+    for case in cases:
+        if case.uses_ddp and case.bucket_cap_mb not in layouts:
+            layouts[case.bucket_cap_mb] = case_layout(case, facts)
+        layout = layouts[case.bucket_cap_mb] if case.uses_ddp else ()
+        keys[case] = (dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP), layout)
+        if keys[case] not in chosen or case.bucket_cap_mb == DEFAULT_CAP:
+            chosen[keys[case]] = case
+    return {case: chosen[key] for case, key in keys.items()}
+
+
+def _assign(sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]) -> Layout:
+    """Fill buckets in ``order``, one open bucket a kind, each kind counting through ``caps`` on its own.
+
+    What is open at the end is sent last, the kind that came first at the very end: that is how the hash table of
+    GNU's C++ library, which Linux builds of torch use, lists its entries.
+    """
+    closed: list[list[int]] = []
+    filling: dict[Hashable, list[int]] = {}
+    filled: Counter[Hashable] = Counter()
+    reached: Counter[Hashable] = Counter()
+    for index in order:
+        kind = kinds[index]
+        filling.setdefault(kind, []).append(index)
+        filled[kind] += sizes[index]
+        if filled[kind] >= caps[min(reached[kind], len(caps) - 1)]:
+            closed.append(filling[kind])
+            filling[kind], filled[kind] = [], 0
+            reached[kind] += 1
+    closed += [bucket for bucket in reversed(filling.values()) if bucket]
+    return tuple(tuple(bucket) for bucket in closed)

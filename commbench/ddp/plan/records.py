@@ -1,0 +1,242 @@
+"""The `TrainingRecord` of one configuration in one launch, and the rows of ``ddp.csv`` and ``buckets.csv``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.engine.records import SCHEMA, Clocks, Status, column
+from commbench.errors import InputError
+from commbench.schema import Diverging, read_as
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bucket of a configuration in one launch; medians over timed steps, milliseconds since the backward began."""
+
+    size_bytes: int
+    """Bytes of the parameters in it."""
+    parameters: int
+    """Number of tensors."""
+    ready_ms: float
+    """All its gradients are there, on the slowest rank."""
+    start_ms: float
+    """Its communication begins, on the slowest rank: after compressing, and after earlier buckets let it through."""
+    done_ms: float
+    """Its result is there, on the slowest rank."""
+    comm_ms: float
+    """Start to done without decompressing, on the rank where that took least: nor is waiting for slower ranks in it."""
+    skew_wait_ms: float
+    """What a rank spends more than that, the mean over ranks."""
+    compress_ms: float = 0.0
+    """Compressing and decompressing, the mean over ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """One configuration in one launch. Times are milliseconds of one optimiser step, lists run over timed steps."""
+
+    case: TrainingCase
+    launch: int
+    status: Status = "ok"
+    reason: str = ""
+
+    seed: int = 0
+    """Of initial weights and data: the same for all configurations of a launch."""
+    threads_per_rank: int = 1
+    device: str = "cpu"
+    parameters: int = 0
+    """Trainable elements of the model."""
+    step_ms: Sequence[float] = ()
+    """The slowest rank's step, of every block in turn."""
+    block_lengths: Sequence[int] = ()
+    """Timed steps of each block: their sum is the length of ``step_ms``."""
+    block_steps: int = 0
+    """Steps of each block, early ones included."""
+    discarded: int = 0
+    """Steps at the beginning of every block that are not timed: buckets are rebuilt and times settle."""
+    forward_ms: float | None = None
+    """Median over steps of the slowest rank; likewise the next two."""
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    comm_ms: float | None = None
+    """Time with a bucket in flight, on the rank where that took least."""
+    skew_wait_ms: float | None = None
+    """What a rank spends more than that, the mean over ranks."""
+    compress_ms: float | None = None
+    """Compressing and decompressing, the mean over ranks."""
+    encode_ms: float | None = None
+    """The part of ``compress_ms`` that the backward pass itself waits for."""
+    bucket_bytes: Sequence[int] = ()
+    """Sizes of the rebuilt buckets, as DDP states them."""
+    buckets: Sequence[Bucket] = ()
+    """Hook none is watched in extra steps with the pass-through hook, after the timed ones."""
+    sent_bytes: float | None = None
+    """Bytes that a rank really sent in a step, the mean over ranks."""
+    expected_bytes: float | None = None
+    """What the hook should send by theory."""
+    dense_bytes: float | None = None
+    """What a ring all-reduce of the gradients in float32 sends: 2 (p-1)/p 4n."""
+    losses: Sequence[Diverging] = ()
+    """Training loss of every step of the first block, the mean over ranks; empty where the workload has none."""
+    metric_name: str = ""
+    metrics: Sequence[tuple[int, Diverging]] = ()
+    """(steps made, value) in the first block, on held-out data."""
+    target: Diverging | None = None
+    """The value of the metric that counts as trained."""
+    grad_rel_error: Diverging | None = None
+    """Norm of (gradient after the hook - mean gradient of all ranks) over the norm of the latter, at the last step."""
+    ranks_agree: bool | None = None
+    """Whether all ranks hold the same parameters, bit by bit, at the end of every block."""
+    skipped_steps: int = 0
+    """Steps that the gradient scaler left out, of all blocks."""
+    peak_memory_bytes: int | None = None
+    energy_J: float | None = None  # noqa: N815 - a unit
+    """Of one step, on all hosts that train together; None where it was not measured."""
+    energy_of: str = ""
+    """See `commbench.engine.records.Record.energy_of`."""
+    clocks: Clocks | None = None
+    """Of the ranks' GPUs, around the timed steps of every block."""
+    flags: Sequence[str] = ()
+    measuring_s: float = 0.0
+    """Wall time of steps, discarded ones included."""
+    other_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``samples.jsonl`` holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
+        """Rebuild a record; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: a required field is missing or has another type.
+        """
+        try:
+            record = read_as(cls, data)
+            record.case.checked()
+        except InputError as error:
+            raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+        return record
+
+
+def is_training(data: Mapping[str, Any]) -> bool:
+    """Whether a line of ``samples.jsonl`` holds a training record."""
+    return isinstance(data.get("case"), Mapping) and "workload" in data["case"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRow:
+    """One line of ``ddp.csv``: a configuration summarised over launches. None is an empty cell."""
+
+    schema: int = SCHEMA
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("what was trained", "")
+    parameters: int | None = column("trainable elements of the model")
+    backend: str = column("gloo or nccl", "")
+    device: str = column("cpu, or the GPU's name", "")
+    world_size: int | None = column("ranks that trained")
+    nodes: int | None = column("hosts of the launch")
+    ranks_per_node: int | None = column("most ranks on one host")
+    ranks_per_gpu: int | None = column("most ranks on one physical GPU")
+    threads_per_rank: int | None = column("compute threads of a rank")
+    seed: int | None = column("seed of the run; launch i trains with seed + i")
+    precision: str = column("fp32, amp-bf16 or amp-fp16", "")
+    hook: str = column("DDP communication hook", "")
+    density: float | None = column("share of the elements that is sent")
+    hook_options: str = column("what else was chosen about the hook, key=value;...", "")
+    bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
+    bucket_count: int | None = column("buckets after DDP has rebuilt them")
+    bucket_mb: str = column("their sizes in MB (1e6 bytes), in the order of sending, a+b+c", "")
+    bucket_view: bool | None = column("gradient_as_bucket_view")
+    static_graph: bool | None = column("static_graph")
+    accumulation: int | None = column("backward passes per optimiser step")
+    batch_per_rank: int | None = column("samples per rank of one backward pass")
+    launches: int | None = column("launches behind the row")
+    steps: int | None = column("timed steps, all launches together")
+    step_ms: float | None = column("median over launches of the median step of the slowest rank")
+    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end")
+    step_ms_ci_high: float | None = column("and its high end")
+    step_ms_p95: float | None = column("median over launches of the launch's p95")
+    samples_per_s: float | None = column("samples of all ranks per second")
+    local_step_ms: float | None = column("the step without DDP, same launches")
+    scaling_efficiency: float | None = column("local_step_ms over step_ms")
+    forward_ms: float | None = column("forward pass")
+    backward_ms: float | None = column("backward pass, communication included")
+    optimizer_ms: float | None = column("optimiser")
+    comm_ms: float | None = column("time with a bucket in flight, on the rank where that took least")
+    exposed_comm_ms: float | None = column(
+        "backward beyond the backward without DDP and beyond compressing: what the step waits for communication"
+    )
+    skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
+    sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
+        "really sent by a rank, MB = 1e6 bytes; empty over NCCL, where nobody counts"
+    )
+    dense_MB_per_step: float | None = column("what a ring all-reduce in float32 sends: 2 (p-1)/p 4n")  # noqa: N815 - a unit
+    speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
+    speedup_ci_low: float | None = column("its 95 % interval over launches, low end")
+    speedup_ci_high: float | None = column("and its high end")
+    verdict: str = column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
+    loss_first: float | None = column("training loss of the first step")
+    loss_equal_steps: float | None = column("training loss after the same number of steps")
+    loss_equal_time: float | None = column("training loss when the fastest configuration is through")
+    metric_name: str = column("what the workload evaluates on held-out data", "")
+    metric: float | None = column("its value after the last step, median over launches")
+    time_to_target_s: float | None = column("steps until the metric meets the workload's target, times step_ms")
+    grad_rel_error: float | None = column("relative error of the gradient against the mean over ranks, last step")
+    ranks_agree: bool | None = column("all ranks hold the same parameters, bit by bit")
+    skipped_steps: int | None = column("steps that the gradient scaler left out, all launches")
+    peak_memory_MB: float | None = column(  # noqa: N815 - a unit
+        "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
+    )
+    energy_J: float | None = column("energy of one step, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
+    status: str = column("ok, unsupported, failed, hung or wrong", "ok")
+    reason: str = column("one sentence where status is not ok", "")
+    flags: str = column("doubts about the row, separated by ;", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketRow:
+    """One line of ``buckets.csv``: a bucket of a configuration, medians over launches."""
+
+    schema: int = SCHEMA
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("as in ddp.csv", "")
+    world_size: int | None = column("as in ddp.csv")
+    batch_per_rank: int | None = column("as in ddp.csv")
+    precision: str = column("as in ddp.csv", "")
+    hook: str = column("as in ddp.csv; none is watched through the pass-through hook after the timed steps", "")
+    density: float | None = column("as in ddp.csv")
+    hook_options: str = column("as in ddp.csv", "")
+    bucket_cap_mb: str = column("as in ddp.csv", "")
+    bucket_view: bool | None = column("as in ddp.csv")
+    static_graph: bool | None = column("as in ddp.csv")
+    accumulation: int | None = column("as in ddp.csv")
+    bucket: int | None = column("number in the order of sending")
+    size_bytes: int | None = column("bytes of its parameters")
+    parameters: int | None = column("tensors in it")
+    ready_ms: float | None = column("all gradients there on the slowest rank, since the backward began")
+    start_ms: float | None = column("communication begins on the slowest rank")
+    done_ms: float | None = column("result there on the slowest rank")
+    comm_ms: float | None = column("start to done without decompressing, on the rank where that took least")
+    skew_wait_ms: float | None = column("what a rank spends more, mean over ranks")
+    compress_ms: float | None = column("compressing and decompressing, mean over ranks")
+
+
+DDP_COLUMNS = tuple(f.name for f in dataclasses.fields(TrainingRow))
+BUCKET_COLUMNS = tuple(f.name for f in dataclasses.fields(BucketRow))
+
+#: What each flag of ``ddp.csv`` means and what to try; those of `commbench.engine.records.FLAGS` have the same meaning.
+TRAINING_FLAGS = {
+    "same_layout": "DDP makes the same buckets as for another bucket size, which was measured for both",
+    "layout": "DDP's buckets are not those that its rule predicts from the trial: gradients come in another order",
+    "traffic": "the bytes really sent differ from theory by more than 5 %: the hook does not do what it says",
+    "drift": "the baseline moved by more than 10 % within a launch: the machine is not steady",
+    "ranks_differ": "ranks ended with different parameters: the hook or the workload is wrong",
+    "short": "fewer than 3 timed steps in a launch: use a larger budget",
+}

@@ -1,0 +1,294 @@
+"""The seam between the engine and a backend: primitives, buffers, a timed loop, and what a row says about them.
+
+A new backend is one file with one class. Backends whose buffers are host memory inherit `HostCommunicator` and write
+primitives only; others also say how to allocate, fill and check their buffers, and bring their own timed loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from commbench.collectives.algorithms import AUTO
+from commbench.collectives.cases import REGISTERED, SYNCS
+from commbench.collectives.datatypes import Content, DataType, Raw
+from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.patterns import Group
+from commbench.collectives.primitives import Ends
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
+from commbench.engine.timing.sync import SyncPlan
+from commbench.errors import UnsupportedError
+from commbench.system.topology import last_level_cache_bytes
+
+#: Buffers begin on a page, as in OSU's benchmarks.
+ALIGNMENT = 4096
+#: What a receive buffer holds before an operation that must overwrite it: in int8 -91, which is no answer either.
+STALE = 0xA5
+
+
+class Communicator(ABC):
+    """One backend in one launch or in a group of its ranks, seen from one rank.
+
+    Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
+    """
+
+    backend: str
+    device: str
+    rank: int
+    size: int
+    loops: tuple[str, ...] = ("python",)
+    """The timed loops it has, its best first."""
+    syncs: tuple[str, ...] = SYNCS
+    """The ways in which its ranks can start together."""
+    most_elements: int | None = None
+    """The most elements that one call can take; None where there is no limit."""
+    ranks_per_gpu: int | None = None
+    """The most ranks of the launch on one GPU; None where none is used."""
+    gpu: str = ""
+    """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
+    own_threads: bool = False
+    """Whether operations are carried out by threads of the library rather than by the caller."""
+    idle_alone: bool = False
+    """Whether the library does nothing at all where one rank alone works in place."""
+
+    @abstractmethod
+    def library(self) -> str:
+        """Name and version of the library that carries the operations."""
+
+    @abstractmethod
+    def transport(self) -> str:
+        """What carries messages between the ranks; known once the first operation has run."""
+
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
+        """What the library carries an operation with, where it can be known."""
+        return ""
+
+    def using(self, algorithm: str) -> Communicator:
+        """The communicator for an algorithm (see `commbench.collectives.algorithms`); collective."""
+        if algorithm == AUTO:
+            return self
+        raise UnsupportedError(
+            f"{self.backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
+        )
+
+    @contextmanager
+    def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
+        """Around calls that are not timed: the library may be asked what it does with them.
+
+        Where they are ``replayed``, it has said so when they were captured.
+        """
+        yield
+
+    @abstractmethod
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
+        """A new timed loop, one of ``loops`` or ``auto`` for the best."""
+
+    @abstractmethod
+    def null_calls(self) -> list[Call]:
+        """8 bytes among one rank, as something that the library does work for: an operation without communication."""
+
+    @abstractmethod
+    def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
+        """A buffer of ``count`` elements."""
+
+    @contextmanager
+    def allocating(self, kind: str) -> Iterator[None]:
+        """What is allocated inside is one of `commbench.collectives.cases.BUFFERS`; most need nothing for it."""
+        if kind in REGISTERED:
+            raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
+        yield
+
+    @abstractmethod
+    def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
+        """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
+
+    @abstractmethod
+    def like(self, buffer: Any, count: int) -> Any:  # noqa: ANN401 - as allocate
+        """A new buffer of ``count`` elements of the type of ``buffer``."""
+
+    @abstractmethod
+    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
+        """Fill a buffer with known content."""
+
+    @abstractmethod
+    def spoil(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
+        """Fill a buffer with bytes that no answer holds."""
+
+    @abstractmethod
+    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as allocate
+        """Number of elements that differ from ``content``."""
+
+    def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
+        """Wait until every call issued so far has finished on the device."""
+
+    def cache_bytes(self) -> int:
+        """Size of the last cache that buffers go through, in bytes; 0 where it is not known."""
+        return 0
+
+    def check_capture(self) -> None:
+        """Raise `UnsupportedError` where calls cannot be captured in a graph."""
+        raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
+
+    def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
+        """One call that replays several, which have been made before, without Python in between."""
+        raise self._cannot("graphs of operations")
+
+    def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
+        """In place, the element of the whole buffer at which this rank's own block begins."""
+        return shape.rank * shape.block
+
+    def split(self, groups: Sequence[Group]) -> Communicator | None:
+        """The communicator of this rank's group, None in no group; each division is made once.
+
+        All ranks of the launch make it together, those in no group, too: libraries name groups by counting those that
+        a process has made, so that ranks which have made fewer would never meet the others again.
+
+        In it, ``rank`` and ``size`` are the group's. Its timed loops are not for use: all groups run in the loop of the
+        whole, which synchronises all ranks. It is closed with the whole.
+
+        Args:
+            groups: disjoint, each ascending, the same on every rank.
+        """
+        wanted = tuple(groups)
+        if wanted == (tuple(range(self.size)),):
+            return self
+        if wanted not in self._splits:
+            self._splits[wanted] = self._split(wanted)
+        return self._splits[wanted]
+
+    @cached_property
+    def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:
+        return {}
+
+    def _split(self, groups: Sequence[Group]) -> Communicator | None:  # noqa: ARG002 - a backend overrides it
+        raise self._cannot("groups of ranks")
+
+    def close(self) -> None:
+        """Release what the backend holds, all ranks together."""
+        for part in self._splits.values():
+            if part is not None:
+                part.close()
+        self._splits.clear()
+
+    # Primitives; a backend overrides those it has.
+
+    def all_reduce(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_reduce")
+
+    def all_gather(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_gather")
+
+    def reduce_scatter(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("reduce_scatter")
+
+    def all_to_all(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("all_to_all")
+
+    def broadcast(self, buffer: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("broadcast")
+
+    def reduce(self, send: Any, receive: Any, redop: str, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("reduce")
+
+    def gather(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("gather")
+
+    def scatter(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("scatter")
+
+    def iall_reduce(self, send: Any, receive: Any, redop: str) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("non-blocking all_reduce")
+
+    def iall_gather(self, send: Any, receive: Any) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("non-blocking all_gather")
+
+    def barrier(self) -> Call:  # noqa: D102
+        raise self._cannot("barrier")
+
+    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("send")
+
+    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("receive")
+
+    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
+        raise self._cannot("send_receive")
+
+    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:  # noqa: ARG002
+        """Post ``window`` receives and sends with each of the peers, then wait for all."""
+        raise self._cannot("a window of messages")
+
+    @abstractmethod
+    def empty(self) -> Any:  # noqa: ANN401 - as allocate
+        """A buffer without elements, for acknowledgements."""
+
+    def _cannot(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.backend} has no {what}")
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """Elements in host memory: ``memory`` has shape (count,) in the data type's storage."""
+
+    memory: Raw
+    dtype: DataType
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.memory.size
+
+    @property
+    def address(self) -> int:
+        """Where the first element is."""
+        return int(self.memory.ctypes.data)
+
+    def shares_memory(self, other: HostBuffer) -> bool:
+        """Whether the two overlap: the operation is in place."""
+        return bool(np.may_share_memory(self.memory, other.memory))
+
+
+class HostCommunicator(Communicator):
+    """A backend whose buffers are host memory."""
+
+    device = "cpu"
+
+    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+        """See `Communicator.allocate`."""
+        nbytes = count * dtype.itemsize
+        room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
+        offset = -room.ctypes.data % ALIGNMENT
+        return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
+
+    def part(self, buffer: HostBuffer, offset: int, count: int) -> HostBuffer:
+        """See `Communicator.part`."""
+        return HostBuffer(buffer.memory[offset : offset + count], buffer.dtype)
+
+    def like(self, buffer: HostBuffer, count: int) -> HostBuffer:
+        """See `Communicator.like`."""
+        return self.allocate(buffer.dtype, count)
+
+    def write(self, buffer: HostBuffer, content: Content) -> None:
+        """See `Communicator.write`."""
+        content.write(buffer.memory)
+
+    def spoil(self, buffer: HostBuffer) -> None:
+        """See `Communicator.spoil`."""
+        buffer.memory.view(np.uint8)[:] = STALE
+
+    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:
+        """See `Communicator.count_wrong`."""
+        return content.count_wrong(buffer.memory)
+
+    def cache_bytes(self) -> int:
+        """See `Communicator.cache_bytes`."""
+        return last_level_cache_bytes()
+
+
+__all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]

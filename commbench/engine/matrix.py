@@ -1,0 +1,326 @@
+"""The matrix of pairs: every ordered pair of ranks timed, in rounds of disjoint pairs that run at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.collectives.cases import Case, shuffled
+from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.datatypes import DTYPES, KnownData
+from commbench.collectives.operations import Operation, Piece, Shape, check_ranks, window_of
+from commbench.collectives.patterns import Pair, rounds_of
+from commbench.collectives.primitives import Buffers, Ends
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control
+from commbench.engine.records import Frozen, PairTimes
+from commbench.engine.samples import DECIMALS
+from commbench.engine.setup import check_count
+from commbench.engine.stopping import Step, batch_of
+from commbench.engine.timing.clocks import GlobalClock
+from commbench.engine.timing.loops import Call, Timer
+from commbench.engine.timing.sync import TOLERATED_LATE
+from commbench.errors import UnsupportedError
+
+#: Repetitions of a pair in a launch: the least for a median, and the most that are worth gathering.
+FEWEST, MOST = 6, 100
+#: Repetitions that are thrown away before those, beside the one that is verified: pairs meet for the first time.
+WARMUPS = 2
+#: All turns together take about so many time slices of a case, but one turn no less and no more than these shares.
+SLICES, LEAST_SHARE, MOST_SHARE = 10, 0.1, 0.5
+
+Turn = Sequence[Pair]
+"""Disjoint pairs that communicate at the same time, each (source, target)."""
+
+
+class _PairView:
+    """A backend as the two ranks of a pair see it, numbered 0 and 1: what point-to-point operations ask of it."""
+
+    def __init__(self, communicator: Communicator, pair: Pair) -> None:
+        self._communicator = communicator
+        self._pair = pair
+
+    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - a backend's own buffer type
+        return self._communicator.send(buffer, self._pair[peer])
+
+    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - as above
+        return self._communicator.receive(buffer, self._pair[peer])
+
+    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401 - as above
+        return self._communicator.send_receive(send, self._pair[target], receive, self._pair[source])
+
+    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:
+        there, back = ([(buffer, self._pair[peer]) for buffer, peer in side] for side in (sends, receives))
+        return self._communicator.exchange_window(there, back, window)
+
+    def empty(self) -> Any:  # noqa: ANN401 - as above
+        return self._communicator.empty()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedMatrix:
+    """A case in the pattern ``matrix`` on this rank: one pair of buffers for all its partners."""
+
+    case: Case
+    operation: Operation
+    """The entry of one pair."""
+    communicator: Communicator
+    data: KnownData
+    elements: int
+    window: int
+    buffers: Buffers[Any]
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that take part: all."""
+        return tuple(range(self.communicator.size))
+
+    def turns(self, launch: int) -> list[Turn]:
+        """What happens in a launch, in an order of its own; of a round both directions follow each other."""
+        rounds: list[Turn] = list(shuffled(rounds_of(self.communicator.size), 0, launch))
+        if not self.operation.is_one_way:
+            return rounds
+        return [turn for pairs in rounds for turn in (pairs, [(target, source) for source, target in pairs])]
+
+    def calls(self, turn: Turn) -> list[Call]:
+        """This rank's calls in a turn; none where it is idle."""
+        pair = self._pair(turn)
+        if not pair:
+            return []
+        shape, view = self._shape(pair), _PairView(self.communicator, pair)
+        calls: list[Call] = list(self.operation.call(view, self.buffers, shape, ""))  # type: ignore[arg-type] # a part
+        return calls
+
+    def verify(self, turn: Turn, calls: Sequence[Call], timer: Timer) -> int:
+        """Make the calls once, in the loop that will time them: the wrong elements that this rank has received."""
+        self.communicator.spoil(self.buffers.receive)
+        timer.run(calls, 1, 1)
+        self.communicator.complete()
+        pair = self._pair(turn)
+        pieces = self.operation.answer(self._shape(pair)) if pair else []
+        if not pair or not pieces:
+            return 0
+        sent = [replace(piece, source=pair[piece.source or 0]) for piece in pieces]
+        return self.communicator.count_wrong(self.buffers.receive, self.data.answer(sent))
+
+    def _pair(self, turn: Turn) -> Pair | None:
+        """The pair that this rank belongs to."""
+        return next((pair for pair in turn if self.communicator.rank in pair), None)
+
+    def _shape(self, pair: Pair) -> Shape:
+        return Shape(rank=pair.index(self.communicator.rank), size=2, elements=self.elements, window=self.window)
+
+
+def turn_share(turns: int) -> float:
+    """The time for one of so many turns, as a share of a case's time slice."""
+    return min(MOST_SHARE, max(LEAST_SHARE, SLICES / turns))
+
+
+def time_slices(case: Case, ranks: int) -> float:
+    """The time that a case takes among ``ranks`` ranks, in time slices: 1, and more for a matrix."""
+    if case.pattern != MATRIX:
+        return 1.0
+    try:
+        operation = arranged(case.operation, case.pattern, ranks)
+    except UnsupportedError:
+        return 1.0
+    turns = (ranks - 1 + ranks % 2) * (1 + operation.is_one_way)
+    return max(1.0, turns * turn_share(turns)) if turns else 1.0
+
+
+def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
+    """Allocate the buffers of a case and fill what is sent, which tells ranks apart.
+
+    Raises:
+        UnsupportedError: there are no pairs, or the operation or the backend has none; the same on every rank.
+    """
+    operation = arranged(case.operation, case.pattern, communicator.size)
+    check_ranks(operation, communicator.size)
+    if case.world_size is not None:
+        raise UnsupportedError("a matrix is of all ranks; leave --world-sizes out")
+    if case.graph or case.buffers != "hot":
+        raise UnsupportedError("a matrix is timed call by call on the same buffers; leave graph and other buffers out")
+    dtype = DTYPES[case.dtype or "int8"]
+    elements = case.message_bytes // dtype.itemsize
+    check_count(elements, communicator)
+    data = KnownData(dtype=dtype, size=communicator.size, redop=None)
+    buffers = Buffers(send=communicator.allocate(dtype, elements), receive=communicator.allocate(dtype, elements))
+    communicator.write(buffers.send, data.inputs([Piece(offset=0, count=elements, source=communicator.rank)]))
+    return PreparedMatrix(
+        case=case,
+        operation=operation,
+        communicator=communicator,
+        data=data,
+        elements=elements,
+        window=window_of(operation, case.message_bytes),
+        buffers=buffers,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one rank knows of a turn: its stamps, arrays of shape (repetitions,), and the wrong elements it got."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    late: NDArray[np.bool_]
+    wrong: int
+
+
+class _TurnTimes:
+    """The times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds; NaN where one of the two was late.
+
+    ``spanning`` as in `commbench.engine.samples.Samples`.
+    """
+
+    def __init__(self, turn: Turn, *, spanning: bool) -> None:
+        self._turn = turn
+        self._spanning = spanning
+        self._ends = np.array(turn, dtype=np.intp).T
+        self._times = np.zeros((len(turn), 0))
+        self._wrong: Sequence[int] = ()
+
+    @property
+    def tried(self) -> int:
+        """Repetitions, late ones among them."""
+        return int(self._times.shape[1])
+
+    @property
+    def valid(self) -> int:
+        """Repetitions that count, of the pair that has the fewest."""
+        return int((~np.isnan(self._times)).sum(axis=1).min())
+
+    @property
+    def late(self) -> int:
+        """Repetitions that do not count, of all pairs together."""
+        return int(np.isnan(self._times).sum())
+
+    @property
+    def counted(self) -> int:
+        """Repetitions that count, of all pairs together."""
+        return int(self._times.size) - self.late
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements, of all ranks together."""
+        return sum(self._wrong)
+
+    def add(self, ranks: Sequence[_Share]) -> float:
+        """Take in what every rank knows of a chunk; return the share of it that was late."""
+        start, end, late = (
+            np.stack([getattr(share, name) for share in ranks])[self._ends] for name in ("start_ns", "end_ns", "late")
+        )
+        lasting = end.max(axis=0) - start.min(axis=0) if self._spanning else (end - start).max(axis=0)
+        times = np.where(late.any(axis=0), np.nan, lasting)
+        self._times = np.hstack([self._times, times])
+        self._wrong = [share.wrong for share in ranks]
+        return float(np.isnan(times).mean())
+
+    def pairs(self, per: int, *, one_way: bool) -> list[PairTimes]:
+        """Each pair in microseconds of one of ``per`` operations, in both orders unless ``one_way``."""
+        counts = (~np.isnan(self._times)).sum(axis=1)
+        counted = np.flatnonzero(counts)
+        if not counted.size:
+            return []
+        percentile = np.nanpercentile if self.late else np.percentile
+        medians, highs = np.round(percentile(self._times[counted], (50, 95), axis=1) / (1e3 * per), DECIMALS).tolist()
+        return [
+            PairTimes(
+                source=source,
+                target=target,
+                time_us=median,
+                time_us_p95=high,
+                repetitions=int(counts[index]),
+                wrong=self._wrong[target],
+            )
+            for index, median, high in zip(counted.tolist(), medians, highs, strict=True)
+            for source, target in self._orders(index, one_way=one_way)
+        ]
+
+    def _orders(self, index: int, *, one_way: bool) -> list[Pair]:
+        source, target = self._turn[index]
+        return [(source, target)] if one_way else [(source, target), (target, source)]
+
+
+@dataclass(kw_only=True)
+class MatrixSampler:
+    """Samples all pairs: a turn at a time, each for its share of the time; rank 0 decides, all ranks obey."""
+
+    control: Control
+    timer: Timer
+    matrix: PreparedMatrix
+    slice_s: float
+    """Time for a case, in seconds; a matrix takes several, see `SLICES`."""
+    reading_ns: float
+    """What one reading of the clock costs in this timer's loop."""
+    late: int = field(default=0, init=False)
+    """Repetitions that did not count, on rank 0; each once, although two directions may share it."""
+    counted: int = field(default=0, init=False)
+    """Those that did, likewise."""
+    wrong: int = field(default=0, init=False)
+    """Wrong elements over all pairs, on rank 0."""
+
+    def collect(self, launch: int, frozen: Frozen | None) -> tuple[Frozen, list[PairTimes]]:
+        """Measure every pair; what was settled, and on rank 0 the pairs sorted by source and target."""
+        turns = self.matrix.turns(launch)
+        self.timer.sync.plan.reset()
+        settled = frozen or self._settle(turns[0])
+        per = settled.batch * self.matrix.window * self.matrix.operation.operations_per_call
+        found: list[PairTimes] = []
+        for turn in turns:
+            times = self._measure(turn, settled, self.slice_s * turn_share(len(turns)))
+            if self.control.rank == 0:
+                found += times.pairs(per, one_way=self.matrix.operation.is_one_way)
+                self.late += times.late
+                self.counted += times.counted
+                self.wrong += times.wrong
+        return settled, sorted(found, key=lambda pair: (pair.source, pair.target))
+
+    def _settle(self, turn: Turn) -> Frozen:
+        """Agree on how many operations to time together, from the fastest pair of a turn."""
+        calls = self.matrix.calls(turn)
+        self.timer.run(calls, 1, 1)
+        seen = self.timer.run(calls, 1 + WARMUPS, 1)
+        typical = self.control.gather(float(np.median(seen.end_ns - seen.start_ns)) if calls else np.inf)
+        batch = batch_of(min(typical), self.reading_ns) if typical else 1
+        return self.control.broadcast(Frozen(warmups=WARMUPS, batch=batch))
+
+    def _measure(self, turn: Turn, settled: Frozen, turn_s: float) -> _TurnTimes:
+        """One turn: verified, warmed up, repeated; the times are filled in on rank 0."""
+        calls = self.matrix.calls(turn)
+        wrong = self.matrix.verify(turn, calls, self.timer)
+        self.timer.run(calls, settled.warmups, settled.batch)
+        times = _TurnTimes(turn, spanning=self.timer.sync.plan.spans_ranks)
+        clock = self.timer.sync.plan.clock
+        begun = time.perf_counter()
+        step = Step(repetitions=FEWEST)
+        while step.repetitions:
+            seen = self.timer.run(calls, step.repetitions, settled.batch)
+            share = _Share(start_ns=seen.start_ns, end_ns=seen.end_ns, late=seen.late, wrong=wrong)
+            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s, clock))
+            assert agreed is not None  # noqa: S101 - rank 0 always has a view
+            step = agreed
+            if step.widen:
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                clock.refresh()  # also after the last chunk: the next turn may be a single one
+        return times
+
+
+def _next_step(
+    times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float, clock: GlobalClock
+) -> Step | None:
+    """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
+    if gathered is None:
+        return None
+    late = times.add(gathered)
+    elapsed = time.perf_counter() - begun
+    affordable = int((turn_s - elapsed) * times.tried / elapsed)
+    missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
+    wanted = max(0, missing, min(MOST - times.tried, affordable))
+    return Step(repetitions=wanted, widen=wanted > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())

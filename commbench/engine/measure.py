@@ -1,0 +1,464 @@
+"""The engine: measures one case on one backend in one launch and makes its `Record`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from commbench.collectives.algorithms import transport_by
+from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.patterns import rank_list
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control, agree_on, gather_everywhere
+from commbench.engine.energy import RunMeter
+from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
+from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
+from commbench.engine.overlap import measure_overlap, try_out
+from commbench.engine.records import Frozen, Overlap, PairTimes, Record
+from commbench.engine.samples import Samples, carried_by, timed_groups, wrong_record
+from commbench.engine.setup import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
+from commbench.engine.stopping import Sampler
+from commbench.engine.timing.clocks import GlobalClock, is_close
+from commbench.engine.timing.loops import Progress, Timer
+from commbench.engine.timing.sync import SyncPlan, choose_method
+from commbench.errors import UnsupportedError
+from commbench.stats import StoppingRule
+from commbench.stats.budgets import Budget
+from commbench.system.host import timer_tick_s
+
+HARNESS_REPETITIONS = 100
+#: Above this share of late starts a row is flagged.
+FLAGGED_LATE = 0.2
+NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
+NEVER_QUEUED_IN_TIME = "the GPU waited for the host in every repetition; use --cadence pipelined or graph"
+#: Pairs that the reason of a wrong matrix names.
+NAMED_PAIRS = 3
+#: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
+PROBES = 5
+PROBING_SHARE = 0.1
+
+PreparedT = TypeVar("PreparedT")
+WorkT = TypeVar("WorkT")
+
+
+@dataclass
+class Session:
+    """What all cases of one launch share, on one rank."""
+
+    control: Control
+    budget: Budget
+    progress: Progress
+    clock: GlobalClock = field(default_factory=GlobalClock)
+    """Makes ranks' stamps comparable."""
+    oversubscribed: bool = False
+    hosts: Sequence[str] = ()
+    """The host of each rank; empty: all are on one."""
+    slice_s: float | None = None
+    """Time for one case, in seconds; the budget's where None."""
+    meter: RunMeter = field(default_factory=RunMeter)
+    """What this rank reads of the energy."""
+    find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
+    """How a rank finds the clock of its GPU, by PCI address."""
+    _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
+    _caches: dict[str, int] = field(default_factory=dict)
+    _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
+    _readings: dict[str, float] = field(default_factory=dict)
+    _harness: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
+
+    @cached_property
+    def rule(self) -> StoppingRule:
+        """When a case has been repeated often enough; intervals narrower than two ticks of the clock mean nothing."""
+        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
+
+    def reading_ns(self, timer: Timer) -> float:
+        """What one reading of a timed loop's clock costs, in nanoseconds."""
+        if timer.name not in self._readings:
+            self._readings[timer.name] = timer.reading_ns()
+        return self._readings[timer.name]
+
+    def metered(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
+        """Do something, and say what each repetition in it has cost, in joules; all ranks together.
+
+        The energy is known on rank 0 alone; None where a counter does not answer or none moves, as on some virtual
+        machines, or it was over too soon.
+        """
+        before, made = self.meter.own.read(), int(self.progress.counters[1])
+        begun = time.perf_counter()
+        found = work()
+        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
+        used = self.control.gather(self.meter.own.joules_since(before))
+        known = [joules for joules in used or () if joules is not None]
+        joules: float = sum(known)
+        if used is None or len(known) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
+            return found, None
+        return found, joules / repetitions
+
+    def read_clock(self, communicator: Communicator) -> Reading | None:
+        """The clock of this rank's GPU now; None where it uses none or NVML knows of none."""
+        address = communicator.gpu
+        if address not in self._gpus:
+            self._gpus[address] = self.find_clocks(address) if address else None
+        clock = self._gpus[address]
+        return clock.read() if clock else None
+
+    def cache_bytes(self, communicator: Communicator) -> int:
+        """The largest cache that any rank's buffers go through; 0 where some rank's is unknown; all ranks together."""
+        if communicator.backend not in self._caches:
+            told = gather_everywhere(self.control, communicator.cache_bytes())
+            self._caches[communicator.backend] = max(told) if all(told) else 0
+        return self._caches[communicator.backend]
+
+    def check(self, case: Case, communicator: Communicator) -> None:
+        """Raise `UnsupportedError` where the backend cannot time the case as asked."""
+        if case.loop not in ("auto", *communicator.loops):
+            raise UnsupportedError(
+                f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
+            )
+        if case.sync not in communicator.syncs:
+            raise UnsupportedError(
+                f"{case.backend} cannot start ranks by {case.sync}; use --sync {' or '.join(communicator.syncs)}"
+            )
+        if case.graph:
+            communicator.check_capture()
+
+    def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
+        """The timed loop for a case, calibrated once a launch, all ranks together.
+
+        ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
+        """
+        method = choose_method(
+            case.sync,
+            shared_clock=is_close(self.clock.error_ns, lasting_ns),
+            own_threads=communicator.own_threads,
+        )
+        key = (case.backend, case.loop, method)
+        if key not in self._timers:
+            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
+            timer = communicator.timer(case.loop, plan, self.progress)
+            timer.prepare()
+            self._timers[key] = timer
+        return self._timers[key]
+
+    def refresh_clock(self) -> None:
+        """Compare the hosts' clocks again where that was long ago, all ranks together."""
+        if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
+            self.clock.refresh()
+
+    def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
+        """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds.
+
+        A loop on the host needs no other ranks for that. One of events would not be the same without them: what the
+        host does is hidden only where ranks start together.
+        """
+        key = (case.backend, case.loop, case.cadence, batch)
+        if key not in self._harness:
+            timer = self.timer(case, communicator)
+            if timer.name != "event":
+                timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
+            calls, times = communicator.null_calls(), batch
+            if case.graph:
+                timer.run(calls, 1, 1)  # before it is captured
+                calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
+            timer.run(calls, 10, times)
+            seen = timer.run(calls, HARNESS_REPETITIONS, times)
+            self._harness[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
+        return self._harness[key]
+
+
+def measure(
+    case: Case, communicator: Communicator, session: Session, *, launch: int, frozen: Frozen | None = None
+) -> Record | None:
+    """Measure one case; the record on rank 0, None elsewhere.
+
+    ``frozen`` is what the first launch found out; None in the first launch. What the backend cannot do becomes a record
+    with status ``unsupported``, wrong data one with status ``wrong`` and no times.
+    """
+    stopwatch = Stopwatch()
+    session.refresh_clock()
+    record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
+    if case.pattern == MATRIX:
+        return _measure_matrix(record, communicator, session, stopwatch, frozen)
+    make = partial(_prepared, case, communicator, session)
+    prepared, timer, refusal = _ready(case, communicator, session, make)
+    if not prepared or not timer:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    prepared, checked = _verified(prepared, timer, session)
+    record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
+    if checked.refusal:
+        return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
+    if checked.wrong:
+        return _on_root(session, wrong_record(record, prepared, checked))
+    prepared.refill()
+    with stopwatch.measuring():
+        timer = _suit_clock(prepared, communicator, timer, session, frozen)
+        record = replace(record, **_conditions(prepared, timer))
+        sampler = _sampler(prepared, timer, session)
+        together = prepared.captured  # a batch counts operations, the sampler calls
+        calls = sampler.settle(frozen and replace(frozen, batch=max(1, frozen.batch // together)))
+        settled = replace(calls, batch=calls.batch * together)
+        before = session.read_clock(communicator)  # warm: an idle GPU's clock is low, and rises at the first operation
+        samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
+        after = session.read_clock(communicator)
+        overlap = _overlap(prepared, communicator, timer, session)
+    if session.budget.energy_s and session.meter.covers(case.backend):
+        lasting_s = max(session.budget.energy_s, session.meter.least_s)
+        at_once = replace(sampler, timer=session.timer(replace(case, sync="none"), communicator))
+        _, repetition_J = session.metered(lambda: at_once.go_on(lasting_s, calls.batch))  # noqa: N806 - a unit
+    harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
+    told = session.control.gather((prepared.communicator.transport(), before, after))
+    if samples is None or told is None:
+        return None
+    transports = [transport_by(record.algorithm, transport) for transport, _, _ in told]
+    record = replace(
+        record,
+        wrong=checked.wrong,
+        warmups=settled.warmups,
+        batch=settled.batch,
+        harness_us=harness_us,
+        overlap=overlap,
+        transport=carried_by(transports, prepared.participants),
+        clocks=clocks_between((one, other) for _, one, other in told if one and other),
+    )
+    if repetition_J is not None:
+        record = replace(record, energy_J=repetition_J / _operations(record), energy_of=session.meter.energy_of)
+    rotated_bytes = prepared.rotation * case.message_bytes
+    in_cache = case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
+    record = _with_samples(record, samples, session, stopwatch, in_cache=in_cache)
+    return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
+
+
+def frozen_from(record: Record) -> Frozen | None:
+    """What later launches keep of a case's record in an earlier one; None if it was not measured."""
+    return Frozen(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
+
+
+class Stopwatch:
+    """Splits a case's wall time into measuring and everything else, in seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self.measuring_s = 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Time spent inside counts as measuring."""
+        begun = time.perf_counter()
+        yield
+        self.measuring_s += time.perf_counter() - begun
+
+    @property
+    def other_s(self) -> float:
+        """Time since the start that was not measuring."""
+        return time.perf_counter() - self._begun - self.measuring_s
+
+
+def _measure_matrix(
+    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, frozen: Frozen | None
+) -> Record | None:
+    """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
+    make = partial(prepare_matrix, record.case, communicator)
+    matrix, timer, refusal = _ready(record.case, communicator, session, make)
+    if not matrix or not timer:
+        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    sampler = MatrixSampler(
+        control=session.control,
+        timer=timer,
+        matrix=matrix,
+        slice_s=session.slice_s or session.budget.slice_s,
+        reading_ns=session.reading_ns(timer),
+    )
+    with stopwatch.measuring():
+        settled, pairs = sampler.collect(record.launch, frozen)
+    record = replace(
+        record,
+        **_conditions(matrix, timer),
+        pairs=pairs,
+        wrong=sampler.wrong,
+        warmups=settled.warmups,
+        batch=settled.batch,
+        harness_us=round(session.harness_us(record.case, communicator, settled.batch), 4),
+        transport=communicator.transport(),
+        late_discarded=sampler.late,
+        measuring_s=round(stopwatch.measuring_s, 6),
+        other_s=round(stopwatch.other_s, 6),
+    )
+    return _on_root(session, _concluded(record, session, sampler.counted))
+
+
+def _concluded(record: Record, session: Session, counted: int) -> Record:
+    """A record of a matrix with what follows from its pairs, which have so many repetitions that count."""
+    if record.wrong:
+        reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
+        return replace(record, status="wrong", reason=reason)
+    if not record.pairs:
+        return replace(record, status="failed", reason=_never_on_time(record))
+    late = record.late_discarded
+    times_us = [pair.time_us for pair in record.pairs]
+    flags = {
+        "oversubscribed": session.oversubscribed,
+        "late": late > FLAGGED_LATE * (late + counted),
+        "clock": _doubts_clock(record, times_us, session),
+    }
+    raised = tuple(name for name, is_raised in flags.items() if is_raised)
+    return replace(record, times_us=times_us, flags=raised)
+
+
+def _where_wrong(pairs: Sequence[PairTimes]) -> str:
+    """The end of a sentence: the first of the pairs that got wrong data, and how many others did."""
+    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
+    more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
+    return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
+
+
+def _ready(
+    case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
+) -> tuple[PreparedT | None, Timer | None, str]:
+    """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
+
+    def made() -> PreparedT:
+        prepared = make()
+        session.check(case, communicator)
+        return prepared
+
+    prepared, refusal = agree_on(session.control, made)
+    if prepared is None:
+        return None, None, refusal
+    return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
+
+
+def _prepared(case: Case, communicator: Communicator, session: Session) -> Prepared:
+    """Buffers and calls of a case, of as many sets of buffers as must take turns; all ranks together."""
+    rotated = case.buffers == "rotated"
+    sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
+    prepared = prepare(case, communicator, session.hosts, sets)
+    if prepared.is_idle:
+        raise UnsupportedError(
+            f"among one rank {case.backend} has nothing to do in place, and there is nothing to time; "
+            "use more ranks, or --in-place out where the operation has it"
+        )
+    return prepared
+
+
+def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
+    """The case as it will be timed, and what verification says of it: in graphs once it has been right without."""
+    checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    if checked.refusal or checked.wrong or not prepared.case.graph:
+        return prepared, checked
+    captured, refusal = agree_on(session.control, prepared.capture)
+    if captured is None:
+        return prepared, Checked(refusal=refusal)
+    return captured, captured.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+
+
+def _suit_clock(
+    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
+) -> Timer:
+    """The timed loop for an operation of this length: how ranks start together may depend on it."""
+    case = prepared.case
+    if case.sync != "auto" or session.clock.exact or communicator.own_threads:
+        return timer
+    if frozen and frozen.sync:
+        return session.timer(replace(case, sync=frozen.sync), communicator)
+    lasting_us = 0.0
+    for share in (0.0, PROBING_SHARE):  # the first is for warming up
+        affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        probes = max(1, min(PROBES, int(affordable)))
+        tried = try_out(session.control, timer, prepared.calls, prepared.participants, probes)
+        lasting_us = session.control.broadcast(min(tried, default=0.0))
+    return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
+
+
+def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
+    """What warms a case up and repeats it."""
+    return Sampler(
+        control=session.control,
+        timer=timer,
+        calls=prepared.calls,
+        rule=session.rule,
+        slice_s=session.slice_s or session.budget.slice_s,
+        reading_ns=session.reading_ns(timer),
+        watched=prepared.participants if prepared.several else (0,),
+    )
+
+
+def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
+    """Repeat; on rank 0 the samples, and the joules of a repetition where those are counted."""
+    spanning = sampler.timer.sync.plan.spans_ranks
+    samples = Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
+    if not session.meter.covers(prepared.case.backend):
+        return sampler.collect(samples, batch), None
+    return session.metered(lambda: sampler.collect(samples, batch))
+
+
+def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
+    """The overlap of a non-blocking collective whose ranks start together as in its row; None for others."""
+    if not prepared.operation.overlaps:
+        return None
+    timer = session.timer(replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator)
+    slice_s = session.slice_s or session.budget.slice_s
+    return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
+
+
+def _on_root(session: Session, record: Record) -> Record | None:
+    return record if session.control.rank == 0 else None
+
+
+def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, Any]:
+    participants = prepared.participants
+    return {
+        "group": rank_list(participants),
+        "group_size": len(participants),
+        "window": prepared.window,
+        "algorithm": prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name),
+        "sync": timer.sync.plan.method,
+        "loop": timer.name,
+    }
+
+
+def _with_samples(
+    record: Record, samples: Samples, session: Session, stopwatch: Stopwatch, *, in_cache: bool
+) -> Record:
+    """Add what was sampled to a record, and the flags that follow from it."""
+    if not samples.valid:
+        return replace(record, status="failed", reason=_never_on_time(record), late_discarded=samples.late)
+    per = _operations(record)
+    flags = {
+        "oversubscribed": session.oversubscribed,
+        "unverified": record.wrong is None,
+        "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "clock": _doubts_clock(record, samples.slowest_us(per), session),
+        "throttled": bool(record.clocks and record.clocks.slowed_by),
+        "in_cache": in_cache,
+    }
+    return replace(
+        record,
+        **samples.summary(per),
+        late_discarded=samples.late,
+        flags=(*(name for name, raised in flags.items() if raised), *samples.doubts(per)),
+        measuring_s=round(stopwatch.measuring_s, 6),
+        other_s=round(stopwatch.other_s, 6),
+    )
+
+
+def _never_on_time(record: Record) -> str:
+    """Why no repetition counts."""
+    return NEVER_QUEUED_IN_TIME if record.loop == "event" else NEVER_ON_TIME
+
+
+def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -> bool:
+    """Whether clocks agree too little for an agreed start of what typically takes so long, per operation."""
+    lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
+    return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
+
+
+def _operations(record: Record) -> int:
+    """Operations in one repetition."""
+    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
+    return record.batch * record.window * operation.operations_per_call

@@ -1,0 +1,448 @@
+"""The `Record` of one case in one launch, and the schema of what is written, with its history.
+
+Schema 1: first version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict, overload
+
+import numpy as np
+
+from commbench.collectives.cases import Case, check_case
+from commbench.collectives.composed import arranged
+from commbench.errors import InputError, UnsupportedError
+from commbench.schema import Ranks, check_as, read_as
+
+SCHEMA = 1
+
+Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How much of a non-blocking collective hides behind computing, in one launch; medians, microseconds."""
+
+    pure_us: float
+    """Started and completed at once."""
+    compute_us: float
+    """Computing alone, made to last as long as the pure communication."""
+    overall_us: float
+    """Started, computed, completed."""
+
+    @property
+    def percent(self) -> float:
+        """OSU's definition: max(0, 100 (1 - (overall - compute) / pure)), at most 100."""
+        if not self.pure_us:
+            return 0.0
+        return min(100.0, max(0.0, 100 * (1 - (self.overall_us - self.compute_us) / self.pure_us)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The clocks of all GPUs that took part, read before and after a case in one launch."""
+
+    sm_low_MHz: float | None = None  # noqa: N815 - a unit
+    """The lowest of the multiprocessors, where NVML tells."""
+    sm_high_MHz: float | None = None  # noqa: N815 - a unit
+    slowed_by: Sequence[str] = ()
+    """What kept any of them from running faster, other than having nothing to do or clocks that someone has set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What another tool says of a case, of which it gives one time instead of every repetition's."""
+
+    time: str
+    """What its time means, such as the mean over repetitions and ranks."""
+    repetitions: int | None = None
+    """How many its time is made of; None where it does not say, here and below."""
+    min_us: float | None = None
+    """The shortest repetition; likewise the quantiles over repetitions."""
+    p25_us: float | None = None
+    p75_us: float | None = None
+    p95_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTimes:
+    """One of several groups that ran at the same time, in one launch; fields mean what they mean in `Record`."""
+
+    group: str
+    group_size: Ranks
+    message_bytes: int
+    """The true size in this group: a rank's share has been rounded up to one element."""
+    times_us: Sequence[float] = ()
+    rank_mean_us: Sequence[float] = ()
+    skew_us: Sequence[float] = ()
+    rank_median_us: Sequence[float] = ()
+    rank_arrival_us: Sequence[float] = ()
+    rank_slowest: Sequence[int] = ()
+    wrong: int | None = None
+    transport: str = ""
+    flags: Sequence[str] = ()
+    """Doubts about these times alone, in place of the record's of the same names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTimes:
+    """One ordered pair of ranks of a matrix, in one launch: a summary, since a matrix has very many."""
+
+    source: Ranks
+    target: Ranks
+    time_us: float
+    """Median over repetitions of the slower of the two, of one operation as in `Record`."""
+    time_us_p95: float
+    repetitions: int
+    wrong: int | None = None
+
+
+_PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
+
+
+class _TimedColumns(TypedDict):
+    """Of `_PairColumns` what is always there."""
+
+    source: Sequence[Ranks]
+    target: Sequence[Ranks]
+    time_us: Sequence[float]
+    time_us_p95: Sequence[float]
+    repetitions: Sequence[int]
+
+
+class _PairColumns(_TimedColumns, total=False):
+    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
+
+    wrong: Sequence[int | None]
+
+
+class PairTable(Sequence[PairTimes]):
+    """The pairs of a launch as one array a field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Take the pairs by field; ``wrong`` may be missing.
+
+        Raises:
+            TypeError: another field is missing, or unknown.
+            ValueError: fields differ in length, or something is no number.
+        """
+        given = {"wrong": [None] * len(columns.get("source", ())), **columns}
+        if given.keys() != set(_PAIR_FIELDS):
+            raise TypeError(f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}")
+        self.columns = {name: np.array(given[name], dtype=np.float64) for name in _PAIR_FIELDS}
+        if len({column.shape for column in self.columns.values()}) > 1:
+            raise ValueError("the fields of pairs differ in length")
+
+    @classmethod
+    def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
+        """The pairs as a table, unless they are one already."""
+        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs))
+
+    def __len__(self) -> int:
+        return len(self.columns["source"])
+
+    @overload
+    def __getitem__(self, place: int) -> PairTimes: ...
+    @overload
+    def __getitem__(self, place: slice) -> PairTable: ...
+    def __getitem__(self, place: int | slice) -> PairTimes | PairTable:
+        if isinstance(place, slice):
+            return PairTable({name: column[place].tolist() for name, column in self.columns.items()})
+        line = {name: column[place].item() for name, column in self.columns.items()}
+        wholes = {name: int(line[name]) for name in ("source", "target", "repetitions")}
+        return PairTimes(**{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (PairTable, list, tuple)):
+            return NotImplemented
+        mine, others = self.columns, PairTable.of(other).columns
+        return all(np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS)
+
+    __hash__ = None  # type: ignore[assignment] # arrays can be changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One case in one launch: raw times, what was done to get them, and under which conditions.
+
+    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a round trip.
+    Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the others.
+    """
+
+    case: Case
+    launch: int
+    status: Status = "ok"
+    reason: str = ""
+
+    group: str = ""
+    """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
+    group_size: Ranks = 0
+    times_us: Sequence[float] = ()
+    """The slowest rank's time of each repetition."""
+    rank_mean_us: Sequence[float] = ()
+    """The mean over ranks of each repetition."""
+    skew_us: Sequence[float] = ()
+    """Last minus first arrival of each repetition; empty where ranks share no clock."""
+    rank_median_us: Sequence[float] = ()
+    """Each participating rank's median time."""
+    rank_arrival_us: Sequence[float] = ()
+    """Each participating rank's median arrival after the first."""
+    rank_slowest: Sequence[int] = ()
+    """In how many repetitions each participating rank was the slowest."""
+    warmups: int = 0
+    late_discarded: int = 0
+    wrong: int | None = None
+    """Wrong elements over all ranks; None where nothing could be verified."""
+    batch: int = 1
+    window: int = 1
+    sync: str = ""
+    loop: str = ""
+    device: str = ""
+    library: str = ""
+    transport: str = ""
+    harness_us: float | None = None
+    algorithm: str = ""
+    overlap: Overlap | None = None
+    """Of non-blocking collectives only."""
+    stated: Stated | None = None
+    """Of what another tool measured only; ``times_us`` then holds its time alone."""
+    groups: Sequence[GroupTimes] = ()
+    """Of patterns that make several groups, each of them; the record's own times are then those of all groups
+    together."""
+    pairs: Sequence[PairTimes] = ()
+    """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
+    energy_J: float | None = None  # noqa: N815 - a unit
+    """Of one operation, on all hosts together, what they use while waiting included; None where it was not measured."""
+    energy_of: str = ""
+    """What ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without it, and in
+    older files."""
+    clocks: Clocks | None = None
+    """Of backends on GPUs, where NVML tells."""
+    flags: Sequence[str] = ()
+    measuring_s: float = 0.0
+    """Wall time of warm-up, timed operations and their synchronisation."""
+    other_s: float = 0.0
+    """Wall time of everything else: buffers, verification, collecting samples."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
+        plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
+        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs) if self.pairs else {}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Rebuild a record; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: a required field is missing or has another type.
+        """
+        try:
+            if not isinstance(data, Mapping):
+                raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
+            plain = {**data, "groups": _as_tuple(data.get("groups", ())), "pairs": ()}
+            record = read_as(cls, {**plain, "case": _known_case(data.get("case"))})
+            if data.get("pairs"):
+                record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))
+            _check_record(record)
+        except (InputError, UnsupportedError) as error:
+            raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+        return record
+
+
+_CASES: dict[tuple[Any, ...], Case] = {}
+"""Cases that have been read: every launch of a case holds it again."""
+
+
+def _known_case(data: object) -> Case:
+    """The case that an object of JSON stands for.
+
+    Raises:
+        InputError: it stands for none, or for one that this version does not know.
+    """
+    key = (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()  # 1 and true are equal
+    with contextlib.suppress(TypeError):  # a later version's field that is a list
+        if key in _CASES:
+            return _CASES[key]
+    case: Case = check_as(Case, data, "case")
+    check_case(case)
+    with contextlib.suppress(TypeError):
+        _CASES[key] = case
+    return case
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_record(record: Record) -> None:
+    """Raise unless the case, where it was timed, makes sense in its pattern.
+
+    Raises:
+        UnsupportedError: times of an operation that its pattern does not have.
+    """
+    if len(record.times_us):
+        arranged(record.case.operation, record.case.pattern, max(1, record.group_size))
+
+
+def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
+    """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
+    return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
+
+
+def _read_pairs(data: object) -> PairTable:
+    """What `_as_columns` gave.
+
+    Raises:
+        InputError: it is something else.
+    """
+    columns = check_as(_PairColumns, data, "pairs")
+    try:
+        return PairTable({name: columns[name] for name in _PAIR_FIELDS if name in columns})
+    except ValueError as error:
+        raise InputError(f"pairs: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """What the first launch found out about a case and later launches keep, so that launches are alike."""
+
+    warmups: int
+    batch: int
+    sync: str = ""
+    """How ranks started together; only where that depends on how long the operation takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
+
+    schema: int = SCHEMA
+    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
+    backend: str = field(default="", metadata={"about": "mpi, gloo, nccl, torch-nccl or fake"})
+    device: str = field(default="", metadata={"about": "where the buffers are: cpu, or the GPU's name"})
+    library: str = field(default="", metadata={"about": "library and version that carried the operation"})
+    transport: str = field(default="", metadata={"about": "what carried the row: sm, tcp, ucx/rc, tcp/lo, ..."})
+    operation: str = field(default="", metadata={"about": "what was timed"})
+    pattern: str = field(default="", metadata={"about": "who talks to whom"})
+    group: str = field(
+        default="", metadata={"about": "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3"}
+    )
+    world_size: int | None = field(default=None, metadata={"about": "ranks of the launch"})
+    group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
+    nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
+    ranks_per_node: int | None = field(default=None, metadata={"about": "most ranks on one host"})
+    ranks_per_gpu: int | None = field(default=None, metadata={"about": "most ranks on one physical GPU"})
+    dtype: str | None = field(default=None, metadata={"about": "element type"})
+    redop: str | None = field(default=None, metadata={"about": "reduction"})
+    root: int | None = field(default=None, metadata={"about": "root rank of a rooted operation"})
+    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
+    message_bytes: int | None = field(default=None, metadata={"about": "nccl-tests' size: the larger buffer"})
+    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
+    cadence: str = field(default="", metadata={"about": "isolated, pipelined or graph"})
+    batch: int | None = field(default=None, metadata={"about": "operations timed together"})
+    window: int | None = field(default=None, metadata={"about": "messages in flight"})
+    buffers: str = field(
+        default="",
+        metadata={
+            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, "
+            "symmetric: known to NCCL"
+        },
+    )
+    sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
+    loop: str = field(default="", metadata={"about": "native, python or event"})
+    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
+    repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
+    late_discarded: int | None = field(
+        default=None, metadata={"about": "repetitions dropped for a late start, or because a GPU waited for its host"}
+    )
+    time_us: float | None = field(
+        default=None,
+        metadata={"about": "median over launches of the median over repetitions of the slowest rank"},
+    )
+    time_us_ci_low: float | None = field(
+        default=None, metadata={"about": "95 % confidence interval of time_us, low end"}
+    )
+    time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+    time_us_min: float | None = field(default=None, metadata={"about": "median over launches of the launch's minimum"})
+    time_us_p25: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
+    time_us_p75: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
+    time_us_p95: float | None = field(default=None, metadata={"about": "median over launches of the launch's p95"})
+    time_us_rank_mean: float | None = field(
+        default=None, metadata={"about": "time_us with the mean over ranks, nccl-tests' default"}
+    )
+    skew_us: float | None = field(default=None, metadata={"about": "median of last minus first arrival"})
+    algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})  # noqa: N815 - a unit
+    busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})  # noqa: N815 - a unit
+    wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
+    harness_us: float | None = field(default=None, metadata={"about": "our own cost per operation, never subtracted"})
+    algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
+    algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
+    energy_J: float | None = field(  # noqa: N815 - a unit
+        default=None, metadata={"about": "energy of one operation, of what energy_of in samples.jsonl names"}
+    )
+    status: str = field(default="ok", metadata={"about": "ok, unsupported, failed, hung or wrong"})
+    reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
+    flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+
+
+def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of a row, with what documentation says of its column."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRow:
+    """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
+
+    schema: int = SCHEMA
+    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
+    backend: str = field(default="", metadata={"about": "as in collectives.csv"})
+    operation: str = field(default="", metadata={"about": "iall_reduce or iall_gather"})
+    pattern: str = field(default="", metadata={"about": "who talks to whom; times are of all its groups together"})
+    dtype: str | None = field(default=None, metadata={"about": "element type"})
+    redop: str | None = field(default=None, metadata={"about": "reduction"})
+    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
+    message_bytes: int | None = field(default=None, metadata={"about": "as in collectives.csv"})
+    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
+    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
+    overall_us: float | None = field(default=None, metadata={"about": "started, computed, completed"})
+    compute_us: float | None = field(default=None, metadata={"about": "computing alone, as long as the communication"})
+    pure_us: float | None = field(default=None, metadata={"about": "started and completed at once, Python loop"})
+    overlap_percent: float | None = field(
+        default=None, metadata={"about": "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"}
+    )
+    overlap_percent_ci_low: float | None = field(default=None, metadata={"about": "its 95 % interval, low end"})
+    overlap_percent_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+
+
+OVERLAP_COLUMNS = tuple(f.name for f in dataclasses.fields(OverlapRow))
+
+#: What each flag means and what to try.
+FLAGS = {
+    "one_launch": "the interval is within one launch only; launches differ more: run again with the same --out",
+    "few_launches": "fewer than 6 launches: the interval assumes log-normal launches",
+    "ci_wide": "the interval is wider than the budget's target; use more launches or a quieter machine",
+    "bimodal": "times within a launch fall in two humps; the median stands for neither",
+    "bimodal_launches": "launches fall in two humps; the library or the system chose differently from launch to launch",
+    "unsteady": "times drifted within a launch",
+    "oversubscribed": "more ranks than CPUs took turns; this is no measure of the interconnect",
+    "late": "more than a fifth of the repetitions started late and were dropped",
+    "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
+    "harness": "our own cost (harness_us) is more than 5 % of the time",
+    "unverified": "the result could not be verified",
+    "slowest_group": "of the groups that ran at the same time, this one was the slowest",
+    "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
+    "of its outputs",
+    "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
+    "shared_gpu": "ranks share one physical GPU; this is no measure of the interconnect",
+    "throttled": "a GPU was slowed down around the case; samples.jsonl says by what (clocks.slowed_by)",
+    "in_cache": "buffers took turns, but so small ones all fit into the cache together",
+}

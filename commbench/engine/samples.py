@@ -1,0 +1,149 @@
+"""Samples of one case in one launch: time stamps of all ranks, reduced on rank 0 to times, means and skew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.collectives.patterns import rank_list
+from commbench.engine.records import GroupTimes, Record
+from commbench.engine.setup import Checked, Prepared
+from commbench.engine.timing.clocks import is_close
+from commbench.engine.timing.loops import Repetitions
+from commbench.stats import is_bimodal, is_steady
+
+#: Decimals kept of a microsecond: a tenth of a nanosecond.
+DECIMALS = 4
+
+Matrix = NDArray[Any]
+
+
+class Samples:
+    """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
+
+    A repetition that any rank started late is dropped and counted. Unless stamps say otherwise they are of
+    one clock, known to ``clock_error_ns``: arrivals can be compared where that is little of the time. ``spanning``: a
+    repetition lasts from the first start to the last end of any rank.
+    """
+
+    def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
+        self._participants = list(participants)
+        self._clock_error_ns = clock_error_ns
+        self._spanning = spanning
+        self._start: Matrix = np.zeros((len(self._participants), 0), dtype=np.int64)
+        self._end: Matrix = self._start
+        self._comparable = True
+        self.late = 0
+
+    def within(self, ranks: Sequence[int]) -> Samples:
+        """The same repetitions as some of the participating ranks saw them, e.g. those of one group."""
+        part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
+        rows = [self._participants.index(rank) for rank in ranks]
+        part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
+        part._comparable = self._comparable
+        return part
+
+    @property
+    def valid(self) -> int:
+        """Repetitions that count."""
+        return int(self._start.shape[1])
+
+    def add(self, ranks: Sequence[Repetitions]) -> float:
+        """Take in a chunk of every rank's repetitions; return the share of it that was late."""
+        late = np.any([repetitions.late for repetitions in ranks], axis=0)
+        chosen = [ranks[rank] for rank in self._participants]
+        self._start = np.hstack([self._start, np.stack([r.start_ns for r in chosen])[:, ~late]])
+        self._end = np.hstack([self._end, np.stack([r.end_ns for r in chosen])[:, ~late]])
+        self._comparable = self._comparable and all(r.comparable for r in chosen)
+        self.late += int(late.sum())
+        return float(late.mean()) if late.size else 0.0
+
+    def slowest_us(self, per: int) -> list[float]:
+        """Each repetition's time over all ranks, in microseconds of one of ``per`` operations."""
+        return _us(self._slowest_ns(), per)
+
+    def _slowest_ns(self) -> Matrix:
+        if self._spanning:
+            return np.asarray(self._end.max(axis=0) - self._start.min(axis=0))
+        return np.asarray((self._end - self._start).max(axis=0))
+
+    def summary(self, per: int) -> dict[str, Any]:
+        """The fields of a `Record` that come from samples."""
+        lasting = self._end - self._start
+        fields: dict[str, Any] = {
+            "times_us": self.slowest_us(per),
+            "rank_mean_us": _us(lasting.mean(axis=0), per),
+            "rank_median_us": _us(np.median(lasting, axis=1), per),
+            "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
+        }
+        if self._comparable and is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
+            arrival = self._start - self._start.min(axis=0)
+            fields["skew_us"] = _us(arrival.max(axis=0), 1)
+            fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)
+        return fields
+
+    def doubts(self, per: int) -> tuple[str, ...]:
+        """The flags that follow from the times within this launch."""
+        times_us = self.slowest_us(per)
+        flags = {"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)}
+        return tuple(name for name, raised in flags.items() if raised)
+
+    def _last(self) -> NDArray[np.intp]:
+        """Index of each repetition's slowest rank."""
+        return np.asarray((self._end if self._spanning else self._end - self._start).argmax(axis=0))
+
+
+def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:
+    rounded: list[float] = np.round(nanoseconds / (1e3 * per), DECIMALS).tolist()
+    return rounded
+
+
+def carried_by(transports: Sequence[str], ranks: Sequence[int]) -> str:
+    """What carried messages between some ranks, from what each rank of the launch says."""
+    return "+".join(dict.fromkeys(transports[rank] for rank in ranks if transports[rank]))
+
+
+def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record:
+    """The record of wrong data, with the number of wrong elements in each group where they are reported each."""
+    groups = _groups(prepared, checked) if prepared.several else ()
+    where = ", ".join(group.group for group in groups if group.wrong)
+    reason = f"{checked.wrong} elements differ from the known answer{f' in group {where}' if where else ''}"
+    return replace(record, status="wrong", wrong=checked.wrong, reason=reason, groups=groups)
+
+
+def timed_groups(
+    prepared: Prepared, checked: Checked, samples: Samples, transports: Sequence[str], per: int
+) -> tuple[GroupTimes, ...]:
+    """What each group saw of the same repetitions; nothing where they are not reported each.
+
+    Args:
+        prepared: the case.
+        checked: what its verification says.
+        samples: of all participating ranks.
+        transports: what each rank of the launch says.
+        per: operations in one repetition.
+    """
+    if not prepared.several or not samples.valid:
+        return ()
+    timed = []
+    for group, ranks in zip(_groups(prepared, checked), prepared.active, strict=True):
+        own, transport = samples.within(ranks), carried_by(transports, ranks)
+        timed.append(replace(group, **own.summary(per), transport=transport, flags=own.doubts(per)))
+    return tuple(timed)
+
+
+def _groups(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
+    """The groups of a case, not yet timed."""
+    return tuple(
+        GroupTimes(
+            group=rank_list(ranks),
+            group_size=len(ranks),
+            message_bytes=prepared.message_bytes(len(group)),
+            wrong=checked.within(group),
+        )
+        for group, ranks in zip(prepared.groups, prepared.active, strict=True)
+    )

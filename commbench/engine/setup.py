@@ -1,0 +1,364 @@
+"""Making a case ready to run: buffers with known content, prepared calls, and the check of the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from commbench.collectives.cases import Case
+from commbench.collectives.composed import arranged
+from commbench.collectives.datatypes import DTYPES, DataType, KnownData
+from commbench.collectives.operations import Operation, Piece, Shape, check_ranks, true_message_bytes, window_of
+from commbench.collectives.patterns import Group, groups_of
+from commbench.collectives.primitives import Buffers
+from commbench.engine.communicator import Communicator
+from commbench.engine.control import Control, agree_on, gather_everywhere
+from commbench.engine.timing.loops import Call, Timer, Turns
+from commbench.errors import UnsupportedError
+
+#: How late the last rank enters the barrier that is being verified.
+LATE_ENTRY_S = 0.002
+#: Operations in a graph, over which its launch is spread: a power of two, as batches are.
+GRAPH_OPERATIONS = 16
+#: Buffers that take turns are together so many times as large as the cache: what is evicted is not strictly the oldest.
+CACHES = 2
+#: What libraries raise where they refuse what is asked for.
+LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
+#: The most sets of buffers, and the most bytes of messages in them: preparing them takes time, too.
+MOST_SETS, MOST_BYTES = 512, 2**29
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What verification says: the library's refusal, or how many elements are wrong on each rank of the launch."""
+
+    refusal: str = ""
+    by_rank: Sequence[int] | None = None
+    """None: there was nothing to check."""
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements over all ranks."""
+        return None if self.by_rank is None else sum(self.by_rank)
+
+    def within(self, group: Group) -> int | None:
+        """Wrong elements over the ranks of one group."""
+        return None if self.by_rank is None else sum(self.by_rank[rank] for rank in group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A case on this rank, ready to be verified and timed; a rank in no group has nothing to call."""
+
+    case: Case
+    operation: Operation
+    groups: tuple[Group, ...]
+    """Ranks of the launch that carry the case out together, each group for itself."""
+    world_size: int
+    communicator: Communicator
+    """This rank's group's; in no group, that of all ranks."""
+    shape: Shape | None = None
+    """Within the group; None in no group."""
+    buffers: Buffers[Any]
+    data: KnownData
+    calls: Sequence[Call] = ()
+    more: Sequence[Buffers[Any]] = ()
+    """Further sets of buffers, which take turns with ``buffers``."""
+    rotation: int = 1
+    """How many sets take turns, on all ranks; one in no group has none of them."""
+    captured: int = 1
+    """Operations in a graph where ``calls`` replay graphs."""
+
+    @property
+    def active(self) -> tuple[Group, ...]:
+        """Of each group, the ranks that take part."""
+        return tuple(tuple(group[i] for i in self.operation.participants(len(group))) for group in self.groups)
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that take part, of all groups."""
+        return tuple(sorted(rank for ranks in self.active for rank in ranks))
+
+    @property
+    def several(self) -> bool:
+        """Whether groups are reported each: there are several, or ranks that stand aside."""
+        return len(self.groups[0]) < self.world_size
+
+    @property
+    def window(self) -> int:
+        """Messages in flight."""
+        return window_of(self.operation, self.case.message_bytes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the library does nothing, as nothing has to be moved; an average it computes all the same."""
+        alone = self.shape is not None and self.shape.size == 1 and self.communicator.idle_alone
+        return alone and self.case.in_place is not False and self.case.redop != "avg"
+
+    def message_bytes(self, size: int) -> int:
+        """The true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
+        return true_message_bytes(self.operation, self.case.message_bytes, self.data.dtype.itemsize, size)
+
+    def verify(
+        self,
+        control: Control,
+        *,
+        shared_clock: bool,
+        timer: Timer | None = None,
+        tamper: Callable[[Any], None] | None = None,
+    ) -> Checked:
+        """Run the operation once, all groups at once, and check it; all ranks together.
+
+        Where sets of buffers take turns, it is run on each of them; where graphs are replayed, each of these is once.
+        With a native ``timer`` it is run again by that, on fresh data, and what is checked are the calls that will be
+        timed. ``tamper`` gets this rank's result before it is checked: the test of this test.
+        """
+        if not self.operation.moves_data:
+            return self._verify_barrier(control) if shared_clock else Checked()
+        _, refusal = agree_on(control, self._fill)
+        refusal = refusal or self._run_once(control)
+        if refusal:
+            return Checked(refusal=refusal)
+        if timer and timer.name == "native":  # other loops make the very calls that have just been made
+            self._fill()
+            timer.run(self.calls, self.rotation, 1)
+        if tamper and self.buffers.receive is not None:
+            tamper(self.buffers.receive)
+        wrong, refusal = agree_on(control, self._count_wrong)
+        return Checked(refusal=refusal) if wrong is None else Checked(by_rank=gather_everywhere(control, wrong))
+
+    def _run_once(self, control: Control) -> str:
+        """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
+        refusal = ""
+        try:
+            with self.communicator.watched(replayed=self.captured > 1):
+                for call in self.calls:
+                    call.run()
+                self.communicator.complete()
+        except LIBRARY_ERRORS as error:
+            refusal = _said(error)
+            if self.operation.kind == "pair" and control.size > len(self.participants):
+                raise  # the other ranks cannot know
+        gathered = gather_everywhere(control, refusal)
+        refusals = [gathered[rank] for rank in self.participants]
+        if any(refusals) and not all(refusals):
+            raise RuntimeError(next(text for text in refusals if text))
+        return refusals[0]
+
+    def _verify_barrier(self, control: Control) -> Checked:
+        """The last rank of a group enters late: a rank that leaves before has not waited. Counts such ranks."""
+        control.barrier()
+        if self.shape and self.shape.rank == self.shape.last:
+            time.sleep(LATE_ENTRY_S)
+        entered = time.perf_counter_ns()
+        for call in self.calls:
+            call.run()
+        self.communicator.complete()
+        stamps = gather_everywhere(control, (entered, time.perf_counter_ns()))
+        by_rank = [0] * control.size
+        for group in self.groups:
+            last_entry = max(stamps[rank][0] for rank in group)
+            for rank in group:
+                by_rank[rank] = int(stamps[rank][1] < last_entry)
+        return Checked(by_rank=by_rank)
+
+    @property
+    def _sets(self) -> tuple[Buffers[Any], ...]:
+        """Every set of buffers."""
+        return (self.buffers, *self.more)
+
+    @property
+    def _accumulates(self) -> bool:
+        """Whether calls repeat what changes its own input, so that only what cancels has a known answer."""
+        in_place = self.operation.reduces and bool(self.case.in_place)
+        return in_place and self.captured > 1 and self.case.redop not in {"min", "max"}
+
+    def _fill(self) -> None:
+        """Receive buffers get bytes that no answer holds, then the inputs are written."""
+        pieces = self.operation.inputs(self.shape) if self.shape else []
+        content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(pieces)
+        for buffers in self._sets:
+            if buffers.receive is not None:
+                self.communicator.spoil(buffers.receive)
+            if pieces:
+                self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
+
+    def _contributions(self) -> list[Piece]:
+        """This rank's part in a reduction in place, each piece for the rank that alone holds the result there.
+
+        That rank adds what it holds again in each repetition. Of an all_reduce there is none such.
+        """
+        if self.shape is None:
+            return []
+        rank, size, block = self.shape.rank, self.shape.size, self.shape.block
+        if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: a block each
+            return [Piece(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
+        keeper = self.shape.root if self.operation.rooted else size
+        return [Piece(offset=0, count=self.shape.elements, source=rank, target=keeper)]
+
+    def _count_wrong(self) -> int:
+        pieces = self.operation.answer(self.shape) if self.shape else []
+        if not self.shape or not pieces:
+            return 0
+        expected = (
+            self.data.neutral(self.operation.receive(self.shape)) if self._accumulates else self.data.answer(pieces)
+        )
+        return sum(self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets)
+
+    def refill(self) -> None:
+        """Before timing: in-place reductions get neutral data, so that repeating them neither grows nor overflows."""
+        if not (self.shape and self.operation.reduces and self.case.in_place):
+            return
+        for buffers in self._sets:
+            for buffer, layout in ((buffers.receive, self.operation.receive), (buffers.send, self.operation.send)):
+                if buffer is not None:
+                    self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
+
+    def capture(self) -> Prepared:
+        """The case with its operations in graphs, each of `GRAPH_OPERATIONS`; all have been run before.
+
+        Raises:
+            UnsupportedError: the library cannot be captured in them.
+        """
+        if not self.calls:
+            return replace(self, captured=GRAPH_OPERATIONS)
+        sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
+        turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
+        try:
+            with self.communicator.watched():  # it says then what it does, and nothing when a graph is launched
+                graphs = [[self.communicator.capture(turn)] for turn in turns]
+        except LIBRARY_ERRORS as error:
+            raise UnsupportedError(f"no graph can hold {self.operation.name} here: {_said(error)}") from error
+        calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
+        return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
+
+
+def _said(error: BaseException) -> str:
+    """What a library says of an error, in a line."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
+
+
+def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
+    """Raise `UnsupportedError` where a graph would have to hold the host's waiting."""
+    if case.graph and any(call.blocking for call in calls):
+        raise UnsupportedError(
+            f"{communicator.backend}'s {case.operation} waits on the host, which no graph can hold; "
+            "use --cadence isolated"
+        )
+
+
+def sets_needed(message_bytes: int, cache_bytes: int) -> int:
+    """How many sets of buffers must take turns so that none is still in the cache when its turn comes; a power of two.
+
+    Args:
+        message_bytes: the least that one operation touches.
+        cache_bytes: size of the last-level cache; 0 where it is not known.
+
+    Raises:
+        UnsupportedError: it is not known.
+    """
+    if not cache_bytes:
+        raise UnsupportedError("the size of the last-level cache is not known on every rank; use --buffers hot")
+    wanted = min(CACHES * cache_bytes, MOST_BYTES) / max(1, message_bytes)
+    return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(wanted))))
+
+
+def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1) -> Prepared:
+    """Divide the ranks as the case's pattern says, allocate buffers and build the calls; all ranks together.
+
+    Args:
+        case: what is to be done in every group.
+        communicator: of all ranks.
+        hosts: the host of each rank; empty: all are on one.
+        sets: so many sets of buffers take turns.
+
+    Raises:
+        UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
+    """
+    placed = (hosts or [""] * communicator.size)[: case.world_size]
+    operation = arranged(case.operation, case.pattern, len(placed))
+    communicator = communicator.using(case.algorithm)
+    groups = groups_of(case.pattern, placed)
+    within = communicator.split(groups)
+    parts = [communicator.split(division) for division in operation.divisions(placed)]
+    dtype = DTYPES[case.dtype or "int8"]
+    size = within.size if within else len(groups[0])
+    idle = Prepared(
+        case=case,
+        operation=operation,
+        groups=groups,
+        world_size=communicator.size,
+        communicator=communicator,
+        buffers=Buffers(send=None, receive=None),
+        data=KnownData(dtype=dtype, size=size, redop=case.redop),
+        rotation=sets,
+    )
+    if operation.overlaps and case.buffers == "rotated":
+        raise UnsupportedError(f"{operation.name} and its overlap are timed on the same buffers; use --buffers hot")
+    if within is None:
+        return idle
+    check_ranks(operation, size)
+    _check_root(case, size)
+    shape = Shape(
+        rank=within.rank,
+        size=size,
+        elements=idle.message_bytes(size) // dtype.itemsize,
+        root=case.root or 0,
+        window=idle.window,
+        parts=[part for part in parts if part],
+    )
+    check_count(shape.block if operation.divided else shape.elements, within)
+    with within.allocating(case.buffers):
+        first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
+    turns = [operation.call(within, buffers, shape, case.redop or "") for buffers in (first, *more)]
+    calls = Turns(turns) if more else turns[0]
+    _check_blocking(case, within, calls)
+    return replace(idle, communicator=within, shape=shape, buffers=first, more=more, calls=calls)
+
+
+def _check_root(case: Case, size: int) -> None:
+    """Raise `UnsupportedError` where the root, a number within the group, is none of its ranks."""
+    if case.root is not None and case.root >= size:
+        raise UnsupportedError(
+            f"root {case.root} counts within a group, and pattern {case.pattern} makes groups of {size} ranks here"
+        )
+
+
+def check_count(elements: int, communicator: Communicator) -> None:
+    """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
+    most = communicator.most_elements
+    if most is not None and elements > most:
+        raise UnsupportedError(
+            f"{communicator.backend} takes at most {most} elements in one call, this case has {elements}; "
+            "use a larger data type or a smaller message"
+        )
+
+
+def _allocate(
+    case: Case, operation: Operation, shape: Shape, dtype: DataType, communicator: Communicator
+) -> Buffers[Any]:
+    send_count, receive_count = operation.send(shape), operation.receive(shape)
+
+    def separate(count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
+        return communicator.allocate(dtype, count) if count else None
+
+    if not case.in_place:
+        return Buffers(send=separate(send_count), receive=separate(receive_count))
+    whole = communicator.allocate(dtype, max(send_count, receive_count))
+    if operation.in_place_slice == "same":
+        return Buffers(send=whole if send_count else None, receive=whole if receive_count else None)
+    block = (communicator.result_offset(operation, shape), shape.block)
+    if operation.in_place_slice == "send_in_receive":
+        return (
+            Buffers(send=communicator.part(whole, *block), receive=whole)
+            if receive_count
+            else Buffers(send=whole, receive=None)
+        )
+    return (
+        Buffers(send=whole, receive=communicator.part(whole, *block))
+        if send_count
+        else Buffers(send=None, receive=whole)
+    )

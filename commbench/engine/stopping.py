@@ -1,0 +1,181 @@
+"""How long to warm up and to repeat one case in one launch: rank 0 looks at the samples and decides, all ranks obey."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.records import Frozen
+from commbench.engine.samples import Samples
+from commbench.engine.timing.loops import Call, Repetitions, Timer
+from commbench.engine.timing.sync import TOLERATED_LATE
+from commbench.stats import StoppingRule, warmup_count
+
+WARMUP_WINDOW = 20
+WARMUP_CAP = 300
+#: Share of a case's time slice that warm-up may take.
+WARMUP_SHARE = 0.3
+#: Repetitions must span so many seconds before they can be enough: neighbours in time are alike, so 30 of them within
+#: 0.3 ms may agree to 5 % while the same launch is half as fast a millisecond later.
+SPAN_S = 0.005
+#: Repetitions between two looks at the clock take about so long, where no times are kept, and are no more than these:
+#: loops make room for all times beforehand.
+CHUNK_S, MOST_TOGETHER = 0.05, 1024
+#: Operations behind the first guess of how long one takes.
+GUESS_OPERATIONS = 3
+#: A timed interval is at least so many readings of the clock; shorter operations are timed together.
+BATCH_READINGS = 20
+MAXIMUM_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Rank 0's decision: what all ranks do next."""
+
+    repetitions: int
+    widen: bool = False
+    """Whether to agree on instants further ahead first."""
+    refresh: bool = False
+    """Whether to compare the hosts' clocks again first."""
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """Samples one case: first operation, warm-up, batch size, then chunks until the rule is satisfied or time is up."""
+
+    control: Control
+    timer: Timer
+    calls: Sequence[Call]
+    rule: StoppingRule
+    slice_s: float
+    reading_ns: float
+    """What one reading of the clock costs in this timer's loop."""
+    watched: Sequence[int] = (0,)
+    """The ranks whose slowest settles warm-up and batch: rank 0 alone where all ranks do the same together."""
+    _begun: float = field(default=0.0, init=False)
+    _chunk_begun: float = field(default=0.0, init=False)
+    _spanned_ns: int = field(default=0, init=False)
+
+    def settle(self, frozen: Frozen | None) -> Frozen:
+        """Warm up, as often as the first launch found necessary or (None) until times are steady; agree on a batch."""
+        self._begun = time.perf_counter()
+        self._spanned_ns = 0
+        self.timer.sync.plan.reset()
+        first = self._run(1, 1)
+        if frozen:
+            self._run(frozen.warmups - 1, 1)
+            return frozen
+        times = self._run(self._guesses(_typical_ns(first)), 1)
+        window = self._window(_typical_ns(times))
+        while True:
+            steady = window == 0 or warmup_count(times, window) is not None
+            step = self._agree(Step(repetitions=0 if steady or self._warm_enough(times) else 2 * window))
+            if not step.repetitions:
+                break
+            times += self._run(step.repetitions, 1)
+        batch = batch_of(_typical_ns(times[-WARMUP_WINDOW:]), self.reading_ns)
+        return self.control.broadcast(Frozen(warmups=1 + len(times), batch=batch))
+
+    def collect(self, samples: Samples, batch: int) -> Samples | None:
+        """Repeat until sure or out of time; the samples on rank 0, None elsewhere."""
+        step = self._agree(Step(repetitions=self._first_chunk(batch)))
+        while step.repetitions:
+            if step.widen:
+                self.timer.sync.answer_late()
+            elif step.refresh:
+                self.timer.sync.plan.clock.refresh()
+            gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
+            step = self._agree(self._next_step(samples, gathered, step, batch))
+        return samples if self.control.rank == 0 else None
+
+    def go_on(self, seconds: float, batch: int) -> None:
+        """Repeat for so many seconds more, and keep no times."""
+        repetitions, ends = 1, time.perf_counter() + seconds
+        while repetitions := self.control.broadcast_int(repetitions if time.perf_counter() < ends else 0):
+            begun = time.perf_counter()
+            self.timer.run(self.calls, repetitions, batch)
+            if time.perf_counter() - begun < CHUNK_S and repetitions < MOST_TOGETHER:
+                repetitions *= 2
+
+    def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: Step, batch: int) -> Step | None:
+        """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
+        if gathered is None:
+            return None
+        late = samples.add(gathered)
+        self._spanned_ns += int(gathered[0].end_ns[-1] - gathered[0].start_ns[0])
+        tried = samples.valid + samples.late
+        left_s = self.slice_s - self._elapsed()
+        enough = samples.valid >= self.rule.floor or tried >= 4 * self.rule.floor
+        spanned = self._spanned_ns >= SPAN_S * 1e9
+        sure = spanned and self.rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
+        if sure or tried >= self.rule.maximum or (left_s <= 0 and enough):
+            return Step(repetitions=0)
+        per_repetition = max(self._chunk_s / last.repetitions, 1e-9)
+        wanted = self.rule.next_checkpoint(tried) - tried
+        missing = max(0, self.rule.floor - samples.valid)
+        return Step(
+            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))),
+            widen=late > TOLERATED_LATE,
+            refresh=self.timer.sync.plan.clock.is_stale(),
+        )
+
+    def _agree(self, step: Step | None) -> Step:
+        """Rank 0's step, on every rank; the time from here to the next agreement is one chunk's."""
+        agreed = self.control.broadcast(step)
+        self._chunk_begun = time.perf_counter()
+        assert agreed is not None  # noqa: S101 - rank 0 always has a view
+        return agreed
+
+    @property
+    def _chunk_s(self) -> float:
+        return time.perf_counter() - self._chunk_begun
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _run(self, repetitions: int, batch: int) -> list[int]:
+        """Times of repetitions that are thrown away, in nanoseconds: of the watched ranks, else of this one."""
+        if repetitions <= 0:
+            return []
+        seen = self.timer.run(self.calls, repetitions, batch)
+        lasting = seen.end_ns - seen.start_ns
+        if tuple(self.watched) != (0,):
+            gathered = gather_everywhere(self.control, lasting)
+            lasting = np.max([gathered[rank] for rank in self.watched], axis=0)
+        times: list[int] = lasting.tolist()
+        return times
+
+    def _guesses(self, first_ns: float) -> int:
+        """How many operations to guess from, the same on all ranks: one where the first was long."""
+        affordable = GUESS_OPERATIONS * first_ns < WARMUP_SHARE * self.slice_s * 1e9
+        return self.control.broadcast(GUESS_OPERATIONS if affordable else 1)
+
+    def _window(self, typical_ns: float) -> int:
+        """The window of warm-up detection, the same on all ranks: 20, fewer where operations are long."""
+        affordable = int(WARMUP_SHARE * self.slice_s * 1e9 / (2 * max(typical_ns, 1.0)))
+        return self.control.broadcast(max(0, min(WARMUP_WINDOW, affordable)))
+
+    def _warm_enough(self, times: Sequence[int]) -> bool:
+        """Whether warm-up has had its share of repetitions or of time."""
+        return len(times) >= WARMUP_CAP or self._elapsed() > WARMUP_SHARE * self.slice_s
+
+    def _first_chunk(self, batch: int) -> int:
+        """As many repetitions as the rule asks for at least, fewer where they would not fit."""
+        spent = self._run(1, batch)
+        affordable = int((self.slice_s - self._elapsed()) * 1e9 / max(_typical_ns(spent), 1.0))
+        return max(self.rule.floor, min(self.rule.minimum, affordable))
+
+
+def batch_of(typical_ns: float, reading_ns: float) -> int:
+    """The smallest power of two of operations that lasts as long as 20 readings of the clock."""
+    needed = math.ceil(math.log2(max(1.0, BATCH_READINGS * reading_ns / max(typical_ns, 1.0))))
+    return min(MAXIMUM_BATCH, 1 << needed)
+
+
+def _typical_ns(times: Sequence[int]) -> float:
+    return float(np.median(times)) if times else 0.0

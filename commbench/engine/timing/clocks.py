@@ -1,0 +1,323 @@
+"""One clock over several hosts: offset and drift between clocks, and rank 0's clock as every rank reads it.
+
+Stated with their sources where they are used: bounds of an offset (SKaMPI), drift as a line over time and a binomial
+tree of clocks (HCA3: Hunold & Carpen-Amarie, "Hierarchical Clock Synchronization in MPI", IEEE Cluster 2018).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.engine.control import Control, gather_everywhere
+
+Times = NDArray[np.int64]
+
+#: ReproMPI's defaults: so many points of a line, each from at least so many exchanges.
+FIT_POINTS = 20
+LEAST_PINGS = 10
+MOST_PINGS = 100
+#: An exchange this close to the fastest ever seen on the pair tells all that more would.
+FAST_ENOUGH = 1.1
+#: Between the points of the first fit: over 0.4 s an offset known to 50 ns gives the drift to 0.1 ppm.
+SPACING_S = 0.02
+#: A line is extended by a point once it is so old (MPIX_Harmonize's default), and forgets the oldest of so many.
+MAXIMUM_AGE_S = 1.0
+POINTS_KEPT = 40
+#: No clock gains more on another than Linux may slew it (adjtimex: 500 ppm).
+MAXIMUM_DRIFT = 500e-6
+
+#: Clocks serve for what lasts so long that their error is at most this share of it: the bound holds whatever the
+#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+CLOCK_SHARE = 0.1
+
+
+def is_close(error_ns: float, lasting_ns: float) -> bool:
+    """Whether clocks that agree to ``error_ns`` agree closely enough for what lasts ``lasting_ns``."""
+    return error_ns <= CLOCK_SHARE * lasting_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """At ``at_ns`` of this clock the other one was ``offset_ns`` ahead, give or take ``error_ns``: a hard bound."""
+
+    at_ns: int
+    offset_ns: int
+    error_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Another clock over this one: other(t) = t + offset_ns + drift (t - origin_ns).
+
+    Kept around an origin because a clock in nanoseconds is as long as a float's mantissa.
+    """
+
+    origin_ns: int = 0
+    offset_ns: int = 0
+    drift: float = 0.0
+
+    def read(self, here: Times) -> Times:
+        """The other clock's times for times of this one, nanoseconds, any shape."""
+        ahead = np.rint(self.drift * (here - self.origin_ns)).astype(np.int64)
+        return np.asarray(here + self.offset_ns + ahead, dtype=np.int64)
+
+    def invert(self) -> Line:
+        """This clock over the other: of use where the other's time is known."""
+        there = self.origin_ns + self.offset_ns
+        return Line(origin_ns=there, offset_ns=-self.offset_ns, drift=1 / (1 + self.drift) - 1)
+
+    def then(self, further: Line) -> Line:
+        """A third clock over this one, where ``further`` is the third over the other."""
+        apart = self.origin_ns + self.offset_ns - further.origin_ns
+        return Line(
+            origin_ns=self.origin_ns,
+            offset_ns=self.offset_ns + further.offset_ns + round(further.drift * apart),
+            drift=self.drift + further.drift * (1 + self.drift),
+        )
+
+
+def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
+    """The offset of another clock from exchanges with it, by SKaMPI's bounds.
+
+    An answer stamped t that was asked for at s and came at r was stamped in between, so the other clock is ahead by at
+    least t - r and at most t - s. The tightest of both over all exchanges hold together; the middle is the estimate and
+    half the width a bound on its error, whatever the network did. While the clocks drift during the exchanges the
+    bounds move, by no more than `MAXIMUM_DRIFT`.
+
+    Args:
+        pings: (s, t, r) of each exchange in nanoseconds; s and r of this clock, t of the other.
+    """
+    stamps = np.array(pings, dtype=np.int64)
+    sent, answered, returned = stamps.T
+    low, high = answered - returned, answered - sent
+    tight_low, tight_high = int(low.argmax()), int(high.argmin())
+    middle = (sent + returned) // 2
+    apart = abs(int(middle[tight_low] - middle[tight_high]))
+    lasting = returned - sent  # the answer was stamped at most half of it away from the middle
+    span = apart + int(lasting[tight_low] + lasting[tight_high]) / 2
+    width = max(0, int(high[tight_high] - low[tight_low]))
+    return Offset(
+        at_ns=int(middle[tight_low] + middle[tight_high]) // 2,
+        offset_ns=int(high[tight_high] + low[tight_low]) // 2,
+        error_ns=(width + MAXIMUM_DRIFT * span) / 2 + 2,  # and what rounding to whole nanoseconds takes
+    )
+
+
+def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
+    """The least-squares line through offsets, and a bound on its error in nanoseconds between the first and the last.
+
+    A point counts by the square of its bound. If the clocks drift steadily, the line's error is itself a line of time,
+    and at each point at most its distance from the point plus the point's own bound; a line is bounded by any two of
+    its points.
+    """
+    last = points[-1]
+    at = np.array([point.at_ns - last.at_ns for point in points], dtype=np.float64)
+    offset = np.array([point.offset_ns - last.offset_ns for point in points], dtype=np.float64)
+    error = np.array([point.error_ns for point in points])
+    weight = (error.min() / error) ** 2
+    weight /= weight.sum()
+    away = at - weight @ at
+    spread = weight @ away**2
+    drift = float(weight @ (away * offset) / spread) if spread > 0 else 0.0
+    constant = float(weight @ offset - drift * (weight @ at))
+    bounds = np.abs(constant + drift * at - offset) + error
+    line = Line(origin_ns=last.at_ns, offset_ns=last.offset_ns + round(constant), drift=drift)
+    return line, max(_bound_at(end, at, bounds) for end in (at[0], at[-1]))
+
+
+def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64]) -> float:
+    """The least bound at ``when`` on a line that is bounded at some points: by the best two of them."""
+    least = float(bounds[at == when].min())
+    for i, j in combinations(range(len(at)), 2):
+        if at[i] != at[j]:
+            share = (when - at[i]) / (at[j] - at[i])
+            least = min(least, float(abs(1 - share) * bounds[i] + abs(share) * bounds[j]))
+    return least
+
+
+class GlobalClock:
+    """Rank 0's clock on every rank: here the one clock that all ranks read."""
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self.error_ns = 0.0
+        """No rank's reading is further from rank 0's clock than this; the same on every rank."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether all ranks read one clock."""
+        return True
+
+    def to_global(self, stamps: Times) -> Times:
+        """Rank 0's times for stamps of this rank, nanoseconds, any shape."""
+        return stamps
+
+    def to_local(self, instant_ns: int) -> int:
+        """This rank's time for an instant of rank 0's clock."""
+        return instant_ns
+
+    @property
+    def local_line(self) -> Line:
+        """This rank's clock over rank 0's."""
+        return Line()
+
+    def is_stale(self) -> bool:
+        """Whether the clocks should be compared again; rank 0's answer counts."""
+        return False
+
+    def refresh(self) -> None:
+        """Compare the clocks again, all ranks together."""
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json states: ``method`` shared or synchronised, ``domains``, ``error_us``, ``drift_ppm``."""
+        return {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0}
+
+
+class SynchronisedClock(GlobalClock):
+    """Rank 0's clock as the ranks of other hosts work it out from their own.
+
+    One rank of each clock leads; the leaders form a binomial tree under rank 0, in which floor(log2 p) rounds (one more
+    where p is no power of two) reach all p, and each child compares its clock with its parent's. HCA3 fits the child
+    against the parent's clock when that is global already; as lines of lines are lines, fitting raw clocks and putting
+    the lines together gives the same, and one span of time then serves the points of all rounds.
+
+    Args:
+        control: the ranks, which make the clock and refresh it together.
+        domains: by rank; ranks of the same domain read one clock.
+        now: this rank's clock in nanoseconds, the one that timed loops read.
+        spacing_s: between two points of the first fit.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        domains: Sequence[str],
+        now: Callable[[], int] = time.perf_counter_ns,
+        spacing_s: float = SPACING_S,
+    ) -> None:
+        super().__init__()
+        self._control = control
+        self._now = now
+        first = {domain: rank for rank, domain in reversed(list(enumerate(domains)))}
+        self._leaders = sorted(first.values())
+        self._own = self._leaders.index(first[domains[control.rank]])
+        self._leading = self._leaders[self._own] == control.rank
+        self._points: deque[Offset] = deque(maxlen=POINTS_KEPT)
+        self._fastest_ns = 1 << 62
+        self._inverse = Line()
+        self._worst_drift = 0.0
+        for point in range(FIT_POINTS):
+            if point:
+                time.sleep(spacing_s)
+            self._compare()
+        self._agree()
+
+    @property
+    def exact(self) -> bool:
+        """See `GlobalClock.exact`."""
+        return False
+
+    def to_global(self, stamps: Times) -> Times:
+        """See `GlobalClock.to_global`."""
+        return self.line.read(stamps)
+
+    def to_local(self, instant_ns: int) -> int:
+        """See `GlobalClock.to_local`."""
+        line = self._inverse
+        return instant_ns + line.offset_ns + round(line.drift * (instant_ns - line.origin_ns))
+
+    @property
+    def local_line(self) -> Line:
+        """See `GlobalClock.local_line`."""
+        return self._inverse
+
+    def is_stale(self) -> bool:
+        """See `GlobalClock.is_stale`."""
+        return time.monotonic() - self._agreed > MAXIMUM_AGE_S
+
+    def refresh(self) -> None:
+        """Add a point to every line."""
+        self._compare()
+        self._agree()
+
+    def facts(self) -> dict[str, Any]:
+        """See `GlobalClock.facts`; of the rank that is worst."""
+        return {
+            "method": "synchronised",
+            "domains": len(self._leaders),
+            "error_us": round(self.error_ns / 1e3, 3),
+            "drift_ppm": round(self._worst_drift * 1e6, 3),
+        }
+
+    def _compare(self) -> None:
+        """Every leader but rank 0 compares its clock with its parent's once, round by round."""
+        if not self._leading:
+            return
+        distance = 1
+        while distance < len(self._leaders):
+            if self._own < distance:
+                if self._own + distance < len(self._leaders):
+                    self._answer(self._leaders[self._own + distance])
+            elif self._own < 2 * distance:
+                self._points.append(self._ask(self._leaders[self._own - distance]))
+            distance *= 2
+
+    def _ask(self, parent: int) -> Offset:
+        """Exchange messages with the parent until one is as fast as any has been."""
+        control, now = self._control, self._now
+        pings: list[tuple[int, int, int]] = []
+        going_on = True
+        while going_on:
+            sent = now()
+            control.send_int(1, parent)
+            answered = control.receive_int(parent)
+            returned = now()
+            pings.append((sent, answered, returned))
+            self._fastest_ns = min(self._fastest_ns, returned - sent)
+            fast = returned - sent < FAST_ENOUGH * self._fastest_ns
+            going_on = len(pings) < LEAST_PINGS or (len(pings) < MOST_PINGS and not fast)
+        control.send_int(0, parent)
+        return bound_offset(pings)
+
+    def _answer(self, child: int) -> None:
+        """Send the time as often as the child asks for it."""
+        while self._control.receive_int(child):
+            self._control.send_int(self._now(), child)
+
+    def _agree(self) -> None:
+        """Fit, exchange the lines and put this rank's way to rank 0 together; all ranks together."""
+        self._control.barrier(patient=True)  # those that lead nothing leave their core to others meanwhile
+        edges = gather_everywhere(self._control, fit_line(self._points) if self._points else (Line(), 0.0))
+        ways = {0: (Line(), 0.0)}
+        for place in range(1, len(self._leaders)):
+            line, error_ns = edges[self._leaders[place]]
+            further, further_ns = ways[_parent(place)]
+            ways[place] = (line.then(further), error_ns + further_ns)
+        self.line = ways[self._own][0]
+        self._inverse = self.line.invert()
+        self.error_ns = max(error for _, error in ways.values())
+        self._worst_drift = max((line.drift for line, _ in ways.values()), key=abs)
+        self._agreed = time.monotonic()
+
+
+def _parent(place: int) -> int:
+    """The parent in a binomial tree: the number without its highest bit."""
+    return place ^ (1 << (place.bit_length() - 1))
+
+
+def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
+    """The clock of a launch, all ranks together: the one all ranks read, or one worked out between their clocks.
+
+    Args:
+        control: the ranks.
+        domains: by rank, the same on every rank; see `commbench.system.host.clock_domain`.
+    """
+    return GlobalClock() if len(set(domains)) == 1 else SynchronisedClock(control, domains)

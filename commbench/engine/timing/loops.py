@@ -1,0 +1,181 @@
+"""The timed loop in Python for every host backend, its parameters and results, and its progress for the heartbeat."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
+from commbench.system.host import timer_cost_s
+from commbench.system.process import without_collector
+
+
+class Progress:
+    """Counters of repetitions entered and left; native loops write them without holding the GIL."""
+
+    def __init__(self) -> None:
+        self.counters: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
+        self.case = ""
+
+    @property
+    def total(self) -> int:
+        """A number that moves as long as the rank does."""
+        return int(self.counters.sum())
+
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A prepared call that can be repeated: from Python, and from native code where ``rows`` are given."""
+
+    run: Callable[[], object]
+    rows: Sequence[tuple[int, ...]] = ()
+    """(address of a C function, its integer arguments...), called in order; each must return 0."""
+    keep: Sequence[object] = ()
+    """Memory that only the addresses in ``rows`` refer to."""
+    blocking: bool = False
+    """Whether, on a device, it returns only when it has ended there: what the host does is a part of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Which calls a timed loop makes in which repetition."""
+
+    turns: Sequence[Sequence[Call]]
+    """The calls of a repetition; several where sets of buffers take turns."""
+    first: int = 0
+    """The turn of the first repetition; the others follow, and after the last the first again."""
+    batch: int = 1
+    """How often a repetition makes the calls of its turn."""
+
+    def steps(self, repetitions: int) -> list[Callable[[], object]]:
+        """What each repetition does."""
+        made = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
+        return [made[(self.first + repetition) % len(made)] for repetition in range(repetitions)]
+
+
+class Turns(list[Call]):
+    """The calls of an operation on each of several sets of buffers, set after set; timed loops use the sets in turn.
+
+    Which set is next is kept from run to run: a run of few repetitions would use the first few alone.
+    """
+
+    def __init__(self, sets: Sequence[Sequence[Call]]) -> None:
+        super().__init__(call for calls in sets for call in calls)
+        self.sets = sets
+        self._next = 0
+
+    def order(self, repetitions: int, batch: int) -> Order:
+        """Each of ``batch`` operations on the next set, from where the last run ended."""
+        count = len(self.sets)
+        turns = [
+            [call for place in range(begin, begin + batch) for call in self.sets[place % count]]
+            for begin in range(0, count, batch)
+        ]
+        first = -(-self._next // batch) % len(turns)
+        self._next = (first + repetitions) * batch % count
+        return Order(turns=turns, first=first)
+
+
+def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
+    """In which order a timed loop makes so many repetitions of ``batch`` operations."""
+    return calls.order(repetitions, batch) if isinstance(calls, Turns) else Order(turns=[calls], batch=batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetitions:
+    """One rank's stamps of n repetitions, each an array of shape (n,), on one clock within a run."""
+
+    start_ns: Times
+    end_ns: Times
+    late: NDArray[np.bool_]
+    """Whether this rank missed the agreed start instant, or its device had to wait for the host."""
+    comparable: bool = True
+    """Whether the clock is that of the `SyncPlan`, so that stamps of different ranks can be compared."""
+
+
+class Timer(Protocol):
+    """A timed loop of one backend. ``name`` is the row's ``loop``: native, python or event."""
+
+    name: str
+    sync: Synchroniser
+
+    def prepare(self) -> None:
+        """Compile, calibrate: once a launch, all ranks together, before the first case."""
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """Time ``repetitions`` of ``batch`` times ``calls``, ranks synchronised before each."""
+
+    def reading_ns(self) -> float:
+        """What one reading of this loop's clock costs, in nanoseconds."""
+
+
+class PythonTimer:
+    """Times calls one by one from Python; ``harness_us`` says what that costs."""
+
+    name = "python"
+
+    def __init__(self, sync: Synchroniser, progress: Progress) -> None:
+        self.sync = sync
+        self._counters = progress.counters
+
+    def prepare(self) -> None:
+        """See `Timer.prepare`."""
+        self.sync.calibrate(MINIMUM_PYTHON_SLACK_NS)
+
+    def reading_ns(self) -> float:
+        """See `Timer.reading_ns`."""
+        return timer_cost_s() * 1e9
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """See `Timer.run`."""
+        steps = order_of(calls, repetitions, batch).steps(repetitions)
+        start = np.zeros(repetitions, dtype=np.int64)
+        end = np.zeros(repetitions, dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
+        counters, align, now = self._counters, self.sync.align, time.perf_counter_ns
+        with quiet_interpreter():
+            for repetition, run_once in enumerate(steps):
+                late[repetition] = align()
+                counters[0] += 1
+                begun = now()
+                run_once()
+                end[repetition] = now()
+                start[repetition] = begun
+                counters[1] += 1
+            self.sync.finish()
+        clock = self.sync.plan.clock
+        return Repetitions(start_ns=clock.to_global(start), end_ns=clock.to_global(end), late=late)
+
+
+def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """One callable for several; a single one is called directly, without the price of a loop."""
+    if len(functions) == 1:
+        return functions[0]
+
+    def run_all() -> None:
+        for function in functions:
+            function()
+
+    return run_all
+
+
+@contextmanager
+def quiet_interpreter() -> Iterator[None]:
+    """Keep Python's garbage collector out: a full collection takes milliseconds once torch is loaded."""
+    gc.collect(0)
+    gc.freeze()
+    try:
+        with without_collector():
+            yield
+    finally:
+        gc.unfreeze()

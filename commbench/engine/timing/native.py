@@ -1,0 +1,268 @@
+"""The timed loop in machine code: numba calls the MPI library by address, as a C loop would.
+
+An operation is a table of C calls, so one compiled loop serves every operation, and the compiled code is cached for all
+later processes: addresses are data, not code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
+from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser
+from commbench.errors import CommbenchError, UnsupportedError
+
+#: Columns of a call table: address, number of arguments, arguments.
+MAX_ARGUMENTS = 12
+ROW = 2 + MAX_ARGUMENTS
+CLOCK_MONOTONIC = 1
+METHODS = ("none", "barrier", "dissemination", "round-time")
+READINGS = 1000
+ROUND_TIME = METHODS.index("round-time")
+
+Table = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncCalls:
+    """The control plane's own C calls: ``meet`` before every repetition, ``tell`` to broadcast ``instant``."""
+
+    meet: Sequence[tuple[int, ...]]
+    tell: Sequence[tuple[int, ...]]
+    instant: NDArray[np.int64]
+    """One 64-bit integer, the memory that ``tell`` broadcasts from rank 0."""
+
+
+def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
+    """Lay out C calls as an array of shape (calls, ROW)."""
+    table = np.zeros((len(rows), ROW), dtype=np.int64)
+    for line, (address, *arguments) in zip(table, rows, strict=True):
+        line[0] = _signed(address)
+        line[1] = len(arguments)
+        line[2 : 2 + len(arguments)] = [_signed(argument) for argument in arguments]
+    return table
+
+
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number."""
+    return ctypes.c_int64(word).value
+
+
+def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
+    """Where a C function is in this process."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if address is None:
+        raise CommbenchError(f"{function} has no address in this process")
+    return address
+
+
+@intrinsic
+def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Call the C function at an address with integer arguments; its int result is returned.
+
+    Integers narrower than 64 bits travel in 64-bit registers, as the System V and AArch64 conventions allow.
+    """
+    count = arguments.count
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - numba's protocol
+        word = ir.IntType(64)
+        function = ir.FunctionType(ir.IntType(32), [word] * count)
+        pointer = builder.inttoptr(values[0], function.as_pointer())
+        return builder.call(pointer, [builder.extract_value(values[1], i) for i in range(count)])
+
+    return types.int32(types.int64, arguments), generate
+
+
+@njit(nogil=True, cache=True)
+def _issue(table: Table) -> int:
+    """Make the calls of a table in order; return how many reported an error."""
+    errors = 0
+    for i in range(table.shape[0]):
+        row = table[i]
+        count = row[1]
+        if count == 6:  # noqa: PLR2004 - the number of arguments is the signature
+            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7]))
+        elif count == 7:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8]))
+        elif count == 8:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9]))
+        elif count == 5:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6]))
+        elif count == 1:
+            code = _call_address(row[0], (row[2],))
+        elif count == 2:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3]))
+        elif count == 3:  # noqa: PLR2004
+            code = _call_address(row[0], (row[2], row[3], row[4]))
+        else:
+            code = _call_address(
+                row[0],
+                (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11], row[12], row[13]),
+            )
+        if code != 0:
+            errors += 1
+    return errors
+
+
+@njit(nogil=True, cache=True)
+def _now(clock: int, timespec: NDArray[np.int64]) -> int:
+    _call_address(clock, (CLOCK_MONOTONIC, timespec.ctypes.data))
+    return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return] # numba sees an int64
+
+
+@njit(nogil=True, cache=True)
+def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
+    """Fill ``stamps`` with successive readings of the clock."""
+    timespec = np.zeros(2, dtype=np.int64)
+    for i in range(stamps.shape[0]):
+        stamps[i] = _now(clock, timespec)
+
+
+@njit(nogil=True, cache=True)
+def _align(
+    method: int,
+    meet: Table,
+    tell: Table,
+    instant: NDArray[np.int64],
+    slack_ns: int,
+    origin_ns: int,
+    offset_ns: int,
+    drift: float,
+    yield_address: int,
+    clock: int,
+    timespec: NDArray[np.int64],
+) -> bool:
+    """Wait until this rank may start; True if it came too late for the agreed instant.
+
+    The instant is of rank 0's clock; ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's over it, see
+    `commbench.engine.timing.clocks.Line`.
+    """
+    if method == 0:
+        return False
+    _issue(meet)
+    if method != ROUND_TIME:
+        return False
+    instant[0] = _now(clock, timespec) + slack_ns
+    _issue(tell)
+    target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
+    if _now(clock, timespec) > target:
+        return True
+    while _now(clock, timespec) < target:
+        if yield_address != 0:
+            _call_address(yield_address, (0,))
+    return bool(_now(clock, timespec) - target > slack_ns)  # the system took the core while we waited
+
+
+@njit(nogil=True, cache=True)
+def _timed_loop(
+    tables: Table,
+    first: int,
+    batch: int,
+    method: int,
+    meet: Table,
+    tell: Table,
+    instant: NDArray[np.int64],
+    slack_ns: int,
+    origin_ns: int,
+    offset_ns: int,
+    drift: float,
+    yield_address: int,
+    clock: int,
+    counters: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    late: NDArray[np.bool_],
+) -> int:
+    timespec = np.zeros(2, dtype=np.int64)
+    errors = 0
+    for repetition in range(start.shape[0]):
+        table = tables[(first + repetition) % tables.shape[0]]
+        late[repetition] = _align(
+            method, meet, tell, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
+        )
+        counters[0] += 1
+        begun = _now(clock, timespec)
+        for _ in range(batch):
+            errors += _issue(table)
+        end[repetition] = _now(clock, timespec)
+        start[repetition] = begun
+        counters[1] += 1
+    return errors
+
+
+class NativeTimer:
+    """Times calls from machine code; needs every call's ``rows``."""
+
+    name = "native"
+
+    def __init__(self, sync: Synchroniser, calls: SyncCalls, progress: Progress) -> None:
+        self.sync = sync
+        self._instant = calls.instant
+        self._meet = call_table(calls.meet)
+        self._tell = call_table(calls.tell)
+        self._counters = progress.counters
+        libc = ctypes.CDLL(None)
+        self._clock = address_of(libc.clock_gettime)
+        self._yield = address_of(libc.sched_yield) if sync.plan.yielding else 0
+
+    def prepare(self) -> None:
+        """Compile (or load from numba's cache) outside any case, then calibrate."""
+        self.run([], 1, 1)
+        self.sync.calibrate(MINIMUM_SLACK_NS)
+
+    def reading_ns(self) -> float:
+        """See `commbench.engine.timing.loops.Timer.reading_ns`."""
+        return float(np.median(np.diff(self._stamps())))
+
+    def _stamps(self) -> NDArray[np.int64]:
+        """Successive readings of the clock, in nanoseconds."""
+        stamps = np.zeros(READINGS, dtype=np.int64)
+        _stamp(self._clock, stamps)
+        return stamps
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """See `commbench.engine.timing.loops.Timer.run`.
+
+        Raises:
+            CommbenchError: the library reported an error from one of the calls.
+        """
+        if any(not call.rows for call in calls):
+            raise UnsupportedError("this operation has no native form; use --loop python")
+        start = np.zeros(repetitions, dtype=np.int64)
+        end = np.zeros(repetitions, dtype=np.int64)
+        late = np.zeros(repetitions, dtype=np.bool_)
+        plan, here = self.sync.plan, self.sync.plan.clock.local_line
+        order = order_of(calls, repetitions, batch)
+        tables = np.stack([call_table([row for call in turn for row in call.rows]) for turn in order.turns])
+        with quiet_interpreter():
+            errors = _timed_loop(
+                tables,
+                order.first,
+                order.batch,
+                METHODS.index(plan.method),
+                self._meet,
+                self._tell,
+                self._instant,
+                plan.slack_ns,
+                here.origin_ns,
+                here.offset_ns,
+                here.drift,
+                self._yield,
+                self._clock,
+                self._counters,
+                start,
+                end,
+                late,
+            )
+        if errors:
+            raise CommbenchError(f"the library reported {errors} errors in the timed loop")
+        return Repetitions(start_ns=plan.clock.to_global(start), end_ns=plan.clock.to_global(end), late=late)

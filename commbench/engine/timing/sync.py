@@ -1,0 +1,155 @@
+"""Making ranks start a repetition together: an agreed instant, a dissemination barrier, a barrier, or nothing."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.timing.clocks import GlobalClock
+
+#: The agreed instant lies so many broadcast times ahead (ReproMPI's round-time synchronisation).
+SLACK_BROADCASTS = 3
+BROADCAST_TRIALS = 10
+MINIMUM_SLACK_NS = 2_000
+#: Python takes microseconds from one line to the next and is interrupted more easily.
+MINIMUM_PYTHON_SLACK_NS = 20_000
+#: A rank that shares its core wakes up late by a time slice of the scheduler.
+OVERSUBSCRIBED_SLACK_NS = 250_000
+MAXIMUM_SLACK_NS = 4_000_000
+#: A patient rank sleeps until so shortly before the agreed instant, then polls the clock.
+POLLING_NS = 100_000
+#: Above this share of late starts the instant moves further into the future.
+TOLERATED_LATE = 0.1
+
+
+@dataclass
+class SyncPlan:
+    """How the ranks of a launch start together.
+
+    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is how far ahead an instant is agreed on, or
+    how much longer than queueing takes a device is kept busy (`commbench.engine.timing.device`); it grows when too many
+    starts are late. ``yielding``: give the core away while waiting, because ranks share cores.
+    """
+
+    method: str
+    slack_ns: int = MINIMUM_SLACK_NS
+    yielding: bool = False
+    least_ns: int = MINIMUM_SLACK_NS
+    """The calibrated slack, with which every case begins."""
+    clock: GlobalClock = field(default_factory=GlobalClock)
+    """That instants are agreed on and stamps given in."""
+
+    def reset(self) -> None:
+        """Begin a case with the calibrated slack: what one case needed does not slow the others down."""
+        self.slack_ns = self.least_ns
+
+    def widen(self) -> None:
+        """Look four times as far ahead from now on; at the limit, or beyond it already, it stays."""
+        self.slack_ns = max(self.slack_ns, min(4 * self.slack_ns, MAXIMUM_SLACK_NS))
+
+    @property
+    def spans_ranks(self) -> bool:
+        """Whether a repetition lasts from the first start to the last end, over all ranks."""
+        return self.method == "round-time"
+
+
+def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
+    """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier.
+
+    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for what is timed.
+
+    A backend that hands its work to threads of its own gets a patient barrier: begun at one instant,
+    many operations of Gloo took milliseconds on a small machine (docs/measuring.md says what is known of it).
+    """
+    if requested != "auto":
+        return requested
+    if own_threads:
+        return "barrier"
+    return "round-time" if shared_clock else "dissemination"
+
+
+class Synchroniser:
+    """Aligns ranks over the control plane, from Python.
+
+    ``patient``: ranks that wait leave their core free, because the backend works in threads of its own. A rank that has
+    finished and polls for the others would take the core from a thread that still has to deliver.
+    """
+
+    def __init__(self, control: Control, plan: SyncPlan, *, patient: bool = False) -> None:
+        self.plan = plan
+        self._control = control
+        self._patient = patient
+        self._align = {
+            "round-time": self._at_agreed_instant,
+            "dissemination": self._disseminate,
+            "barrier": self._barrier,
+            "none": _at_once,
+        }[plan.method]
+
+    def calibrate(self, least_ns: int) -> None:
+        """Set the slack: at least ``least_ns``, for instants what telling them takes, too; all ranks together."""
+        least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
+        told_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
+        self.plan.least_ns = max(least_ns, told_ns)
+        self.plan.reset()
+
+    def _broadcast_ns(self) -> int:
+        """How long an instant takes from rank 0 to the rank that hears of it last: median of ten."""
+        delays = []
+        for _ in range(1 + BROADCAST_TRIALS):
+            self._control.barrier(patient=self._patient)
+            told = self._control.broadcast_int(time.perf_counter_ns(), patient=self._patient)
+            delays.append(time.perf_counter_ns() - self.plan.clock.to_local(told))
+        return self.largest(round(statistics.median(delays[1:])))
+
+    def largest(self, value: int) -> int:
+        """The largest of all ranks' values; all ranks together."""
+        return max(gather_everywhere(self._control, value))
+
+    def answer_late(self) -> None:
+        """Too many starts were late: look further ahead, on clocks compared afresh; all ranks together."""
+        self.plan.widen()
+        self.plan.clock.refresh()
+
+    def align(self) -> bool:
+        """Return when this rank may start; True if it came too late for the agreed instant."""
+        return self._align()
+
+    def _at_agreed_instant(self) -> bool:
+        self._control.barrier(patient=self._patient)
+        instant = time.perf_counter_ns() + self.plan.slack_ns
+        instant = self.plan.clock.to_local(self._control.broadcast_int(instant, patient=self._patient))
+        left_ns = instant - time.perf_counter_ns()
+        if left_ns < 0:
+            return True
+        if self._patient and left_ns > POLLING_NS:
+            time.sleep((left_ns - POLLING_NS) / 1e9)
+        while time.perf_counter_ns() < instant:
+            if self.plan.yielding:
+                os.sched_yield()
+        return time.perf_counter_ns() - instant > self.plan.slack_ns  # the system took the core while we waited
+
+    def finish(self) -> None:
+        """Wait for the other ranks after the last repetition, before anything else keeps a core busy."""
+        if self._patient:
+            self._control.barrier(patient=True)
+
+    def _barrier(self) -> bool:
+        self._control.barrier(patient=self._patient)
+        return False
+
+    def _disseminate(self) -> bool:
+        """Rounds of empty messages over doubling distances (Hensgen, Finkel & Manber 1988)."""
+        rank, size = self._control.rank, self._control.size
+        distance = 1
+        while distance < size:
+            self._control.exchange((rank + distance) % size, (rank - distance) % size)
+            distance *= 2
+        return False
+
+
+def _at_once() -> bool:
+    return False

@@ -1,0 +1,137 @@
+"""Top-k selection with error feedback on a GPU: the kernels of selection.cu, compiled by cupy, on arrays by address.
+
+Gradient and residual are read twice and the sum is written once: 20 bytes an element, where 12 are the least there can
+be. Where most magnitudes are nearly equal, most elements are marked and these marks read again: up to 40 bytes. A
+threshold guessed from the step before would save one reading in most steps, but residuals would then be written before
+it is known that all elements are finite.
+
+Nothing here allocates, waits for the device or copies from it, and a payload is the one that `TopKSelector` makes of
+the same data on the host, byte by byte.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from commbench.hooks.message import ValueType, check_slots, payload_bytes
+
+SOURCE = Path(__file__).with_name("selection.cu")
+KERNELS = ("survey", "divide", "refine", "tally", "emit", "add")
+#: Threads of a block: as many as there can be, for the last block of a kernel works alone.
+THREADS = 1024
+#: As in selection.cu: elements of a warp, bins of the first digit, bits of each of the two others, words of the state.
+CHUNK, FIRST_BINS, DIGIT_BITS, STATE_WORDS = 1024, 2048, 10, 6
+WARP = 32
+
+
+class CudaTopK:
+    """Sends the k elements of largest magnitude, exactly k in every step.
+
+    One selector is for one stream at a time.
+    """
+
+    def __init__(self, n: int, k: int, *, scratch: int, value_dtype: ValueType = "float32", device: int = 0) -> None:
+        """Prepare to send ``k`` of ``n`` elements as ``value_dtype``.
+
+        Args:
+            n: elements of a gradient.
+            k: how many of them to send.
+            scratch: the address of `scratch_bytes` bytes of zeros, aligned to 8, which nobody else writes to.
+            value_dtype: the type values travel in.
+            device: the number of the GPU.
+
+        Raises:
+            InputError: k is not in 1..n, n does not fit an int32, or the type is none of the two.
+        """
+        check_slots(n, k, value_dtype)
+        self.n = n
+        self.k = k
+        self.value_dtype: ValueType = value_dtype
+        self.payload_bytes = payload_bytes(k, value_dtype)
+        self._device = device
+        self._at: dict[str, np.uint64] = {}
+        for name, size in _scratch_parts(n).items():
+            self._at[name] = np.uint64(scratch)
+            scratch += size
+        with cupy.cuda.Device(device):
+            self._kernels = _compile(THREADS)
+            busy = -(-n // (CHUNK * THREADS // WARP))
+            self._blocks = {name: min(_resident_blocks(kernel), busy) for name, kernel in self._kernels.items()}
+
+    def encode(
+        self, gradient: int, residual: int, payload: int, *, out_residual: int, step: int = 0, stream: int = 0
+    ) -> None:
+        """Queue a step of `TopKSelector.encode`, with arrays given by their addresses on the device.
+
+        Args:
+            gradient: float32, shape (n,); of no use afterwards.
+            residual: likewise, what earlier steps did not send; 0 for none.
+            payload: uint8, shape (payload_bytes,), aligned to 4 bytes. All values are NaN where a sum is not finite.
+            out_residual: float32, shape (n,), becomes the sum without what was sent, or is left alone where the sum is
+                not finite; ``residual`` itself or apart from it, and apart from the gradient.
+            step: which of several equal elements are sent moves on with it.
+            stream: the number of the stream to queue it on.
+        """
+        n, k, at = np.uint32(self.n), np.uint32(self.k), self._at
+        source, old, rest = np.uint64(gradient), np.uint64(residual), np.uint64(out_residual)
+        state, counts, before, queue = at["state"], at["counts"], at["before"], Queue(stream)
+        with cupy.cuda.Device(self._device):
+            self._launch(queue, "survey", source, old, n, k, state, at["histogram"])
+            self._launch(queue, "divide", source, old, rest, n, state, counts)
+            for shift in (DIGIT_BITS, 0):
+                self._launch(queue, "refine", source, n, k, np.uint32(shift), state, counts, at["histogram"])
+            self._launch(queue, "tally", source, n, state, counts, before)
+            step_halves = (np.uint64(step), np.uint32(self.value_dtype == "float16"))
+            self._launch(queue, "emit", source, rest, n, k, *step_halves, state, counts, before, np.uint64(payload))
+
+    def add(self, payload: int, into: int, *, stream: int = 0) -> None:
+        """Queue the addition of what a rank sent to float32 elements, shape (n,).
+
+        An index that is not there cannot be refused without waiting for the device: an element becomes NaN.
+        """
+        n, k, halves = np.uint32(self.n), np.uint32(self.k), np.uint32(self.value_dtype == "float16")
+        with cupy.cuda.Device(self._device):
+            self._launch(Queue(stream), "add", np.uint64(payload), n, k, halves, np.uint64(into))
+
+    def _launch(self, queue: Queue, name: str, *arguments: np.unsignedinteger[Any]) -> None:
+        self._kernels[name]((self._blocks[name],), (THREADS,), arguments, stream=queue)
+
+
+class Queue(NamedTuple):
+    """A stream as a kernel of cupy takes it: nothing but its number is read, and nothing is done to the stream."""
+
+    ptr: int
+
+
+def scratch_bytes(n: int) -> int:
+    """Bytes of memory on the device that a selector of ``n`` elements works in."""
+    return sum(_scratch_parts(n).values())
+
+
+def _scratch_parts(n: int) -> dict[str, int]:
+    """The bytes of each part, in their order; what has to be aligned to 8 comes first."""
+    chunks = -(-n // CHUNK)
+    return {
+        "before": 8 * -(-chunks // THREADS) * THREADS,
+        "counts": 4 * chunks,
+        "histogram": 4 * FIRST_BINS,
+        "state": 4 * STATE_WORDS,
+    }
+
+
+@cache
+def _compile(threads: int) -> dict[str, Any]:
+    """Every kernel by its name; cupy loads it on each device when it is first used there."""
+    module = cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17", f"-DTHREADS={threads}"))
+    return {name: module.get_function(name) for name in KERNELS}
+
+
+def _resident_blocks(kernel: Any) -> int:  # noqa: ANN401 - cupy's
+    """How many blocks of a kernel the current device holds at once: its registers decide how many a processor does."""
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, THREADS, 0)
+    return int(each) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

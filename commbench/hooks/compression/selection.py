@@ -1,0 +1,179 @@
+"""Top-k selection with error feedback on host arrays: what to send, packed, and what stays for the next step."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.errors import InputError, WrongDataError
+from commbench.hooks.compression import kernels
+from commbench.hooks.message import ValueType, check_slots, payload_bytes
+
+Floats: TypeAlias = NDArray[np.float32]
+Payload: TypeAlias = NDArray[np.uint8]
+
+
+class TopKSelector:
+    """Sends the k elements of largest magnitude, exactly k in every step; owns the memory that this takes.
+
+    Other threads run while it works, but one selector is not for two threads at once.
+    """
+
+    def __init__(self, n: int, k: int, *, value_dtype: ValueType = "float32") -> None:
+        """Prepare to send ``k`` of ``n`` elements as ``value_dtype``.
+
+        Raises:
+            InputError: k is not in 1..n, n does not fit an int32, or the type is none of the two.
+        """
+        check_slots(n, k, value_dtype)
+        self.n = n
+        self.k = k
+        self.value_dtype: ValueType = value_dtype
+        self.payload_bytes = payload_bytes(k, value_dtype)
+        self._scratch = self._make_scratch()
+
+    def encode(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        payload: Payload,
+        *,
+        out_residual: Floats | None = None,
+        step: int = 0,
+    ) -> bool:
+        """Write the largest elements of a = gradient + residual to ``payload`` and what remains to the residual.
+
+        Strictly larger elements come before ties; which ties are sent goes round with ``step``, so that equal elements
+        get their turn. Where fewer than k elements are not zero, the slots left over add 0 to the first elements.
+
+        Args:
+            gradient: shape (n,); not changed.
+            residual: shape (n,), what earlier steps did not send; None for none: a = gradient.
+            payload: shape (payload_bytes,), written.
+            out_residual: shape (n,), becomes a without what was sent: zero there or, with float16 values, the rounding
+                error, which is exact. Default: ``residual`` itself. Without both, nothing is kept.
+            step: the number of this step.
+
+        Returns:
+            False where an element of a is not finite: both residuals are left alone, and all values of the payload are
+            NaN, for other ranks to see. Else True.
+
+        Raises:
+            InputError: an array has another type, shape or layout, or the new residual overlaps the gradient.
+        """
+        rest = residual if out_residual is None else out_residual
+        self._check(gradient, residual, payload, rest)
+        indices, values = _slots(payload, self.k, self.value_dtype)
+        payload[indices.nbytes + values.nbytes :] = 0
+        count = self._select(gradient, residual, rest, step, indices)
+        if count == kernels.NOT_FINITE:
+            indices[:] = np.arange(self.k)
+            values[:] = np.nan
+            return False
+        source = gradient if rest is None else rest
+        if self.value_dtype == "float16":
+            kernels.write_halves(source, rest, count, indices, values.view(np.uint16))
+        else:
+            kernels.write_singles(source, rest, count, indices, values)
+        return True
+
+    def _check(self, gradient: Floats, residual: Floats | None, payload: Payload, rest: Floats | None) -> None:
+        _check_array("gradient", gradient, np.float32, self.n)
+        _check_array("payload", payload, np.uint8, self.payload_bytes, written=True)
+        if residual is not None:
+            _check_array("residual", residual, np.float32, self.n)
+        if rest is not None:
+            _check_array("new residual", rest, np.float32, self.n, written=True)
+            if np.may_share_memory(rest, gradient) or (residual is not None and _overlap_in_part(rest, residual)):
+                raise InputError(
+                    "The new residual overlaps the gradient or part of the old one; give it memory of its own."
+                )
+
+    def _make_scratch(self) -> kernels.Scratch | None:
+        return kernels.make_scratch(self.n, self.k)
+
+    def _select(
+        self, gradient: Floats, residual: Floats | None, rest: Floats | None, step: int, indices: NDArray[np.int32]
+    ) -> int:
+        together = None if residual is None else rest
+        count: int = kernels.select(gradient, residual, together, self._scratch, step, indices)
+        if residual is None and rest is not None and count != kernels.NOT_FINITE:
+            rest[:] = gradient
+        return count
+
+
+class ExactSelector(TopKSelector):
+    """The plain reference in numpy: it sends what ``torch.topk`` would, with ties and zeros as they come."""
+
+    def _make_scratch(self) -> None:
+        return None
+
+    def _select(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        rest: Floats | None,
+        step: int,  # noqa: ARG002 - ties are not looked at
+        indices: NDArray[np.int32],
+    ) -> int:
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = gradient if residual is None else gradient + residual
+        if not np.isfinite(total).all():
+            return kernels.NOT_FINITE
+        indices[:] = np.argpartition(np.abs(total), self.n - self.k)[self.n - self.k :]
+        if rest is not None:
+            rest[:] = total
+        return self.k
+
+
+def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: Floats) -> None:
+    """Add what a rank sent to ``into``, shape (n,).
+
+    Raises:
+        InputError: an array has another type, shape or layout than n, k and the type of the values say.
+        WrongDataError: the payload names elements that are not there; ``into`` is left alone.
+    """
+    check_slots(n, k, value_dtype)
+    _check_array("payload", payload, np.uint8, payload_bytes(k, value_dtype))
+    _check_array("gradient to add to", into, np.float32, n, written=True)
+    indices, values = _slots(payload, k, value_dtype)
+    if not kernels.are_within(indices, n):
+        raise WrongDataError(f"A payload names elements outside of the {n} there are; do all ranks agree on n and k?")
+    if value_dtype == "float16":
+        kernels.add_halves(indices, values.view(np.uint16), into)
+    else:
+        kernels.add_singles(indices, values, into)
+
+
+def prepare() -> None:
+    """Compile everything, or load it from numba's cache, so that no step that is timed has to wait for it."""
+    gradient, total = np.ones(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
+    for value_dtype in get_args(ValueType):
+        selector = TopKSelector(4, 2, value_dtype=value_dtype)
+        payload = np.zeros(selector.payload_bytes, dtype=np.uint8)
+        selector.encode(gradient, None, payload)
+        selector.encode(gradient, None, payload, out_residual=total)
+        selector.encode(gradient, total, payload)
+        decode_add(payload, 4, 2, value_dtype, total)
+
+
+def _slots(payload: Payload, k: int, value_dtype: ValueType) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
+    """The indices and values of a payload, as views."""
+    values = payload[4 * k :].view(value_dtype)
+    return payload[: 4 * k].view(np.int32), values[:k]
+
+
+def _overlap_in_part(a: Floats, b: Floats) -> bool:
+    """Whether two arrays of one size share some memory, but not all."""
+    return a is not b and np.may_share_memory(a, b) and a.ctypes.data != b.ctypes.data
+
+
+def _check_array(name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False) -> None:
+    """Raise InputError where the array is not what compiled code, which does not look, takes it for."""
+    if array.dtype != dtype or array.shape != (size,):
+        found = f"{array.dtype} of shape {array.shape}"
+        raise InputError(f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {found}.")
+    if not array.flags.c_contiguous or array.ctypes.data % 4 or (written and not array.flags.writeable):
+        raise InputError(f"The {name} must be contiguous, aligned to 4 bytes and, where it is written, writeable.")

@@ -1,0 +1,167 @@
+"""Runs dependent collectives of hooks in call order: on a thread with its own process group, or on a CUDA stream.
+
+What `comm_thread` has to be for Gloo, a stream is for NCCL: the host queues collectives in the order of the buckets,
+the same on all ranks, and the device carries them out in this order while it computes the rest of the backward pass.
+
+Gloo pairs collectives by the order in which a rank issues them, and runs the callbacks of its futures on two threads in
+an order that differs between ranks: a second collective issued from a callback meets another bucket's on another rank,
+which corrupts gradients silently, aborts or deadlocks. Jobs of one thread cannot overtake each other. The group is our
+own because others issue collectives on the model's: DDP itself does where it looks for unused parameters, and SyncBN.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.errors import InputError, LaunchError
+
+
+class CommStream:
+    """Queues jobs behind what the device has to do when they are submitted, and behind each other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def submit(self, job: Callable[[], torch.Tensor]) -> torch.futures.Future:
+        """Let a job queue its work, blocking collectives included; the future of the tensor that it returns.
+
+        Whoever waits for the future makes its stream wait, not the host.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        future = torch.futures.Future(devices=[self._device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(job())
+        return future
+
+
+#: How long a collective may keep an ending process, in seconds.
+LEAVE_S = 3.0
+#: The exit status of a process that a collective kept for longer (EX_SOFTWARE).
+STUCK = 70
+
+Job = Callable[[], Any]
+
+
+class CommThread:
+    """Runs jobs first in, first out; each job may issue any number of blocking collectives.
+
+    After a job has failed, the ranks would no longer agree on what comes next: later jobs fail without being run.
+    """
+
+    def __init__(self, name: str = "commbench-comm") -> None:
+        self.failure: Exception | None = None
+        self._jobs: SimpleQueue[tuple[Job, torch.futures.Future] | None] = SimpleQueue()
+        # A daemon, for threading would join any other before our exit function can tell it to end.
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+        atexit.register(self._leave)
+
+    def submit(self, job: Job) -> torch.futures.Future:
+        """Queue a job: the future of what it returns, or raises."""
+        if not self._thread.is_alive():
+            raise InputError("A communication thread was used after its close(): close hooks when training is over.")
+        future = torch.futures.Future()
+        self._jobs.put((job, future))
+        return future
+
+    def close(self, timeout_s: float = LEAVE_S) -> bool:
+        """Finish the queued jobs and end the thread; False where it is still busy after the time."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        ended = not self._thread.is_alive()
+        if ended:
+            atexit.unregister(self._leave)
+        return ended
+
+    def _work(self) -> None:
+        with torch.no_grad():
+            for job, future in iter(self._jobs.get, None):
+                self._run(job, future)
+
+    def _run(self, job: Job, future: torch.futures.Future) -> None:
+        try:
+            if self.failure is not None:
+                raise LaunchError(f"An earlier bucket could not be exchanged: {self.failure}")  # noqa: TRY301 - as the job
+            result = job()
+        except Exception as error:  # noqa: BLE001 - handed to who waits for the future
+            self.failure = self.failure or error
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _leave(self) -> None:
+        """At exit: an interpreter that ends while this thread lives aborts; a stuck collective must not keep it."""
+        if not self.close():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(STUCK)
+
+
+@dataclass
+class _Lane:
+    """What the hooks on one process group share."""
+
+    group: dist.ProcessGroup
+    """Our own, of the same ranks; kept when the thread ends, for torch cannot make the like of it twice."""
+    thread: CommThread | None = None
+    users: int = 0
+
+
+_lanes: weakref.WeakKeyDictionary[Any, _Lane] = weakref.WeakKeyDictionary()
+
+
+def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
+    """Return the thread and the group for dependent collectives among the ranks of ``group``, the same for every hook.
+
+    All ranks must call it at the same point: the first time they make the group together.
+    """
+    if group not in _lanes:
+        _lanes[group] = _Lane(group=_like(group))
+    lane = _lanes[group]
+    lane.thread = lane.thread or CommThread()
+    lane.users += 1
+    return lane.thread, lane.group
+
+
+def give_back(group: dist.ProcessGroup) -> None:
+    """End the thread of a group when its last user gives it back; raises LaunchError where a collective keeps it."""
+    lane = _lanes[group]
+    lane.users -= 1
+    if lane.users or lane.thread is None:
+        return
+    thread, lane.thread = lane.thread, None
+    if not thread.close():
+        raise LaunchError(f"A hook is still in a collective after {LEAVE_S:g} s: has another rank ended?")
+
+
+def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A new Gloo group of the same ranks, with the same timeout."""
+    _level(group)
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - there is no public way
+    return dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=getattr(options, "_timeout", None),
+        backend="gloo",
+        use_local_synchronization=True,
+    )
+
+
+def _level(group: dist.ProcessGroup) -> None:
+    """Let all ranks of a group have joined equally many groups: torch makes the next one's name of that number."""
+    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - there is no public way
+    most = joined.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    for _ in range(int(most - joined)):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

@@ -1,0 +1,1 @@
+"""Other tools: their output as runs (`imports`), runs in their formats (`exports`)."""

@@ -1,0 +1,306 @@
+"""A run as metrics of a monitoring system, in base units, and as an OpenMetrics file for node_exporter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.records import Row, Status
+from commbench.errors import InputError
+from commbench.interop.exports.common import (
+    CASE_LABELS,
+    TRAINING_LABELS,
+    Labels,
+    began_s,
+    case_labels,
+    texts,
+    training_labels,
+)
+from commbench.results import Run
+from commbench.results.files import refusing, replace_file
+from commbench.results.recommendation import Recommendation
+
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A gauge, as monitoring systems know it."""
+
+    name: str
+    """With its base unit at the end."""
+    help: str
+    labels: tuple[str, ...] = ()
+    """Their names, in the order of writing; each sample has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One value of a metric."""
+
+    name: str
+    """Of the `Metric`."""
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """A metric that is a column of a table, in another unit."""
+
+    column: str
+    unit: float
+    """The column times this is the metric."""
+    help: str
+
+
+_US, _MS, _MB, _GB = 1e-6, 1e-3, 1e6, 1e9
+
+#: What a row of ``collectives.csv`` becomes.
+COLLECTIVE = {
+    "commbench_collective_seconds": _Column(
+        column="time_us", unit=_US, help="Time of one operation: median over launches of the slowest rank's median."
+    ),
+    "commbench_collective_ci_low_seconds": _Column(
+        column="time_us_ci_low", unit=_US, help="Low end of the 95 % interval of commbench_collective_seconds."
+    ),
+    "commbench_collective_ci_high_seconds": _Column(
+        column="time_us_ci_high", unit=_US, help="High end of the 95 % interval of commbench_collective_seconds."
+    ),
+    "commbench_collective_p95_seconds": _Column(
+        column="time_us_p95", unit=_US, help="95th percentile of repetitions, median over launches."
+    ),
+    "commbench_collective_bus_bytes_per_second": _Column(
+        column="busbw_GBps", unit=_GB, help="Bus bandwidth as nccl-tests defines it."
+    ),
+}
+
+#: What a row of ``ddp.csv`` becomes.
+TRAINING = {
+    "commbench_training_step_seconds": _Column(
+        column="step_ms", unit=_MS, help="Optimiser step: median over launches of the slowest rank's median."
+    ),
+    "commbench_training_step_ci_low_seconds": _Column(
+        column="step_ms_ci_low", unit=_MS, help="Low end of the 95 % interval of commbench_training_step_seconds."
+    ),
+    "commbench_training_step_ci_high_seconds": _Column(
+        column="step_ms_ci_high", unit=_MS, help="High end of the 95 % interval of commbench_training_step_seconds."
+    ),
+    "commbench_training_local_step_seconds": _Column(
+        column="local_step_ms", unit=_MS, help="The step without DDP, same launches."
+    ),
+    "commbench_training_exposed_communication_seconds": _Column(
+        column="exposed_comm_ms", unit=_MS, help="What a step waits for communication."
+    ),
+    "commbench_training_sent_bytes": _Column(
+        column="sent_MB_per_step", unit=_MB, help="Bytes that a rank really sends in a step."
+    ),
+    "commbench_training_speedup_ratio": _Column(
+        column="speedup", unit=1.0, help="Time per sample of DDP's default over that of this configuration."
+    ),
+    "commbench_training_speedup_ci_low_ratio": _Column(
+        column="speedup_ci_low", unit=1.0, help="Low end of the 95 % interval of commbench_training_speedup_ratio."
+    ),
+    "commbench_training_speedup_ci_high_ratio": _Column(
+        column="speedup_ci_high", unit=1.0, help="High end of the 95 % interval of commbench_training_speedup_ratio."
+    ),
+}
+
+_RUN_INFO = ("run", "suite", "status", "launcher", "world_size", "nodes", "version", "git_commit", "emulated")
+_WINNER = ("workload", "ranks")
+#: Every metric, in the order of writing.
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(name="commbench_run_info", help="The run behind these metrics; always 1.", labels=_RUN_INFO),
+        Metric(name="commbench_run_start_timestamp_seconds", help="When the run began, in Unix time."),
+        Metric(name="commbench_run_complete", help="1 if everything planned was measured, else 0."),
+        Metric(name="commbench_cases", help="Cases of the run by how they ended.", labels=("kind", "status")),
+        Metric(name="commbench_flagged_cases", help="Cases of the run by doubt.", labels=("kind", "flag")),
+        Metric(
+            name="commbench_backend_info",
+            help="What carried the operations; always 1.",
+            labels=("backend", "library", "transport"),
+        ),
+        *(Metric(name=name, help=column.help, labels=CASE_LABELS) for name, column in COLLECTIVE.items()),
+        Metric(name="commbench_collective_ok", help="1 if the case has a sound time, else 0.", labels=CASE_LABELS),
+        Metric(name="commbench_slow_compared", help="Hosts, ranks, links and groups compared with their peers."),
+        Metric(
+            name="commbench_slow_factor_ratio",
+            help="How many times as long one takes as its typical peer; only of those found slow, at its worst.",
+            labels=("kind", "name"),
+        ),
+        *(Metric(name=name, help=column.help, labels=TRAINING_LABELS) for name, column in TRAINING.items()),
+        Metric(name="commbench_training_ok", help="1 if it has a sound time, else 0.", labels=TRAINING_LABELS),
+        Metric(
+            name="commbench_recommendation_info",
+            help="What the run recommends; always 1.",
+            labels=(*_WINNER, "verdict", "setting"),
+        ),
+        Metric(
+            name="commbench_recommendation_speedup_ratio",
+            help="Speedup of the best setting over DDP's default, in fresh launches.",
+            labels=_WINNER,
+        ),
+        Metric(
+            name="commbench_recommendation_speedup_ci_low_ratio",
+            help="Low end of the interval of commbench_recommendation_speedup_ratio.",
+            labels=_WINNER,
+        ),
+        Metric(
+            name="commbench_recommendation_speedup_ci_high_ratio",
+            help="High end of the interval of commbench_recommendation_speedup_ratio.",
+            labels=_WINNER,
+        ),
+    )
+}
+
+
+def metrics_of(run: Run) -> list[Sample]:
+    """Every sample of a run, in the order of `METRICS`; what a run does not have has no samples."""
+    found = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_suspects(run)]
+    if run.recommendation:
+        found += _of_recommendation(Recommendation.from_json(run.recommendation))
+    order = {name: place for place, name in enumerate(METRICS)}
+    return sorted(found, key=lambda sample: order[sample.name])
+
+
+def _of_run(run: Run) -> Iterable[Sample]:
+    info = run.info
+    environment = info.get("environment") or {}
+    stated: dict[str, Any] = {
+        **info,
+        "run": info.get("run_id", ""),
+        "version": (environment.get("versions") or {}).get("commbench", ""),
+        "emulated": "yes" if environment.get("emulated") else "no",
+    }
+    yield _sample("commbench_run_info", {name: stated.get(name, "") for name in _RUN_INFO})
+    if (began := began_s(info)) is not None:
+        yield _sample("commbench_run_start_timestamp_seconds", value=began)
+    yield _sample("commbench_run_complete", value=float(info.get("status") == "complete"))
+    for row in dict.fromkeys((row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"):
+        yield _sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
+    yield from _counted("collective", run.rows)
+    yield from _counted("training", run.training_rows)
+
+
+def _counted(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable[Sample]:
+    """How many rows there are of each status, zeros too so that an alert can tell none from unknown, and flag."""
+    if not rows:
+        return
+    statuses = Counter(row.status for row in rows)
+    for status in STATUSES:
+        yield _sample("commbench_cases", {"kind": kind, "status": status}, statuses[status])
+    flags = Counter(flag for row in rows for flag in row.flags.split(";") if flag)
+    for flag, count in sorted(flags.items()):
+        yield _sample("commbench_flagged_cases", {"kind": kind, "flag": flag}, count)
+
+
+def _of_collectives(rows: Sequence[Row]) -> Iterable[Sample]:
+    for row, labels in zip(rows, case_labels(rows), strict=True):
+        yield from _of_columns(COLLECTIVE, row, labels)
+        yield _sample("commbench_collective_ok", labels, float(row.status == "ok"))
+
+
+def _of_training(rows: Sequence[TrainingRow]) -> Iterable[Sample]:
+    for row in rows:
+        labels = training_labels(row)
+        yield from _of_columns(TRAINING, row, labels)
+        yield _sample("commbench_training_ok", labels, float(row.status == "ok"))
+
+
+def _of_suspects(run: Run) -> Iterable[Sample]:
+    findings = run.findings
+    if not findings.comparisons:
+        return
+    yield _sample("commbench_slow_compared", value=findings.comparisons)
+    by_name = sorted(findings.suspects, key=lambda suspect: (suspect.kind, suspect.name))
+    for (kind, name), found in itertools.groupby(by_name, key=lambda suspect: (suspect.kind, suspect.name)):
+        worst = max(suspect.factor for suspect in found)
+        yield _sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
+
+
+def _of_recommendation(found: Recommendation) -> Iterable[Sample]:
+    labels = {"workload": found.workload, "ranks": found.world_size}
+    name = "commbench_recommendation_speedup"
+    yield _sample("commbench_recommendation_info", {**labels, "verdict": found.verdict, "setting": found.best.name})
+    if found.speedup is not None:
+        yield _sample(f"{name}_ratio", labels, found.speedup)
+    for end, bound in zip(("low", "high"), found.speedup_ci or (), strict=False):
+        yield _sample(f"{name}_ci_{end}_ratio", labels, bound)
+
+
+def _of_columns(metrics: Mapping[str, _Column], row: object, labels: Labels) -> Iterable[Sample]:
+    for name, column in metrics.items():
+        value = getattr(row, column.column)
+        if value is not None and math.isfinite(value):
+            yield Sample(name=name, labels=labels, value=value * column.unit)
+
+
+def _sample(name: str, labels: Mapping[str, object] | None = None, value: float = 1.0) -> Sample:
+    return Sample(name=name, labels=texts(labels or {}), value=value)
+
+
+SUFFIX = ".prom"
+#: Begins the names of files that are made up here.
+PREFIX = "commbench_"
+#: node_exporter runs as a user of its own and must be able to read what root wrote.
+MODE = 0o644
+
+
+def write_openmetrics(run: Run, out: Path | None = None) -> Path:
+    """Write a run's metrics, all at once: the collector finds the old file or the new one.
+
+    Args:
+        run: what to tell of.
+        out: a file whose name ends in ``.prom``, or a directory to make one in; by default the run's own. The name of
+            the file is the label ``benchmark`` of every sample, so that no two files of a directory clash.
+
+    Raises:
+        InputError: the name does not end in ``.prom``, which the collector would not read, or cannot be written.
+    """
+    file = out if out is not None and not out.is_dir() else (out or run.path) / _default_name(run)
+    if file.suffix != SUFFIX:
+        raise InputError(f"--out {file} was asked for, and node_exporter reads only names that end in {SUFFIX}.")
+    benchmark = file.stem.removeprefix(PREFIX) or file.stem
+    with refusing(file, InputError):
+        replace_file(file, render_openmetrics(metrics_of(run), benchmark=benchmark), mode=MODE)
+    return file
+
+
+def render_openmetrics(samples: Iterable[Sample], *, benchmark: str) -> str:
+    """Samples, those of a metric together, in the text format 0.0.4 of Prometheus and in OpenMetrics 1.0 at once.
+
+    That is: gauges only, no timestamps (the collector refuses them), no empty lines, ``# EOF`` at the end, which is a
+    comment to Prometheus. Sources: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics 1.0
+    specification.
+    """
+    lines = []
+    for name, members in itertools.groupby(samples, key=lambda sample: sample.name):
+        lines += [f"# HELP {name} {_escaped(METRICS[name].help, quotes=False)}", f"# TYPE {name} gauge"]
+        lines += [_line(sample, benchmark) for sample in members]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _line(sample: Sample, benchmark: str) -> str:
+    labels = {"benchmark": benchmark} | {name: sample.labels[name] for name in METRICS[sample.name].labels}
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{sample.name}{{{pairs}}} {sample.value:.12g}"
+
+
+def _escaped(text: str, *, quotes: bool = True) -> str:
+    """Text as both formats take it: backslash and line feed escaped, in labels the double quote too."""
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quotes else text
+
+
+def _default_name(run: Run) -> str:
+    suite = re.sub(r"[^\w.-]+", "_", str(run.info.get("suite") or "run"), flags=re.ASCII)
+    return f"{PREFIX}{suite}{SUFFIX}"

@@ -1,0 +1,236 @@
+"""A run in experiment trackers: trials with settings and metrics over steps, for MLflow and TensorBoard."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commbench.ddp.plan.cases import SWEEP
+from commbench.ddp.plan.records import TrainingRecord, TrainingRow
+from commbench.errors import InputError
+from commbench.interop.exports.common import Labels, case_labels, dated_s, needed, training_labels
+from commbench.results import Run
+from commbench.results.files import refusing
+
+COLLECTIVE_METRICS = ("time_us", "time_us_ci_low", "time_us_ci_high", "algbw_GBps", "busbw_GBps")
+TRAINING_METRICS = (
+    *("step_ms", "step_ms_ci_low", "step_ms_ci_high", "exposed_comm_ms", "compress_ms", "sent_MB_per_step"),
+    *("speedup", "speedup_ci_low", "speedup_ci_high", "samples_per_s", "scaling_efficiency"),
+    *("loss_equal_steps", "loss_equal_time", "metric"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One value of one metric."""
+
+    metric: str
+    """In the words of the CSV files, below the operation's name or ``training``."""
+    value: float
+    step: int
+    """Of a collective the message in bytes, of a loss the optimiser step, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What was measured under one setting: a curve of a collective over message sizes, or a training configuration."""
+
+    name: str
+    settings: Labels
+    """What was chosen; what does not apply is left out."""
+    notes: Labels
+    """``status`` and ``flags``, over all its rows."""
+    points: Sequence[Point]
+
+
+def trials_of(run: Run) -> list[Trial]:
+    """The curves of a run, then its training configurations; those without any time, too."""
+    return [*_curves(run), *(_configuration(row, run.training_records) for row in run.training_rows)]
+
+
+def _curves(run: Run) -> Iterable[Trial]:
+    rows = run.rows
+    lines = [
+        ({name: value for name, value in labels.items() if name != "message_bytes"}, row)
+        for row, labels in zip(rows, case_labels(rows), strict=True)
+    ]
+    lines.sort(key=lambda line: tuple(line[0].values()))
+    for settings, members in itertools.groupby(lines, key=lambda line: line[0]):
+        curve = [row for _, row in members]
+        points = [
+            Point(metric=f"{row.operation}/{name}", value=value, step=row.message_bytes or 0)
+            for row in sorted(curve, key=lambda row: row.message_bytes or 0)
+            for name in COLLECTIVE_METRICS
+            if (value := getattr(row, name)) is not None
+        ]
+        yield _trial(settings, [(row.status, row.flags) for row in curve], points)
+
+
+def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial:
+    points = [
+        Point(metric=f"training/{name}", value=value, step=0)
+        for name in TRAINING_METRICS
+        if (value := getattr(row, name)) is not None
+    ]
+    labels = training_labels(row)
+    losses = [record.losses for record in records if record.case.phase == SWEEP and _is_of(record, row)]
+    for step in range(max(map(len, losses), default=0)):
+        value = statistics.median(launch[step] for launch in losses if step < len(launch))
+        points.append(Point(metric="training/loss", value=value, step=step))
+    return _trial(labels, [(row.status, row.flags)], points)
+
+
+def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
+    names = (
+        *("workload", "world_size", "batch_per_rank", "backend", "precision", "hook", "density", "hook_options"),
+        *("bucket_cap_mb", "bucket_view", "static_graph", "accumulation"),
+    )
+    return all(getattr(record.case, name) == getattr(row, name) for name in names)
+
+
+def _trial(labels: Labels, outcomes: Sequence[tuple[str, str]], points: Sequence[Point]) -> Trial:
+    settings = {name: value for name, value in labels.items() if value}
+    flags = sorted({flag for _, flags in outcomes for flag in flags.split(";") if flag})
+    return Trial(
+        name=_name(settings),
+        settings=settings,
+        notes={"status": ";".join(dict.fromkeys(status for status, _ in outcomes)), "flags": ";".join(flags)},
+        points=points,
+    )
+
+
+def _name(settings: Mapping[str, str]) -> str:
+    """The settings in a line that is unique among trials."""
+    forms = {"ranks": "{} ranks", "batch_per_rank": "batch {}", "bucket_cap_mb": "buckets {}", "accumulation": "x{}"}
+    return " ".join(forms.get(name, "{}").format(value) for name, value in settings.items())
+
+
+EXPERIMENT = "commbench"
+#: By which an exported run is known again.
+TAG = "commbench.known_by"
+#: MLflow takes so many metrics at once.
+BATCH = 1000
+
+
+def write_mlflow(run: Run, out: Path | None = None) -> str:
+    """Log a run to the experiment ``commbench`` and return the address of the store.
+
+    Args:
+        run: what to tell of.
+        out: an SQLite file, made if need be; by default what ``MLFLOW_TRACKING_URI`` names, else MLflow's own choice.
+
+    Raises:
+        InputError: MLflow is not installed, has this run already, or cannot use the store.
+    """
+    mlflow = needed("mlflow", package="mlflow", style="mlflow")
+    address = f"sqlite:///{out.absolute()}" if out else str(mlflow.get_tracking_uri())
+    try:
+        _log(run, mlflow.MlflowClient(tracking_uri=address))
+    except mlflow.exceptions.MlflowException as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"MLflow cannot log to {address} ({said}); give --out FILE.db, or a server in MLFLOW_TRACKING_URI."
+        ) from error
+    return address
+
+
+def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
+    name, began = str(run.info.get("run_id") or run.path.name), dated_s(run.info) or time.time()
+    known_by = re.sub(r"[^\w.-]", "_", f"{name}_{began:.0f}")  # free of what MLflow's search would have quoted
+    if client.search_runs([number], f"tags.`{TAG}` = '{known_by}'", max_results=1):
+        raise InputError(f"MLflow has {name} in the experiment {EXPERIMENT} already; delete it there to log it anew.")
+    began_ms = int(1000 * began)
+
+    def create(title: str, tags: Mapping[str, str]) -> str:
+        return str(client.create_run(number, start_time=began_ms, run_name=title, tags=dict(tags)).info.run_id)
+
+    parent = create(name, {**_conditions(run.info), TAG: known_by})
+    for trial in trials_of(run):
+        child = create(trial.name, {**trial.notes, "mlflow.parentRunId": parent})
+        _log_trial(trial, child, began_ms, client)
+        client.set_terminated(child)
+    client.set_terminated(parent)
+
+
+def _conditions(info: Mapping[str, Any]) -> dict[str, str]:
+    """What a reader wants to know of a run beside its numbers."""
+    environment = info.get("environment") or {}
+    hosts = environment.get("hosts") or []
+    stated = {
+        **{name: info.get(name) for name in ("suite", "status", "launcher", "world_size", "nodes", "git_commit")},
+        "command": shlex.join(map(str, info.get("argv") or [])),
+        "hosts": ", ".join(str(host.get("hostname")) for host in hosts),
+        **(environment.get("versions") or {}),
+        "emulated": "yes" if environment.get("emulated") else "no",
+    }
+    return {f"commbench.{name}": str(value) for name, value in stated.items() if value not in {None, ""}}
+
+
+def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  # noqa: ANN401 - MLflow's client
+    entities = needed("mlflow.entities", package="mlflow", style="mlflow")
+    settings = [entities.Param(name, value) for name, value in trial.settings.items()]
+    points = [entities.Metric(point.metric, point.value, began_ms, point.step) for point in trial.points]
+    client.log_batch(run_id, params=settings)
+    for start in range(0, len(points), BATCH):
+        client.log_batch(run_id, metrics=points[start : start + BATCH])
+
+
+FOLDER = "tensorboard"
+#: Ends the names of our event files, so that a later export replaces them and nothing else.
+SUFFIX = ".commbench"
+
+
+def write_tensorboard(run: Run, out: Path | None = None) -> Path:
+    """Write a log directory for ``tensorboard --logdir`` and return it; what was exported there before is replaced.
+
+    Steps are message sizes of collectives and optimiser steps of losses. Settings are hyperparameters, which the tab
+    HPARAMS sorts by any metric.
+
+    Args:
+        run: what to tell of.
+        out: the directory; by default ``tensorboard`` in the run's own.
+
+    Raises:
+        InputError: tensorboard is not installed, or the directory cannot be written.
+    """
+    needed("tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard")
+    folder = out or run.path / FOLDER
+    wall_time = dated_s(run.info) or 0.0
+    with refusing(folder, InputError):
+        for old in folder.glob(f"*/events.out.tfevents.*{SUFFIX}"):
+            old.unlink()
+        for trial in trials_of(run):
+            _write_trial(trial, folder / _file_name(trial.name), wall_time)
+    return folder
+
+
+def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
+    writers = needed("tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard")
+    events = needed("tensorboard.compat.proto.event_pb2", package="tensorboard", style="tensorboard")
+    summaries = needed("tensorboard.compat.proto.summary_pb2", package="tensorboard", style="tensorboard")
+    hyperparameters = needed("tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard")
+    chosen = hyperparameters.hparams_pb(dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time)
+    writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
+
+    def write(summary: Any, step: int) -> None:  # noqa: ANN401 - TensorBoard's
+        writer.add_event(events.Event(wall_time=wall_time, step=step, summary=summary))
+
+    write(chosen, 0)
+    for point in trial.points:
+        value = summaries.Summary.Value(tag=point.metric, simple_value=point.value)
+        write(summaries.Summary(value=[value]), point.step)
+    writer.close()
+
+
+def _file_name(name: str) -> str:
+    """A trial's name as that of a directory."""
+    return re.sub(r"[^\w .,:=+-]", "_", name)

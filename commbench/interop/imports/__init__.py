@@ -1,0 +1,6 @@
+"""Other tools' output as runs of commbench."""
+
+from commbench.interop.imports.gathering import TOOLS, Imported, Source, import_outputs
+from commbench.interop.imports.reading import Asked
+
+__all__ = ["TOOLS", "Asked", "Imported", "Source", "import_outputs"]

@@ -1,0 +1,182 @@
+"""Reads what the Intel MPI Benchmarks (IMB-MPI1) print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.interop.imports.reading import (
+    PAIR_MEAN,
+    SLOWEST_RANK,
+    Asked,
+    LeftOutError,
+    Reading,
+    Timed,
+    number,
+    whole_lines,
+    whole_number,
+)
+from commbench.interop.tool_names import OSU_TYPES
+
+#: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one message to the next rank.
+OPERATIONS_BY_NAME = {
+    "PingPong": "latency",
+    "Sendrecv": "sendrecv",
+    "Allreduce": "all_reduce",
+    "Allgather": "all_gather",
+    "Reduce_scatter": "reduce_scatter",
+    "Alltoall": "all_to_all",
+    "Bcast": "broadcast",
+    "Reduce": "reduce",
+    "Gather": "gather",
+    "Scatter": "scatter",
+    "Barrier": "barrier",
+}
+#: Why others are left out, where there is more to say than that they have no counterpart.
+_UNLIKE = {
+    "Exchange": "both neighbours are sent to and received from at the same time, which no operation here does",
+    "PingPing": "both ranks send at the same time, which no operation here does",
+}
+_DTYPES = {theirs: ours for ours, theirs in OSU_TYPES.items()} | {"MPI_BYTE": "int8"}
+_SETTINGS = {
+    "dtype": re.compile(r"# MPI_Datatype\s+:\s+(\S+)"),
+    "reduced": re.compile(r"# MPI_Datatype for reductions\s+:\s+(\S+)"),
+    "redop": re.compile(r"# MPI_Op\s+:\s+MPI_(\S+)"),
+    "off_cache": re.compile(r"#\s+\S*IMB-MPI1\b.*\s-off_cache\s+(\S+)"),
+}
+
+
+@dataclass(kw_only=True)
+class Benchmark:
+    """One benchmark on one number of processes."""
+
+    name: str
+    processes: int | None = None
+    groups: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the whole output so far."""
+    columns: list[str] = field(default_factory=list)
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)
+    """The words of each line of the table, by the line's number."""
+
+
+def recognises(text: str) -> bool:
+    """Whether a text is output of the Intel MPI Benchmarks."""
+    return bool(re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE))
+
+
+def read(text: str, name: str, asked: Asked) -> Reading:
+    """Read what IMB-MPI1 printed; it states the number of processes of every table.
+
+    Raises:
+        InputError: it does not, and it was not asked; or none of its tables is of as many as was asked.
+    """
+    reading = Reading(name=name)
+    benchmarks = _benchmarks(text, reading)
+    stated = [benchmark.processes for benchmark in benchmarks if benchmark.processes]
+    if stated and asked.ranks not in {None, *stated}:
+        reading.ranks(asked, max(stated), "its largest table")
+    for benchmark in benchmarks:
+        with reading.noting():
+            _read_benchmark(benchmark, reading, asked)
+    if "All processes entering MPI_Finalize" not in text:
+        reading.leave_out("the output does not say that it is complete, so that lines may be missing")
+    return reading
+
+
+def _benchmarks(text: str, reading: Reading) -> list[Benchmark]:
+    found: list[Benchmark] = []
+    settings: dict[str, str] = {}
+    for place, line in whole_lines(text, reading):
+        if version := re.match(r"#\s+Intel ?\(R\) MPI Benchmarks ([\d.]+)", line):
+            reading.version = version[1]
+        settings |= {name: match[1] for name, what in _SETTINGS.items() if (match := what.match(line))}
+        if begin := re.match(r"#\s*Benchmarking (\S+)", line):
+            found.append(Benchmark(name=begin[1], settings=dict(settings)))
+        elif found:
+            _read_line(place, line, found[-1])
+    return found
+
+
+def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
+    words = line.split()
+    if match := re.match(r"#\s*#processes = (\d+)", line):
+        benchmark.processes = int(match[1])
+    elif match := re.match(r"#\s*\(\s*(\d+) groups of (\d+) processes", line):
+        benchmark.groups, benchmark.processes = int(match[1]), int(match[2])
+    elif "#repetitions" in words:
+        benchmark.columns = words
+    elif benchmark.columns and words and words[0].isdigit():
+        benchmark.rows.append((place, words))
+
+
+def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> None:
+    name = benchmark.name
+    if name not in OPERATIONS_BY_NAME:
+        raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'it has no counterpart here')}")
+    if benchmark.groups > 1:
+        raise LeftOutError(f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told apart")
+    operation = OPERATIONS[OPERATIONS_BY_NAME[name]]
+    shared = {
+        "operation": operation.name,
+        "backend": "mpi",
+        "ranks": benchmark.processes or reading.ranks(asked, None, name),
+        "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
+        "in_place": False,
+        "root": 0,
+        "buffers": "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot",
+        **_elements(benchmark, operation, reading, asked),
+    }
+    if operation.rooted:
+        reading.assume("the root was rank 0, IMB's default (-root_shift off)")
+    for place, words in benchmark.rows:
+        with reading.noting():
+            reading.records.append(_timed(place, words, benchmark.columns, operation, shared).record())
+
+
+def _elements(benchmark: Benchmark, operation: Operation, reading: Reading, asked: Asked) -> dict[str, str | None]:
+    """The element type and the reduction."""
+    if not operation.moves_data:
+        return {"dtype": None}
+    name = benchmark.settings.get("reduced" if operation.reduces else "dtype", asked.dtype)
+    if name is None:
+        name = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
+        reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")
+    if name == "MPI_BYTE":
+        reading.assume("MPI_BYTE is counted as int8")
+    return {
+        "dtype": _DTYPES.get(name, name),
+        "redop": benchmark.settings.get("redop", "SUM").lower() if operation.reduces else None,
+    }
+
+
+def _timed(
+    place: int, words: Sequence[str], columns: Sequence[str], operation: Operation, shared: Mapping[str, Any]
+) -> Timed:
+    """One line of a table.
+
+    Raises:
+        LeftOutError: it holds no measurement.
+    """
+    if stop := re.search(r"(time-out|out-of-mem).*", " ".join(words)):
+        raise LeftOutError(f"line {place}: IMB did not measure this size ({stop[0]:.60})")
+    if len(words) != len(columns):
+        raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
+    line = dict(zip(columns, words, strict=True))
+    defects = number(line["defects"]) if "defects" in line else None
+    slowest = line.get("t_max[usec]") or line.get("t[usec]")
+    if slowest is None:
+        raise LeftOutError(f"IMB's columns {' '.join(columns)} are not known here")
+    return Timed(
+        **shared,
+        message_bytes=operation.message_bytes(whole_number(line.get("#bytes", "0")), shared["ranks"]),
+        time_us=number(slowest),
+        rank_mean_us=number(line["t_avg[usec]"]) if "t_avg[usec]" in line else None,
+        repetitions=whole_number(line["#repetitions"]),
+        wrong=0 if defects == 0 else None,
+        status="wrong" if defects else "ok",
+        reason="IMB found defects." if defects else "",
+    )

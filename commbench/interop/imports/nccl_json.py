@@ -1,0 +1,204 @@
+"""Reads the JSON that nccl-tests writes (-J)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, TypedDict
+
+from commbench.errors import InputError
+from commbench.interop.imports.nccl_tests import (
+    cadence_of,
+    has_half,
+    nccl_version,
+    operation_of,
+    stated_ranks,
+    timed_half,
+)
+from commbench.interop.imports.reading import RANK_MEAN, SLOWEST_RANK, Asked, LeftOutError, Place, Reading, number
+from commbench.schema import check_as
+
+
+class Device(TypedDict, total=False):
+    """The first rank of a process."""
+
+    rank: int
+    group: int
+    hostname: str
+    device_info: str
+
+
+class Config(TypedDict, total=False):
+    """How the test was started."""
+
+    nthreads: int
+    ngpus: int
+    iterations: int
+    aggregated_iterations: int
+    graph: int
+    blocking_collectives: str
+    devices: Sequence[Device]
+
+
+class Result(TypedDict):
+    """One line of the table."""
+
+    size: int
+    type: str
+    redop: str
+    root: str
+
+
+class Report(TypedDict, total=False):
+    """The whole file, as far as it is read."""
+
+    version: int
+    args: Sequence[str]
+    nccl_version: int
+    config: Config
+    results: Sequence[Result]
+
+
+def recognises(text: str) -> bool:
+    """Whether a text is JSON of nccl-tests, whole or not."""
+    head = text.lstrip("\ufeff \r\n\t")
+    return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
+
+
+def read(text: str, name: str, asked: Asked) -> Reading:
+    """Read the JSON of one test; of a file that is cut off the results that are whole.
+
+    Raises:
+        InputError: it is no JSON of nccl-tests.
+    """
+    reading = Reading(name=name)
+    try:
+        report = check_as(Report, _whole(text, reading))
+    except InputError as error:
+        raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
+    with reading.noting():
+        _read_report(report, reading, asked)
+    return reading
+
+
+def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
+    """The object of a file; the writer ends it last, so that a test that was killed leaves a part."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        ends = [found.end() for found in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)]
+        for end in reversed(ends[-2:]):
+            try:
+                part = json.loads(text[:end] + "]}")
+            except ValueError:
+                continue
+            reading.leave_out("the file is cut off: what follows the last whole result")
+            return part
+        raise InputError(str(error)) from error
+
+
+def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> None:
+    config = report.get("config", {})
+    program = PurePath(next(iter(report.get("args", ())), "")).name.removesuffix("_mpi")
+    operation = operation_of(program, reading.name, asked)
+    places = _places(config)
+    if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
+        raise LeftOutError("several groups ran at the same time and only their average is written")
+    ranks = reading.ranks(asked, stated_ranks(places), operation)
+    reading.places |= {ranks: places} if places else {}
+    if reading.version == "" and "version" in report:
+        reading.version = f"JSON {report['version']}"
+    blocking = 0
+    if config.get("blocking_collectives") == "true":  # which kind, only the command line says
+        blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
+    devices = list(dict.fromkeys(place.device for place in places if place.device))
+    shared = {
+        "operation": operation,
+        "ranks": ranks,
+        "backend": "nccl",
+        "time": _time(_option(report, "-a", "--average")),
+        "sync": cadence_of(blocking, reading),
+        "buffers": "",
+        "graph": bool(config.get("graph")),
+        "repetitions": 1,
+        "conditions": {
+            "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
+            "library": f"NCCL {nccl_version(report['nccl_version'])}" if "nccl_version" in report else "",
+            "device": " | ".join(devices),
+        },
+    }
+    for result in report.get("results", ()):
+        for key, in_place in (("out_of_place", False), ("in_place", True)):
+            if not has_half(operation, in_place=in_place, reading=reading):
+                continue
+            with reading.noting():
+                reading.records += _record(result, key, in_place=in_place, shared=shared)
+
+
+def _option(report: Mapping[str, Any], short: str, long: str) -> str | None:
+    """What an option was given, the last time; None where it was not."""
+    words = report.get("args", ())
+    given = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in {short, long}:
+            given = following
+        elif word.startswith(f"{long}="):
+            given = word.partition("=")[2]
+        elif re.fullmatch(rf"{short}\d+", word):
+            given = word.removeprefix(short)
+    return given
+
+
+def _time(average: str | None) -> str:
+    """What times mean under ``--average``.
+
+    Raises:
+        LeftOutError: nothing here is of that kind.
+    """
+    if average in {None, "1"}:
+        return RANK_MEAN
+    if average == "3":
+        return SLOWEST_RANK
+    raise LeftOutError(
+        {"0": "times are of rank 0 only (-a 0)", "2": "times are of the fastest rank (-a 2)"}.get(
+            str(average), f"what -a {average} means is not known here"
+        )
+    )
+
+
+def _record(result: Mapping[str, Any], key: str, *, in_place: bool, shared: dict[str, Any]) -> list[Any]:
+    half = result.get(key)
+    if half is None:
+        return []
+    if not isinstance(half, dict) or "time" not in half:
+        raise LeftOutError("times are of the CPU only (-C)" if isinstance(half, dict) else f"{key} is no object")
+    case = {
+        "size": str(result["size"]),
+        "type": result["type"],
+        "redop": result["redop"],
+        "root": result["root"].strip(),
+    }
+    wrong = half.get("nwrong")
+    words = {"time": str(half["time"]), "#wrong": "N/A" if wrong is None else str(wrong)}
+    iterations = result.get(f"{key}_per_iter")
+    repeated: dict[str, float] = {}
+    if isinstance(iterations, dict) and isinstance(iterations.get("times_us"), list):
+        words |= {"i_min": str(iterations["min_us"])} if "min_us" in iterations else {}
+        repeated = {"repetitions": len(iterations["times_us"])}
+        repeated |= {"p95_us": number(str(iterations["p95_us"]))} if "p95_us" in iterations else {}
+    timed = timed_half(case, words, in_place=in_place, out_of_bounds=None, **{**shared, **repeated})
+    return [timed.record()]
+
+
+def _places(config: Mapping[str, Any]) -> list[Place]:
+    """Every rank's: of a process with several only the first is listed."""
+    per_process = config.get("nthreads", 1) * config.get("ngpus", 1)
+    if any("rank" not in device or "hostname" not in device for device in config.get("devices", ())):
+        return []
+    return [
+        Place(rank=device["rank"] + more, host=device["hostname"], device=device.get("device_info", "").strip())
+        for device in config.get("devices", ())
+        for more in range(min(per_process, 10_000))
+    ]

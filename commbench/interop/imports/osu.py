@@ -1,0 +1,253 @@
+"""Reads what the OSU Micro-Benchmarks print, in C and in Python (OMB-Py), and what commbench prints in their format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
+from commbench.engine.records import Overlap
+from commbench.interop.imports.reading import (
+    PAIR_MEAN,
+    RANK_MEAN,
+    SLOWEST_RANK,
+    Asked,
+    LeftOutError,
+    OwnSetting,
+    Reading,
+    Timed,
+    arranged_among,
+    number,
+    own_setting,
+    whole_lines,
+    whole_number,
+)
+from commbench.interop.tool_names import OSU_TITLES, OSU_TYPES, PRINTED_BY_COMMBENCH
+
+#: Whose two-sided and collective operations are like those here, and on what buffers may lie (``-d``).
+_LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
+_DATATYPE = "# Datatype:"
+_TITLE = re.compile(r"# ?(OSU|OMB-Py) (\S+) (.*?)(?: (v[\d.]\S*))?\s*$")
+#: The names of columns; units tell two of them apart only.
+_COLUMN = re.compile(
+    r"Avg Latency ?\(us\)|Min Latency ?\(us\)|Max Latency ?\(us\)|Latency ?\(us\)|P\d+ Tail (?:Lat|BW) ?\([^)]*\)"
+    r"|Bandwidth ?\([MG]B/s\)|Iterations|Validation|Overall ?\(us\)|Compute ?\(us\)|Pure Comm\.? ?\(us\)"
+    r"|Min Comm\.? ?\(us\)|Max Comm\.? ?\(us\)|Coll\. Init ?\(us\)|MPI_Test ?\(us\)|MPI_Wait ?\(us\)|Overlap ?\(%\)"
+    r"|(?:Wait|Init) avg ?\(us\)|Size(?: \(B\))?"
+)
+_NON_BLOCKING = {"iall_reduce": "Non-blocking Allreduce", "iall_gather": "Non-blocking Allgather"}
+_OTHER_TITLES = {"Alltoall": "all_to_all", "All-to-All": "all_to_all", "Bcast": "broadcast"}
+_DTYPES = {theirs: ours for ours, theirs in OSU_TYPES.items()} | {name: name for name in DTYPES}
+
+
+def _short(title: str) -> str:
+    """A title without the words that only some versions have."""
+    return re.sub(r"( |^)Latency$", "", re.sub(r" ?\bTest$", "", title.strip())).strip()
+
+
+OPERATIONS_BY_TITLE = {
+    **{_short(title): name for name, title in (OSU_TITLES | _NON_BLOCKING).items()},
+    **_OTHER_TITLES,
+}
+
+
+@dataclass(kw_only=True)
+class Test:
+    """One test: its title, the lines above its table, and the table."""
+
+    suite: str
+    """``OSU`` or ``OMB-Py``."""
+    library: str
+    """As in ``MPI`` or ``MPI-CUDA``."""
+    title: str
+    version: str
+    own: bool = False
+    """Whether commbench printed it."""
+    setting: OwnSetting | None = None
+    dtype: str | None = None
+    on_host: bool = False
+    """Whether it says so of both sides' buffers, although the title names a device."""
+    columns: list[str] = field(default_factory=list)
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)
+    """The words of each line of the table, by the line's number."""
+
+
+def recognises(text: str) -> bool:
+    """Whether a text is output of OSU's benchmarks."""
+    return any(_TITLE.match(line) for _, line in whole_lines(text, Reading(name="")))
+
+
+def read(text: str, name: str, asked: Asked) -> Reading:
+    """Read what one or several tests printed.
+
+    Raises:
+        InputError: it is not stated, nor asked, on how many ranks they ran.
+    """
+    reading = Reading(name=name)
+    for test in _tests(text, reading):
+        with reading.noting():
+            _read_test(test, reading, asked)
+    return reading
+
+
+def _tests(text: str, reading: Reading) -> list[Test]:
+    tests: list[Test] = []
+    for place, line in whole_lines(text, reading):
+        if found := _TITLE.match(line):
+            tests.append(Test(suite=found[1], library=found[2], title=found[3], version=found[4] or ""))
+        elif not tests:
+            continue
+        elif line.startswith("#"):
+            if tests[-1].rows and line.startswith(_DATATYPE):  # -T names several, and this is the next
+                tests.append(replace(tests[-1], rows=[]))
+            _read_comment(line, tests[-1])
+        elif re.match(r"\s*\d", line):
+            tests[-1].rows.append((place, line.split()))
+    return tests
+
+
+def _read_comment(line: str, test: Test) -> None:
+    """Take in a line above a table."""
+    if found := re.match(rf"{_DATATYPE} (\S+?)\.?\s*$", line):
+        test.dtype = found[1]
+    elif found := re.match(r"# .* on (\w+) \(\w\) and .* on (\w+) \(\w\)", line):
+        test.on_host = {found[1], found[2]} == {"HOST"}
+    elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
+        test.own = True
+    elif test.own and (setting := own_setting(line)):
+        test.setting = setting
+    elif not test.columns and (columns := _COLUMN.findall(line)):
+        rest = _COLUMN.sub("", line.lstrip("#")).strip()
+        test.columns = [*columns, *([rest] if rest else [])]
+
+
+def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
+    operation = OPERATIONS.get(OPERATIONS_BY_TITLE.get(_short(test.title), ""))
+    library, _, device = test.library.partition("-")
+    if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
+        raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart here")
+    if device not in _DEVICES:
+        raise LeftOutError(f"OSU's library {test.library!r} is not known here")
+    if not test.columns:
+        raise LeftOutError(f"OSU's {test.title!r} has no heading over its columns")
+    unknown = [column for column in test.columns if not _COLUMN.fullmatch(column)]
+    if unknown:
+        raise LeftOutError(f"OSU's {test.title!r} has columns that are not known here ({unknown[0]})")
+    reading.version = reading.version or f"{test.suite} {test.version}".strip()
+    stated = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
+    ranks = stated if operation.kind == "pair" and not test.own else reading.ranks(asked, stated, operation.name)
+    shared = _shared(test, operation, int(ranks or 0), reading, asked)
+    operation = arranged_among(operation.name, shared["pattern"], shared["ranks"])
+    for place, words in test.rows:
+        with reading.noting():
+            if len(words) != len(test.columns):
+                raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(test.columns)}")
+            reading.records.append(_timed(test, operation, words, shared).record())
+
+
+def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, asked: Asked) -> dict[str, Any]:
+    """The fields of `Timed` that the lines of a test share, and what had to be assumed for them."""
+    own = test.setting
+    conditions: dict[str, Any] = {}
+    library, _, device = test.library.partition("-")
+    if operation.windowed and not test.own:
+        reading.assume(f"{WINDOW_MESSAGES} messages were in flight, OSU's default (-W)")
+        conditions["window"] = WINDOW_MESSAGES
+    if test.suite == "OSU" and library == "MPI" and not own:
+        conditions["device"] = device if device and not test.on_host else "cpu"
+    if operation.has_in_place and not own:
+        reading.assume("collectives were out of place, OSU's default (-l)")
+    if operation.rooted and not own:
+        reading.assume("the root was rank 0, OSU's default (-k)")
+    collective = operation.kind == "collective" and not own
+    return {
+        "operation": operation.name,
+        "backend": own.backend if own else library.lower(),
+        "ranks": ranks,
+        "pattern": own.pattern if own else "flat",
+        "dtype": _dtype(test, operation, reading, asked) if operation.moves_data else None,
+        "redop": (own.redop if own else "sum") if operation.reduces else None,
+        "root": own.root if own else 0,
+        "in_place": own.in_place if own else False,
+        **(own.manner if own else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}),
+        "conditions": conditions | ({"sync": "barrier"} if collective and test.suite == "OSU" else {}),
+    }
+
+
+def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> str:
+    """The element type: stated, said by the person, or OSU's default before it was stated."""
+    if test.dtype is not None:
+        return _DTYPES.get(test.dtype, test.dtype)
+    if asked.dtype is not None:
+        return asked.dtype
+    dtype = "float32" if operation.reduces or test.suite == "OMB-Py" else "int8"
+    default = f"{test.suite}'s default (else --dtype)"
+    reading.assume(f"elements of {operation.name} were {OSU_TYPES[dtype]} ({dtype}), {default}")
+    return dtype
+
+
+def _timed(test: Test, operation: Operation, words: Sequence[str], shared: Mapping[str, Any]) -> Timed:
+    """One line of a table.
+
+    Raises:
+        LeftOutError: it holds no measurement.
+    """
+    line = {re.sub(r" ?\((us|B|%)\)", "", column): word for column, word in zip(test.columns, words, strict=True)}
+    size = whole_number(line["Size"]) if "Size" in line else 0
+    message_bytes = operation.message_bytes(size, shared["ranks"])
+    passed = line.get("Validation", "").lower()
+    fields = {
+        **shared,
+        "message_bytes": message_bytes,
+        "repetitions": whole_number(line["Iterations"]) if "Iterations" in line else None,
+        "wrong": 0 if passed == "pass" else None,
+        "status": "wrong" if passed == "fail" else "ok",
+        "reason": "OSU's validation failed." if passed == "fail" else "",
+        **_quantiles(line),
+    }
+    return Timed(**{**fields, **_time(line, operation, message_bytes, fields["conditions"])})
+
+
+def _time(
+    line: Mapping[str, str], operation: Operation, message_bytes: int, conditions: dict[str, Any]
+) -> dict[str, Any]:
+    """The time of one operation in the terms of `Timed`.
+
+    Raises:
+        LeftOutError: there is none.
+    """
+    rate = next((name for name in line if name.startswith("Bandwidth")), None)
+    if rate is not None:
+        bytes_per_us = number(line[rate]) * (1e3 if "GB/s" in rate else 1)
+        if not bytes_per_us:
+            raise LeftOutError("a time or rate of 0 is below what the tool resolves")
+        return {"time_us": operation.messages_at_once * message_bytes / bytes_per_us, "time": PAIR_MEAN}
+    if "Overall" in line:
+        overlap = Overlap(
+            pure_us=number(line["Pure Comm."]),
+            compute_us=number(line["Compute"]),
+            overall_us=number(line["Overall"]),
+        )
+        slowest = "Max Comm." in line
+        return {
+            "time_us": number(line["Max Comm."]) if slowest else overlap.pure_us,
+            "rank_mean_us": overlap.pure_us,
+            "time": SLOWEST_RANK if slowest else RANK_MEAN,
+            "conditions": {**conditions, "overlap": overlap},
+        }
+    mean_us = number(line.get("Avg Latency") or line.get("Latency") or "")
+    if operation.kind == "pair":
+        return {"time_us": mean_us, "time": PAIR_MEAN}
+    if "Max Latency" in line:
+        return {"time_us": number(line["Max Latency"]), "rank_mean_us": mean_us, "time": SLOWEST_RANK}
+    return {"time_us": mean_us, "rank_mean_us": mean_us, "time": RANK_MEAN}
+
+
+def _quantiles(line: Mapping[str, str]) -> dict[str, float]:
+    """Those of -z that have a column here; they are of the mean over ranks."""
+    return {
+        f"p{percent}_us": number(line[name]) for percent in (25, 75, 95) if (name := f"P{percent} Tail Lat") in line
+    }

@@ -1,0 +1,131 @@
+"""Reads what PARAM's communication benchmark (comms.py) prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.errors import InputError
+from commbench.interop.imports.reading import (
+    SLOWEST_RANK,
+    Asked,
+    LeftOutError,
+    Reading,
+    Timed,
+    number,
+    whole_lines,
+    whole_number,
+)
+
+#: What PARAM calls them (``--backend``), and what commbench calls NCCL through torch, to be compared with its rows.
+PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
+_RESULT = re.compile(r"\s*COMMS-RES-(?P<name>[a-z_0-9]+)(?:-(?P<dtype>[a-z]+\d+)\S*)?\s+(?P<words>\d.*)$")
+_HEADING = re.compile(r"\s*COMMS-RES\S*\s+(?P<columns>.*\(B\).*)$")
+_COLUMN = re.compile(
+    r"(?:total-)?size \(B\)|nElementsPerRank|nElementsPairPerRank|\w*(?:Latency|Time)\(us\):(?:p50| ?Quant)"
+    r"|\S+"
+)
+_NAMES = {
+    **{name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")},
+    "gather": "gather",
+    "scatter": "scatter",
+    "all_gather_base": "all_gather",
+    "reduce_scatter_base": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+def recognises(text: str) -> bool:
+    """Whether a text is output of PARAM's communication benchmark."""
+    return "COMMS-RES" in text
+
+
+def read(text: str, name: str, asked: Asked) -> Reading:
+    """Read what PARAM printed.
+
+    Raises:
+        InputError: it is not stated, nor asked, on how many ranks it ran.
+    """
+    reading = Reading(name=name)
+    columns: list[str] = []
+    world_size: int | None = None
+    for place, line in whole_lines(text, reading):
+        if found := re.search(r"world_size:?\s*=?\s*(\d+)", line):
+            world_size = int(found[1])
+        elif "COMMS-RES-QUANT" in line:
+            reading.leave_out("times of quantised communication have no place here")
+        elif result := _RESULT.match(line):
+            with reading.noting():
+                reading.records.append(
+                    _timed(place, result, columns, world_size=world_size, reading=reading, asked=asked).record()
+                )
+        elif heading := _HEADING.match(line):
+            columns = _COLUMN.findall(heading["columns"])
+    return reading
+
+
+def _timed(
+    place: int,
+    result: re.Match[str],
+    columns: Sequence[str],
+    *,
+    world_size: int | None,
+    reading: Reading,
+    asked: Asked,
+) -> Timed:
+    """One result.
+
+    Raises:
+        LeftOutError: it holds no measurement of an operation that there is here.
+    """
+    name, words = result["name"], result["words"].split()
+    if name not in _NAMES:
+        raise LeftOutError(f"PARAM's {name} has no counterpart here")
+    if any("nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency")) for column in columns):
+        raise LeftOutError("times beside computing or another collective have no place here")
+    if len(words) != len(columns):
+        raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
+    line = dict(zip(columns, words, strict=True))
+    if "Max" not in line:
+        raise LeftOutError(f"line {place} does not state the slowest rank's time")
+    operation = OPERATIONS[_NAMES[name]]
+    ranks = reading.ranks(asked, world_size, operation.name)
+    if operation.rooted:
+        reading.assume("the root was rank 0, PARAM's default")
+    reading.assume("operations were timed back to back, as is PARAM's default (--z 0)")
+    if asked.backend is None:
+        reading.assume("the backend was nccl, PARAM's default (else --backend)")
+    return Timed(
+        operation=operation.name,
+        backend=asked.backend or "nccl",
+        ranks=ranks,
+        message_bytes=whole_number(words[0]),
+        time_us=number(line["Max"]),
+        time=SLOWEST_RANK,
+        dtype=_dtype(result["dtype"], line, operation, ranks=ranks, reading=reading, asked=asked),
+        redop="sum",
+        root=0,
+        in_place=operation.name in {"all_reduce", "reduce"},  # torch.distributed has no other
+        sync="none",
+        buffers="",
+    )
+
+
+def _dtype(
+    stated: str | None, line: Mapping[str, str], operation: Operation, *, ranks: int, reading: Reading, asked: Asked
+) -> str:
+    """The element type: stated, said by the person, or PARAM's default if elements have its size.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if stated or asked.dtype:
+        return str(stated or asked.dtype)
+    elements = int(number(line.get("nElementsPerRank", "0"))) * (ranks if operation.divided else 1)
+    default = DTYPES["float32"]
+    if elements * default.itemsize != whole_number(next(iter(line.values()))):
+        raise InputError(f"{reading.name} does not say of which type elements were, and not of 4 bytes; give --dtype.")
+    reading.assume("elements were float32, PARAM's default (else --dtype)")
+    return default.name

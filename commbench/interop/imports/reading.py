@@ -1,0 +1,264 @@
+"""What reading another tool's output gives: records, and sentences on what was assumed and what was left out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import Operation
+from commbench.collectives.patterns import check_pattern, makes_groups
+from commbench.engine.records import Record, Stated
+from commbench.errors import InputError, UnsupportedError
+
+#: What launchers put before every line: mpirun --tag-output and srun --label.
+_LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
+#: What the time of a tool means.
+RANK_MEAN = "mean over repetitions and ranks"
+SLOWEST_RANK = "mean over repetitions of the slowest rank"
+PAIR_MEAN = "mean over repetitions"
+
+
+class LeftOutError(Exception):
+    """A line, table or file has no place here: the sentence says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the person says of outputs that do not state it."""
+
+    ranks: int | None = None
+    operation: str | None = None
+    dtype: str | None = None
+    backend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank ran."""
+
+    rank: int
+    host: str
+    device: str = ""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """One output of a tool, as far as it has been read."""
+
+    name: str
+    """What the person calls it."""
+    version: str = ""
+    """Of the tool; empty where it is not stated."""
+    records: list[Record] = field(default_factory=list)
+    places: dict[int, Sequence[Place]] = field(default_factory=dict)
+    """By number of ranks; only what is stated."""
+    assumed: dict[str, None] = field(default_factory=dict)
+    """Sentences on what is not stated, in the order found."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many lines were left out for each reason."""
+
+    def assume(self, text: str) -> None:
+        """Note something that is not stated and was taken for granted."""
+        self.assumed[text] = None
+
+    def leave_out(self, reason: str) -> None:
+        """Note a line that has no place here."""
+        self.left_out[reason] += 1
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what has no place here, and go on."""
+        try:
+            yield
+        except LeftOutError as reason:
+            self.leave_out(str(reason))
+
+    def ranks(self, asked: Asked, stated: int | None, what: str) -> int:
+        """On how many ranks something ran: what is stated, else what the person says.
+
+        Raises:
+            InputError: neither is known, or both and they differ.
+        """
+        if stated is None and asked.ranks is None:
+            raise InputError(f"{self.name} does not say on how many ranks {what} ran; say so with -n.")
+        if None not in {stated, asked.ranks} and stated != asked.ranks:
+            raise InputError(f"{self.name} says that {what} ran on {stated} ranks, and -n {asked.ranks} was given.")
+        return int(stated or asked.ranks or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSetting:
+    """What commbench states in one line above a table that it prints in another tool's format."""
+
+    backend: str
+    ranks: int | None
+    pattern: str = "flat"
+    sync: str = "auto"
+    redop: str | None = None
+    in_place: bool = False
+    root: int = 0
+    graph: bool = False
+    buffers: str = "hot"
+
+    @property
+    def manner(self) -> dict[str, Any]:
+        """The fields of `Timed` that say how operations followed each other, and in which buffers."""
+        return {"sync": self.sync, "graph": self.graph, "buffers": self.buffers}
+
+
+def own_setting(line: str) -> OwnSetting | None:
+    """Read such a line; None if it is none. A library's name may have commas and comes before the words looked for."""
+    found = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
+    if not found:
+        return None
+    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", found[3]))
+    return OwnSetting(
+        backend=found[1],
+        ranks=None if found[2] == "?" else int(found[2]),
+        pattern=words.get("pattern", "flat"),
+        sync="none" if words.get("cadence") == "pipelined" else "auto",
+        redop=words.get("redop"),
+        in_place=", in place" in found[3],
+        root=int(words.get("root", 0)),
+        graph=words.get("cadence") == "graph",
+        buffers=words.get("buffers", "hot"),
+    )
+
+
+def whole_lines(text: str, reading: Reading) -> Iterator[tuple[int, str]]:
+    """The lines by number, without what launchers put before them; one that does not end is left out."""
+    *lines, rest = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        yield number, _LABEL.sub("", line.rstrip("\r"), count=1)
+    if rest.strip():
+        reading.leave_out(f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})")
+
+
+def number(word: str) -> float:
+    """A number that can be a time, rate or count.
+
+    Raises:
+        LeftOutError: it is none.
+    """
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e18:  # noqa: PLR2004 - also excludes NaN
+        raise LeftOutError(f"{word!r} is no number that was measured")
+    return value
+
+
+def whole_number(word: str) -> int:
+    """A count or size.
+
+    Raises:
+        LeftOutError: it is none.
+    """
+    if not re.fullmatch(r"\d{1,18}", word):
+        raise LeftOutError(f"{word!r} is no whole number")
+    return int(word)
+
+
+def arranged_among(operation: str, pattern: str, ranks: int) -> Operation:
+    """The entry of an operation in a pattern, among so many ranks.
+
+    Raises:
+        LeftOutError: there is none.
+    """
+    try:
+        check_pattern(pattern)
+        found = arranged(operation, pattern, ranks)
+    except (InputError, UnsupportedError) as error:
+        raise LeftOutError(str(error)) from error
+    if makes_groups(pattern) or pattern == MATRIX:
+        raise LeftOutError(f"a table of pattern {pattern} is one part of several that ran together; use the run itself")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a tool says of one case; what it does not state stays empty."""
+
+    operation: str
+    backend: str
+    ranks: int
+    message_bytes: int
+    time_us: float
+    time: str
+    """What the time means, one of those above."""
+    dtype: str | None
+    redop: str | None = None
+    root: int | None = None
+    in_place: bool | None = None
+    pattern: str = "flat"
+    sync: str = "auto"
+    buffers: str = "hot"
+    graph: bool = False
+    rank_mean_us: float | None = None
+    wrong: int | None = None
+    status: str = "ok"
+    reason: str = ""
+    repetitions: int | None = None
+    min_us: float | None = None
+    p25_us: float | None = None
+    p75_us: float | None = None
+    p95_us: float | None = None
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the record."""
+
+    def record(self) -> Record:
+        """It as a record of launch 0.
+
+        Raises:
+            LeftOutError: there is no such case here.
+        """
+        operation = arranged_among(self.operation, self.pattern, self.ranks)
+        if operation.moves_data and self.dtype not in DTYPES:
+            raise LeftOutError(f"element type {self.dtype} is not known here")
+        if operation.moves_data and not self.message_bytes:
+            raise LeftOutError("messages of 0 bytes have no place here")
+        if not self.time_us:
+            raise LeftOutError("a time or rate of 0 is below what the tool resolves")
+        if self.ranks < operation.minimum_ranks:
+            raise LeftOutError(f"{self.operation} on {self.ranks} rank has nothing to measure")
+        return Record(
+            case=Case(
+                backend=self.backend,
+                operation=self.operation,
+                message_bytes=self.message_bytes if operation.moves_data else 0,
+                dtype=self.dtype if operation.moves_data else None,
+                redop=self.redop if operation.reduces else None,
+                root=self.root if operation.rooted else None,
+                in_place=self.in_place if operation.has_in_place else None,
+                pattern=self.pattern,
+                sync=self.sync,
+                buffers=self.buffers,
+                graph=self.graph,
+            ),
+            launch=0,
+            status="wrong" if self.wrong or self.status == "wrong" else "ok",
+            reason=self.reason,
+            group=f"0-{self.ranks - 1}" if self.ranks > 1 else "0",
+            group_size=self.ranks,
+            times_us=[self.time_us],
+            rank_mean_us=[] if self.rank_mean_us is None else [self.rank_mean_us],
+            wrong=self.wrong,
+            flags=("imported",) if self.wrong is not None or self.status == "wrong" else ("unverified", "imported"),
+            stated=Stated(
+                time=self.time,
+                repetitions=self.repetitions,
+                min_us=self.min_us,
+                p25_us=self.p25_us,
+                p75_us=self.p75_us,
+                p95_us=self.p95_us,
+            ),
+            **self.conditions,
+        )

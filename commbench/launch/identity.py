@@ -1,0 +1,187 @@
+"""The identity of this process: conductor, or a rank of mpirun, torchrun or srun, and where srun's tasks rendezvous."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from commbench.errors import InputError
+
+Role = Literal["conductor", "rank"]
+
+#: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from here on.
+_SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The role of this process and, for a rank, its place in the launch."""
+
+    role: Role
+    launcher: str = ""
+    """``openmpi``, ``mpich`` (any launcher that speaks PMI), ``torchrun`` or ``slurm``; empty for a conductor."""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    carries_mpi: bool = True
+    """Whether MPI sees the ranks: not those of torchrun, nor those of an srun that speaks neither PMI nor PMIx."""
+
+
+def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
+    """Tell from the environment who this process is; ``requested_role`` overrides it.
+
+    Variables of a launcher come before Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. Those of
+    torchrun come first: where mpirun or srun starts a torchrun on each host, its ranks inherit that one's variables,
+    equal on all of a host. A rank that was asked for where no launcher is found is the only rank of its launch.
+
+    Raises:
+        InputError: an unknown role, or a rank variable that is not a number.
+    """
+    if requested_role is not None and requested_role not in get_args(Role):
+        raise InputError(f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}.")
+    if requested_role == "conductor":
+        return Identity(role="conductor")
+    found = _torchrun(environ) or _openmpi(environ) or _pmi(environ) or _slurm(environ)
+    return found or Identity(role="rank" if requested_role == "rank" else "conductor")
+
+
+def _openmpi(environ: Mapping[str, str]) -> Identity | None:
+    prefix = "OMPI_COMM_WORLD_"
+    if f"{prefix}RANK" not in environ:
+        return None
+    return _rank("openmpi", environ, f"{prefix}RANK", f"{prefix}SIZE", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
+
+
+def _pmi(environ: Mapping[str, str]) -> Identity | None:
+    if "PMI_RANK" not in environ:
+        return None
+    found = _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    task = None if "MPI_LOCALNRANKS" in environ else _slurm(environ)  # Slurm's PMI does not tell who shares a host
+    return replace(found, local_rank=task.local_rank, local_size=task.local_size) if task else found
+
+
+def _torchrun(environ: Mapping[str, str]) -> Identity | None:
+    if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
+        return None
+    found = _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return replace(found, carries_mpi=False)
+
+
+def _slurm(environ: Mapping[str, str]) -> Identity | None:
+    """Recognise a task of srun: a batch script or an interactive shell has SLURM_PROCID too, but no step of its own.
+
+    The one task of ``srun --pty`` is a person's shell.
+    """
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    if "SLURM_PTY_PORT" in environ and _number(environ, "SLURM_STEP_NUM_TASKS", 0) == 1:
+        return None
+    if _number(environ, "SLURM_STEP_ID", 0) >= _SLURM_SPECIAL_STEPS:
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _number(environ, "SLURM_NODEID", 0)
+    return Identity(
+        role="rank",
+        launcher="slurm",
+        rank=_number(environ, "SLURM_PROCID", 0),
+        world_size=_number(environ, size, 1),
+        local_rank=_number(environ, "SLURM_LOCALID", 0),
+        local_size=per_node[node] if node < len(per_node) else 1,
+        carries_mpi="PMIX_NAMESPACE" in environ or "PMI_RANK" in environ or "I_MPI_PMI_LIBRARY" in environ,
+    )
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty where the text is not of that form."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+
+
+def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
+    """The rank whose place the four named variables give: rank, world size, local rank, local size."""
+    defaults = (0, 1, 0, 1)
+    numbers = [_number(environ, name, default) for name, default in zip(names, defaults, strict=True)]
+    rank, world_size, local_rank, local_size = numbers
+    return Identity(
+        role="rank",
+        launcher=launcher,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_size=local_size,
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name} is {text!r}, which is not a number; start the ranks again or give --role conductor.")
+    return int(text)
+
+
+#: Ports for meetings lie below those that systems hand out to clients by themselves.
+_FIRST_PORT, _PORTS = 20000, 10000
+_QUERY_S = 20
+
+
+def meeting_variables(identity: Identity, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which torch.distributed finds rank 0, for a task of srun; what is set already stays.
+
+    Rank 0 runs on the first node of the step. The port follows from the step's number, as nobody can tell the other
+    tasks which one is free; Slurm's reserved ports and MASTER_PORT come first.
+
+    Raises:
+        InputError: the first node has no address that this host knows.
+    """
+    address = environ.get("MASTER_ADDR") or _address(first_node(environ.get("SLURM_STEP_NODELIST", "")))
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(_port(environ)),
+        "RANK": str(identity.rank),
+        "WORLD_SIZE": str(identity.world_size),
+        "LOCAL_RANK": str(identity.local_rank),
+        "LOCAL_WORLD_SIZE": str(identity.local_size),
+    }
+
+
+def first_node(nodelist: str) -> str:
+    """The first name of a list in Slurm's form: ``rack1-n07`` of ``rack1-n[07-12,20],login``."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
+    return "".join(part or "" for part in found.groups()) if found else socket.gethostname()
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    reserved = re.match(r"\d+", environ.get("SLURM_STEP_RESV_PORTS", ""))
+    if reserved:
+        return int(reserved[0])
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return _FIRST_PORT + zlib.crc32(step.encode()) % _PORTS
+
+
+def _address(node: str) -> str:
+    """The node's name where it resolves, else the address that Slurm itself uses for it."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        return _slurm_address(node)
+    return node
+
+
+def _slurm_address(node: str) -> str:
+    try:
+        told = subprocess.run(
+            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=_QUERY_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    found = re.search(r"NodeAddr=(\S+)", told)
+    if not found:
+        raise InputError(f"Node {node}, where the ranks are to meet, has no address; set MASTER_ADDR to one.")
+    return found[1]

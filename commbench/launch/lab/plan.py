@@ -1,0 +1,223 @@
+"""What an emulated cluster consists of: its hosts, their addresses, slots and links, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from commbench.errors import InputError
+from commbench.launch.launchers import EMULATED, HOSTFILE
+from commbench.units import format_link_rate, parse_link_rate
+
+#: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
+NETWORK = IPv4Network("10.99.0.0/16")
+#: Where a lab mounts its files, visible to its own processes only.
+DIRECTORY = Path("/run/commbench-lab")
+#: Names of files there: the plan as it is now, and whether the lab stays when the command that made it has ended.
+PLAN, STAYS = "plan", "stays"
+#: Tells a lab's first process that the lab is to stay; sent back when it will.
+STAY = b"s"
+#: The network interface of every host.
+INTERFACE = "eth0"
+#: More hosts than this share one machine so thinly that nothing measured on them means anything.
+MAX_HOSTS = 200
+#: How to write a rate, for messages and help texts.
+RATE_HINT = "write a rate such as 1gbit or 200mbit (from 1mbit to 100gbit), or none"
+
+_SLOWEST, _FASTEST = 10**6, 100 * 10**9
+#: A batch system's variables lead launchers to its real nodes.
+_BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One host: its name, address, room for ranks, rack and the rate of its link each way (bit/s; None: not shaped)."""
+
+    name: str
+    address: str
+    slots: int
+    rate_bps: int | None
+    rack: int = 0
+    is_up: bool = True
+    """Whether the link carries anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabPlan:
+    """An emulated cluster: hosts on one switch, or in racks whose switches hang from a core switch."""
+
+    hosts: tuple[HostPlan, ...]
+    rate_bps: int | None
+    """Of a host's link where nothing else was asked for (bit/s)."""
+    racks: int = 1
+    uplink_bps: int | None = None
+    """Of the link between each rack and the core, each way (bit/s; None: not shaped); one rack has none."""
+
+    @classmethod
+    def parse(
+        cls,
+        hosts: int,
+        rate: str,
+        *,
+        ranks_per_host: int = 1,
+        slow: Sequence[str] = (),
+        racks: int = 1,
+        uplink: str | None = None,
+    ) -> LabPlan:
+        """Make a plan of what a person asks for; the parameters are those of `commbench.launch.lab.run_in_lab`.
+
+        Raises:
+            InputError: too few or too many hosts, ranks or racks, or a rate or slow host that is not understood.
+        """
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise InputError(f"{hosts} emulated hosts were asked for; choose from 1 to {MAX_HOSTS}.")
+        if ranks_per_host < 1:
+            raise InputError(f"{ranks_per_host} ranks per host were asked for; choose 1 or more.")
+        if not 1 <= racks <= hosts:
+            raise InputError(f"{racks} racks were asked for {hosts} emulated hosts; choose from 1 to {hosts}.")
+        if uplink is not None and racks == 1:
+            raise InputError(f"The uplink rate {uplink!r} was given but one rack has no uplink; add --racks 2 or more.")
+        rate_bps = parse_rate(rate)
+        rates = _parse_slow(slow, hosts)
+        return cls(
+            hosts=tuple(
+                HostPlan(
+                    name=name,
+                    address=str(NETWORK[k + 1]),
+                    slots=ranks_per_host,
+                    rate_bps=rates.get(name, rate_bps),
+                    rack=k * racks // hosts,
+                )
+                for k, name in enumerate(_names(hosts))
+            ),
+            rate_bps=rate_bps,
+            racks=racks,
+            uplink_bps=None if racks == 1 else rate_bps if uplink is None else parse_rate(uplink),
+        )
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether any link has a rate."""
+        return any(rate is not None for rate in (*(host.rate_bps for host in self.hosts), self.uplink_bps))
+
+    @property
+    def conditions(self) -> dict[str, object]:
+        """What a record states about the cluster: what is as usual is left out, so that equal labs state the same."""
+        slow = {host.name: format_rate(host.rate_bps) for host in self.hosts if host.rate_bps != self.rate_bps}
+        racks = {"racks": self.racks, "uplink": format_rate(self.uplink_bps)}
+        return {
+            "hosts": len(self.hosts),
+            "rate": format_rate(self.rate_bps),
+            **({"slow": slow} if slow else {}),
+            **(racks if self.racks > 1 else {}),
+            **({"down": down} if (down := [host.name for host in self.hosts if not host.is_up]) else {}),
+        }
+
+    def host(self, name: str | None) -> HostPlan:
+        """Return the host of a name; the first one without.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        for host in self.hosts:
+            if name in {host.name, None}:
+                return host
+        raise InputError(f"There is no emulated host {name!r}; choose from {host_range(len(self.hosts))}.")
+
+    def with_host(self, changed: HostPlan) -> LabPlan:
+        """The plan with one host as it is now."""
+        return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))
+
+    def to_json(self) -> str:
+        """The plan as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LabPlan:
+        """The plan that `to_json` wrote."""
+        parts = json.loads(text)
+        return cls(**{**parts, "hosts": tuple(HostPlan(**host) for host in parts["hosts"])})
+
+    def hosts_file(self) -> str:
+        """The /etc/hosts of every host."""
+        return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+
+    def hostfile(self) -> str:
+        """The hostfile for mpirun."""
+        return "".join(f"{host.name} slots={host.slots}\n" for host in self.hosts)
+
+    def environment(self, environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+        """The environment of a program on a host: ``environ`` without a batch system, led to the emulated links.
+
+        What the machine's own settings say about interfaces and fabrics is overruled: a real fabric, or the memory
+        that the hosts share, would carry messages past the shaped links.
+        """
+        kept = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
+        agent = str(directory / "agent")
+        return kept | {
+            HOSTFILE: str(directory / "hostfile"),
+            EMULATED: json.dumps(self.conditions),
+            "COMMBENCH_SSH": agent,  # for a person's own launcher
+            "PRTE_MCA_plm_ssh_agent": agent,  # Open MPI 5
+            "OMPI_MCA_plm_rsh_agent": agent,  # Open MPI 4
+            "PRTE_MCA_prte_if_include": INTERFACE,
+            "PRTE_MCA_prte_tmpdir_base": str(directory),  # its session directories go when the lab goes
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+            "NCCL_IB_DISABLE": "1",
+        }
+
+
+def _names(hosts: int) -> list[str]:
+    return [f"host{k}" for k in range(hosts)]
+
+
+def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
+    """Return the rates (bit/s) of the hosts in ``slow``, each written ``HOST=RATE``.
+
+    Raises:
+        InputError: one is not understood, is of a host that is not there, or comes twice.
+    """
+    rates: dict[str, int | None] = {}
+    for text in slow:
+        name, equals, rate = text.partition("=")
+        if not equals:
+            raise InputError(f"The slow host {text!r} is not understood; write HOST=RATE, such as host1=100mbit.")
+        if name not in _names(hosts):
+            raise InputError(f"There is no emulated host {name!r} to slow down; choose from {host_range(hosts)}.")
+        if name in rates:
+            raise InputError(f"The slow host {name!r} was given twice; give it one rate.")
+        rates[name] = parse_rate(rate)
+    return rates
+
+
+def host_range(hosts: int) -> str:
+    """How messages list the hosts: ``host0 to host3``."""
+    return " to ".join(dict.fromkeys((_names(hosts)[0], _names(hosts)[-1])))
+
+
+def parse_rate(text: str) -> int | None:
+    """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them); None for ``none``.
+
+    Raises:
+        InputError: it is not a rate, or too low or high to shape a link to.
+    """
+    if text.strip().lower() == "none":
+        return None
+    rate_bps = parse_link_rate(text)
+    if rate_bps is None:
+        raise InputError(f"The rate {text!r} is not understood; {RATE_HINT}.")
+    if not _SLOWEST <= rate_bps <= _FASTEST:
+        raise InputError(f"The rate {text!r} cannot be emulated; {RATE_HINT}.")
+    return rate_bps
+
+
+def format_rate(rate_bps: int | None) -> str:
+    """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction: ``1gbit``, ``1500mbit``."""
+    return "none" if rate_bps is None else format_link_rate(rate_bps)

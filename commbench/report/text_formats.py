@@ -1,0 +1,224 @@
+"""Rows in the text formats of other tools, so that parsers written for nccl-tests and OSU read commbench too."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.patterns import makes_groups
+from commbench.engine.records import Row
+from commbench.errors import InputError
+from commbench.interop.tool_names import NCCL_TYPES, OSU_TITLES, OSU_TYPES, PRINTED_BY_COMMBENCH, nccl_program
+from commbench.report.table import columns_of
+from commbench.results.tables import csv_text, one_line
+
+OSU_VERSION = "v7.4"
+_SIZE_WIDTH, _VALUE_WIDTH = 10, 18
+
+Key = tuple[object, ...]
+
+
+def render(rows: Sequence[Row], style: str) -> str:
+    """The rows as text that ends in a newline.
+
+    Args:
+        rows: the rows of a run, in the order to print them.
+        style: ``nccl-tests`` (one block per backend and operation), ``osu`` (one block per test) or ``csv`` (as
+            ``collectives.csv``).
+
+    Raises:
+        InputError: there is no such style.
+    """
+    if style not in STYLES:
+        raise InputError(f"Unknown format {style!r}; choose from {', '.join(STYLES)}.")
+    return STYLES[style](rows)
+
+
+def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]) -> Iterator[list[Row]]:
+    """Group rows by ``block`` and backend, and further where ``unique`` does not tell the rows of a block apart."""
+    blocks: dict[Key, list[Row]] = {}
+    for row in rows:
+        blocks.setdefault(block(row), []).append(row)
+    for together in blocks.values():
+        yield from columns_of(together, unique).values()
+
+
+def _group_of(row: Row) -> str:
+    """The row's group where its pattern makes groups: each has a block of its own, as from a run of its own."""
+    return row.group if makes_groups(row.pattern) else ""
+
+
+def _missing(rows: Iterable[Row]) -> Iterator[str]:
+    """Comment lines for the rows whose case did not end well."""
+    for row in rows:
+        if row.status != "ok":
+            size = "" if row.message_bytes is None else f" {row.message_bytes} B"
+            yield (
+                f"# {row.backend} {row.operation}{size} {row.dtype or ''}".rstrip()
+                + f": {row.status}: {one_line(row.reason)}"
+            )
+
+
+def _setting(row: Row) -> str:
+    words = [f"backend {row.backend}", f"{row.group_size or row.world_size or '?'} ranks"]
+    words += [
+        word
+        for word in (
+            row.library,
+            row.transport,
+            f"pattern {row.pattern}" if row.pattern != "flat" else "",
+            f"cadence {row.cadence}" if row.cadence not in {"", "isolated"} else "",
+            f"buffers {row.buffers}" if row.buffers not in {"", "hot"} else "",
+            f"algorithm {row.algorithm_requested}" if row.algorithm_requested else "",
+            f"group {row.group}" if _group_of(row) else "",
+            f"loop {row.loop}" if row.loop else "",
+        )
+        if word
+    ]
+    return one_line(", ".join(words))
+
+
+# --------------------------------------------------------------------------------------------------- nccl-tests
+
+
+def _nccl_tests(rows: Sequence[Row]) -> str:
+    blocks = _blocks(
+        (row for row in rows if OPERATIONS[row.operation].moves_data),
+        lambda row: (row.operation, row.pattern, _group_of(row)),
+        lambda row: (*_nccl_key(row), row.in_place),
+    )
+    skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].moves_data})
+    notes = [f"# {name} moves no data and has no place in this format" for name in skipped]
+    return "\n".join([line for block in blocks for line in _nccl_block(block)] + notes) + "\n"
+
+
+def _nccl_block(rows: Sequence[Row]) -> Iterator[str]:
+    program = nccl_program(rows[0].operation)
+    yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; time is the median of the slowest rank"
+    yield f"# Collective test starting: {program}"
+    yield f"# {_setting(rows[0])}"
+    yield from _NCCL_HEADER
+    for line in _nccl_lines(rows):
+        yield "  ".join([_nccl_case(line), _nccl_side(line.get(False)), _nccl_side(line.get(True))])
+    yield from _missing(rows)
+    wrong = sum(row.status == "wrong" for row in rows)
+    rates = [row.busbw_GBps for row in rows if row.busbw_GBps is not None]
+    yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    yield f"# Avg bus bandwidth    : {math.fsum(rates) / len(rates) if rates else 0:g} "
+    yield "#"
+    yield f"# Collective test concluded: {program}"
+    yield ""
+
+
+def _nccl_columns(case: Sequence[str], side: Sequence[str]) -> str:
+    size, count, *words = case
+    return "  ".join(
+        [f"# {size:>10}", f"{count:>12}", "{:>8}  {:>6}  {:>6}".format(*words)]
+        + 2 * ["{:>7}  {:>6}  {:>6}  {:>6}".format(*side)]
+    )
+
+
+_NCCL_HEADER = (
+    "#",
+    f"#{'out-of-place':>71}{'in-place':>31}",
+    _nccl_columns(("size", "count", "type", "redop", "root"), ("time", "algbw", "busbw", "#wrong")),
+    _nccl_columns(("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", "")),
+)
+
+
+def _nccl_lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
+    """Rows that share a line, by whether they are in place; operations without that choice count as out of place."""
+    lines: dict[Key, dict[bool, Row]] = {}
+    for row in rows:
+        if row.time_us is not None:
+            lines.setdefault(_nccl_key(row), {})[bool(row.in_place)] = row
+    return list(lines.values())
+
+
+def _nccl_key(row: Row) -> Key:
+    return (row.dtype, row.redop, row.root, row.message_bytes)
+
+
+def _nccl_case(line: dict[bool, Row]) -> str:
+    """Size, count, type, redop and root; the count is of one rank's share where the message is made of shares."""
+    row = next(iter(line.values()))
+    size, dtype = row.message_bytes or 0, row.dtype or ""
+    share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
+    count = size // (DTYPES[dtype].itemsize * share)
+    root = -1 if row.root is None else row.root
+    return f"{size:>12}  {count:>12}  {NCCL_TYPES[dtype]:>8}  {row.redop or 'none':>6}  {root:>6}"
+
+
+def _nccl_side(row: Row | None) -> str:
+    if row is None:
+        return "  ".join(f"{'N/A':>{width}}" for width in (7, 6, 6, 6))
+    values = ((row.time_us, 7), (row.algbw_GBps, 6), (row.busbw_GBps, 6))
+    wrong = "N/A" if row.wrong is None else f"{row.wrong:g}"
+    return "  ".join([*(_fitted(value, width) for value, width in values), f"{wrong:>6}"])
+
+
+def _fitted(value: float | None, width: int) -> str:
+    """As many of two decimals as fit the width, and an exponent where not even the whole number does."""
+    if value is None:
+        return f"{'N/A':>{width}}"
+    texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]
+    return next((text for text in texts if len(text) <= width), f"{value:{width}.0e}")
+
+
+# ---------------------------------------------------------------------------------------------------------- OSU
+
+
+def _osu(rows: Sequence[Row]) -> str:
+    blocks = _blocks(
+        (row for row in rows if row.operation in OSU_TITLES),
+        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
+        lambda row: (row.message_bytes,),
+    )
+    skipped = sorted({row.operation for row in rows if row.operation not in OSU_TITLES})
+    notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
+    return "\n".join([line for block in blocks for line in _osu_block(block)] + notes) + "\n"
+
+
+def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
+    first = rows[0]
+    library = "MPI" if first.backend == "mpi" else first.backend.upper()
+    unit = "Bandwidth (MB/s)" if OPERATIONS[first.operation].windowed else "Avg Latency(us)"
+    choices = [
+        word
+        for word in (
+            first.redop and f"redop {first.redop}",
+            first.in_place and "in place",
+            first.root and f"root {first.root}",
+        )
+        if word
+    ]
+    yield f"# OSU {library} {OSU_TITLES[first.operation]} {OSU_VERSION}"
+    yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; latency is the median of the mean over ranks"
+    yield f"# {', '.join([_setting(first), *map(str, choices)])}"
+    if first.dtype is not None:
+        yield f"# Datatype: {OSU_TYPES.get(first.dtype, first.dtype)}."
+        yield f"{'# Size':<{_SIZE_WIDTH}}{unit:>{_VALUE_WIDTH}}"
+    else:
+        yield f"# {unit}"
+    yield from (line for row in rows for line in _osu_line(row))
+    yield from _missing(rows)
+    yield ""
+
+
+def _osu_line(row: Row) -> Iterator[str]:
+    """One size and its value; nothing for a row that has no value (MB = 1e6 bytes)."""
+    if OPERATIONS[row.operation].windowed:
+        value = None if row.algbw_GBps is None else 1e3 * row.algbw_GBps
+    else:
+        value = row.time_us if row.time_us_rank_mean is None else row.time_us_rank_mean
+    if value is None or row.status == "wrong":
+        return
+    if row.osu_bytes is None:
+        yield f"{value:17.2f}"
+    else:
+        yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
+
+
+# -------------------------------------------------------------------------------------------------------------
+
+STYLES: dict[str, Callable[[Sequence[Row]], str]] = {"nccl-tests": _nccl_tests, "osu": _osu, "csv": csv_text}

@@ -1,0 +1,20 @@
+"""A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
+
+from commbench.results.files import check_out
+from commbench.results.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
+from commbench.results.reading import Run, load_run, runs_in
+from commbench.results.writing import Store
+
+__all__ = [
+    "DDP",
+    "MODEL",
+    "PAIRS",
+    "PREDICTIONS",
+    "SAMPLES",
+    "SUMMARY",
+    "Run",
+    "Store",
+    "check_out",
+    "load_run",
+    "runs_in",
+]

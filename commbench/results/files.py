@@ -1,0 +1,191 @@
+"""The files of a run directory: names, lock, atomic writes; checks before a run starts or resumes there."""
+
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from commbench.errors import CommbenchError, InputError
+from collections.abc import Mapping
+from commbench.errors import InputError
+from commbench.results.reading import read_info
+
+
+RUN = "run.json"
+SAMPLES = "samples.jsonl"
+SUMMARY = "collectives.csv"
+OVERLAP = "overlap.csv"
+PAIRS = "pairs.csv"
+MODEL = "model.json"
+DDP = "ddp.csv"
+BUCKETS = "buckets.csv"
+PREDICTIONS = "predictions.csv"
+RECOMMENDATION = "recommendation.json"
+LOCK = ".lock"
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, RECOMMENDATION)
+#: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
+SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
+
+
+def take_lock(path: Path) -> int:
+    """Return a file descriptor that holds the lock of ``path`` for as long as it is open."""
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise InputError(f"--out {path} is in use by {holder}; wait for it or choose another --out.") from error
+    except OSError:
+        pass  # some cluster file systems have no locks: then nothing guards against two conductors
+    return descriptor
+
+
+def sign_lock(lock: int) -> None:
+    """Write into the lock who holds it, for whoever is refused."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping as it will be read back."""
+    decoded: dict[str, Any] = json.loads(encode(value))
+    return decoded
+
+
+def encode(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON, with numpy's numbers as Python's; on one line unless ``indent`` is given."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, indent=indent, separators=separators, default=_plain)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+    """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+#: What to do about an error of the file system.
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written again"),
+}
+
+
+@contextlib.contextmanager
+def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or path} cannot be used ({error.strerror or error})"
+        hint = "choose another directory"
+        if error_class is not InputError:
+            hint = f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command resumes"
+        raise error_class(f"{what}; {hint}.") from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, however little the system takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def replace_file(file: Path, text: str, mode: int | None = None) -> None:
+    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between.
+
+    ``mode`` are its permissions, by default what the umask leaves.
+    """
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):  # what it holds of a full disk may be what others need
+            temporary.unlink()
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of new files survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot, and need not
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
+    """Check that a run can be started or resumed in ``path``, and write nothing; its records are not read yet.
+
+    Args:
+        path: the directory that ``--out`` names; it need not exist.
+        plan: the identity of the run that is asked for; None leaves it unchecked.
+
+    Raises:
+        InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer version, to a run with
+            another plan or to a running commbench.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if not path.is_dir():
+            _check_absent(path)
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"--out {path} cannot be written; choose another --out or change its permissions.")
+        elif (path / RUN).exists():
+            check_plan(path, read_info(path), plan)
+            _check_unlocked(path)
+        elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
+            raise InputError(
+                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose another --out."
+            )
+        else:
+            _check_unlocked(path)
+
+
+def _check_absent(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(f"--out {path} is not a directory; choose another --out.")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"--out {path} lies below {above}, which is not a directory; choose another --out.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
+
+
+def check_plan(path: Path, info: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+    """Refuse a run whose plan is not the one asked for, and name what differs; None asks for nothing."""
+    if plan is None:
+        return
+    kept, asked = info.get("plan") or {}, as_json(plan)
+    unlike = [name for name in sorted(kept.keys() | asked.keys()) if kept.get(name) != asked.get(name)]
+    if unlike:
+        if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
+            unlike.remove("cases_sha256")
+        listed = ", ".join(_difference(name, kept.get(name), asked.get(name)) for name in unlike)
+        raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
+
+
+def _difference(name: str, kept: object, asked: object) -> str:
+    """Name an entry, and its values where they are short enough to read."""
+    if name == "cases_sha256":
+        return "other cases, as many as here"
+    longest = 24
+    texts = [json.dumps(value) for value in (kept, asked)]
+    return name if max(map(len, texts)) > longest else f"{name} is {texts[0]} there and {texts[1]} here"
+
+
+def _check_unlocked(path: Path) -> None:
+    if (path / LOCK).exists():
+        os.close(take_lock(path))

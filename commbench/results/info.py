@@ -1,0 +1,250 @@
+"""What ``run.json`` holds, as far as reading a run uses it: the types that its entries must have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from commbench.errors import InputError
+from commbench.schema import Ranks, check_as
+
+
+class Gpu(TypedDict):
+    """A GPU of a host."""
+
+    name: str
+    driver_version: str | None
+
+
+class Port(TypedDict):
+    """A port of an RDMA device."""
+
+    device: str
+    port: str
+    rate: str | None
+    state: str | None
+
+
+class Interface(TypedDict):
+    """A network interface."""
+
+    name: str
+    speed_Mbps: float | None
+    mtu: int | None
+
+
+class MemoryNode(TypedDict):
+    """A NUMA node of a host's topology."""
+
+    node: int
+    cpus: str | None
+    memory_bytes: int | None
+
+
+class TopologyGpu(TypedDict):
+    """A GPU of a host's topology."""
+
+    name: str | None
+    numa_node: int | None
+
+
+class TopologyPort(TypedDict):
+    """An RDMA port of a host's topology."""
+
+    device: str
+    state: str | None
+    rate: str | None
+    numa_node: int | None
+
+
+class TopologyInterface(TypedDict):
+    """A network interface of a host's topology."""
+
+    name: str
+    state: str | None
+    speed_Mbps: float | None
+    numa_node: int | None
+    pci: str | None
+    emulated: bool
+
+
+class Links(TypedDict):
+    """Of each pair of devices the link between them."""
+
+    devices: Sequence[str]
+    matrix: Sequence[Sequence[str]]
+
+
+class PlacedRank(TypedDict):
+    """A rank and the NUMA nodes that it may run on."""
+
+    rank: Ranks
+    numa_nodes: Sequence[int]
+
+
+class _Topology(TypedDict):
+    """Of `Topology` what is always there."""
+
+    numa: Sequence[MemoryNode]
+    gpus: Sequence[TopologyGpu]
+    network: Sequence[TopologyInterface]
+    rdma: Sequence[TopologyPort]
+    links: Links
+
+
+class Topology(_Topology, total=False):
+    """What a host is made of."""
+
+    ranks: Sequence[PlacedRank]
+
+
+class Host(TypedDict, total=False):
+    """The conditions of a host; what is not stated is not judged."""
+
+    topology: Topology | None
+    governor: str | None
+    clock_source: str | None
+    machine: str | None
+    cpus_allowed: int | None
+    physical_cores: int | None
+    logical_cpus: int | None
+    cpu_quota: float | None
+    cpu_steal_ratio: float | None
+    timer_cost_s: float | None
+    load_average: Sequence[float] | None
+    virtualised: bool | None
+    superuser: bool | None
+    gpus: Sequence[Gpu]
+    rdma: Sequence[Port]
+    interfaces: Sequence[Interface]
+
+
+class Emulated(TypedDict, total=False):
+    """The conditions of an emulated cluster."""
+
+    rate: str | None
+    slow: Mapping[str, str] | None
+    uplink: str | None
+
+
+class Environment(TypedDict, total=False):
+    """The conditions of a run."""
+
+    hosts: Sequence[Host]
+    versions: Mapping[str, str | None]
+    variables: Mapping[str, str]
+    mpi_library: str | None
+    nccl_library: str | None
+    emulated: Emulated | None
+
+
+class _Rank(TypedDict):
+    """Of `Rank` what is always there."""
+
+    rank: Ranks
+    host: str
+
+
+class Rank(_Rank, total=False):
+    """A rank, its host and the CPUs that it may use."""
+
+    cpus: Sequence[int] | None
+
+
+class Launch(TypedDict, total=False):
+    """A launch, where its time went, and how it ended."""
+
+    stage: str
+    seconds: float
+    startup_s: float
+    measuring_s: float
+    other_s: float
+    status: str
+    reason: str
+    launch: int
+    culprit: Mapping[str, Any] | None
+
+
+class Output(TypedDict):
+    """An output of another tool that was imported."""
+
+    file: str
+    sha256: str
+    tool: str
+    version: str
+
+
+class Energy(TypedDict):
+    """What was counted of the energy, and why not more; see `commbench.engine.energy.RunMeter.facts`."""
+
+    counted: Sequence[str]
+    missing: Mapping[str, str]
+
+
+class Info(Environment, total=False):
+    """The entries of ``run.json`` that are read; there may be others. Conditions may stand at the top."""
+
+    schema: int
+    run_id: str
+    status: str
+    started: str | None
+    imported_at: str | None
+    reason: str
+    seed: int | None
+    plan: Mapping[str, Any]
+    relative_half_width: float | None
+    tick_us: float | None
+    world_size: Ranks | None
+    nodes: Ranks | None
+    ranks_per_node: Ranks | None
+    ranks_per_gpu: Ranks | None
+    nccl_settings: Mapping[str, str]
+    ranks: Sequence[Rank]
+    environment: Environment
+    libraries: Mapping[str, str]
+    mpi_init_s: float | None
+    mpi_takes_gpu_memory: bool | None
+    energy: Energy
+    oversubscribed: bool
+    launches: Sequence[Launch]
+    imported: Sequence[Output]
+    argv: Sequence[str]
+    left_out: Sequence[str]
+    same_layout: Mapping[str, str]
+    layouts: Mapping[str, Sequence[int]]
+    batches: Sequence[int]
+    candidates: Sequence[str]
+    facts: Mapping[str, Any]
+    first_look: int | None
+    exhaustive_cases: int | None
+    exhaustive_launches: int | None
+    max_loss_increase: float | None
+    max_accuracy_loss: float | None
+
+
+def check_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``run.json``, each of the type that reading expects; unknown entries as they are.
+
+    Raises:
+        InputError: one is of another type.
+    """
+    checked: dict[str, Any] = check_as(Info, dict(info))
+    ranks = [entry["rank"] for entry in checked.get("ranks", ())]
+    if len(set(ranks)) < len(ranks):
+        raise InputError("ranks names a rank twice")
+    for host in checked.get("environment", {}).get("hosts", ()):
+        _check_topology(host.get("topology"))
+    return checked
+
+
+def _check_topology(topology: Topology | None) -> None:
+    """Raise `InputError` where the parts of a topology do not fit each other."""
+    if not topology:
+        return
+    devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
+    if {len(devices)} != {len(matrix), *map(len, matrix)}:
+        raise InputError("topology.links.matrix does not have a line and a column for each device")
+    for node in topology["numa"]:
+        if not re.fullmatch(r"(\d{1,6}(-\d{1,6})?,?)*", node["cpus"] or ""):
+            raise InputError(f"topology.numa.cpus must be a list such as 0-3,8, and is {node['cpus']!r:.40}")

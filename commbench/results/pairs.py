@@ -1,0 +1,270 @@
+"""The lines of ``pairs.csv``: every ordered pair of ranks of a matrix, summarised over launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench import stats
+from commbench.collectives.cases import Case
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.records import FLAGS, SCHEMA, PairTable, Record
+from commbench.results.summary import MANY_LAUNCHES, condition_flags, ordered, records_by_case
+from commbench.units import algbw_GBps
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+#: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
+_SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
+_TEXTS = ("device", "library", "transport", "sync", "loop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRow:
+    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches. None is an empty cell."""
+
+    schema: int = SCHEMA
+    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
+    backend: str = field(default="", metadata={"about": "as in collectives.csv"})
+    device: str = field(default="", metadata={"about": "as in collectives.csv"})
+    library: str = field(default="", metadata={"about": "as in collectives.csv"})
+    transport: str = field(default="", metadata={"about": "as in collectives.csv"})
+    operation: str = field(default="", metadata={"about": "what was timed between the two"})
+    source: int | None = field(default=None, metadata={"about": "rank that sends, or sends first"})
+    target: int | None = field(default=None, metadata={"about": "rank that receives"})
+    source_host: str = field(default="", metadata={"about": "host of the source"})
+    target_host: str = field(default="", metadata={"about": "host of the target"})
+    dtype: str | None = field(default=None, metadata={"about": "element type"})
+    message_bytes: int | None = field(default=None, metadata={"about": "as in collectives.csv"})
+    window: int | None = field(default=None, metadata={"about": "messages in flight"})
+    sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
+    loop: str = field(default="", metadata={"about": "native, python or event"})
+    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
+    repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
+    time_us: float | None = field(default=None, metadata={"about": "median over launches of the launch's median"})
+    time_us_ci_low: float | None = field(
+        default=None, metadata={"about": "95 % confidence interval of time_us over launches, low end; empty for one"}
+    )
+    time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+    time_us_p95: float | None = field(default=None, metadata={"about": "median over launches of the launch's p95"})
+    algbw_GBps: float | None = field(  # noqa: N815 - a unit
+        default=None, metadata={"about": "bytes of one operation over time_us, GB = 1e9 bytes"}
+    )
+    ratio_to_typical: float | None = field(
+        default=None, metadata={"about": "time_us over the median pair's: of those within hosts, or between hosts"}
+    )
+    wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
+    status: str = field(default="ok", metadata={"about": "ok or wrong"})
+    reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
+    flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
+
+
+PAIR_COLUMNS = tuple(f.name for f in dataclasses.fields(PairRow))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One case of the pattern ``matrix`` over all its launches, as arrays: a matrix of 1,000 ranks has 999,000 pairs.
+
+    ``source`` and ``target`` have shape (pairs,), times (launches, pairs); NaN where a launch lacks a pair.
+    """
+
+    case: Case
+    records: Sequence[Record]
+    """Of each launch that measured any pair."""
+    hosts: Sequence[str]
+    """Of each rank; empty texts where they are not known."""
+    source: Integers
+    target: Integers
+    times_us: Floats
+    p95_us: Floats
+    repetitions: Integers
+    """Of each pair, all launches together."""
+    wrong: Floats
+    """Of each pair, all launches together; NaN where nothing could be verified."""
+
+    @cached_property
+    def time_us(self) -> Floats:
+        """Each pair's median over launches, (pairs,)."""
+        return _median(self.times_us)
+
+    @cached_property
+    def is_inter(self) -> NDArray[np.bool_]:
+        """Whether a pair lies on two hosts, (pairs,)."""
+        _, host = np.unique(np.asarray(self.hosts), return_inverse=True)
+        return np.asarray(host[self.source] != host[self.target])
+
+    @cached_property
+    def is_sound(self) -> NDArray[np.bool_]:
+        """Whether no wrong data was found, (pairs,)."""
+        return ~(self.wrong > 0)
+
+    @cached_property
+    def untimed(self) -> int:
+        """Ordered pairs that no launch could time, because none of their repetitions began on time."""
+        return len(self.hosts) * (len(self.hosts) - 1) - len(self.source)
+
+    def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
+        """The bandwidth of an operation that takes ``time_us``."""
+        return algbw_GBps(OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us)
+
+    @cached_property
+    def ratio_to_typical(self) -> Floats:
+        """Each pair's time over that of the median pair of its kind, NaN for wrong data, (pairs,).
+
+        The median pair is one that there is, of an even number the faster of the two in the middle: where half of the
+        pairs are slow, what lies between both halves is the time of none.
+        """
+        ratios = np.full(len(self.source), np.nan)
+        for kind in (self.is_inter, ~self.is_inter):
+            chosen = kind & self.is_sound
+            if chosen.any():
+                ratios[chosen] = self.time_us[chosen] / np.quantile(self.time_us[chosen], 0.5, method="lower")
+        return ratios
+
+
+def matrices(records: Iterable[Record], info: Mapping[str, Any]) -> list[Matrix]:
+    """The matrices of a run, in the order of operations, sizes and backends.
+
+    Args:
+        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
+        info: as ``run.json`` holds it; ``ranks`` says on which host each rank is.
+    """
+    by_case = records_by_case(record for record in records if record.case.pattern == "matrix")
+    with_pairs = ([r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}] for of_case in by_case.values())
+    return sorted((_matrix(measured, info) for measured in with_pairs if measured), key=lambda m: _order(m.case))
+
+
+def _order(case: Case) -> tuple[Any, ...]:
+    return list(OPERATIONS).index(case.operation), case.dtype or "", case.message_bytes, case.backend, case.key
+
+
+def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
+    columns = [PairTable.of(record.pairs).columns for record in records]
+    highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
+    ranks = max(1 + highest, *(record.group_size for record in records))
+    codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
+    pairs = np.unique(np.concatenate(codes))
+    times, p95, repetitions, wrong = np.full((4, len(records), len(pairs)), np.nan)
+    for launch, (code, column) in enumerate(zip(codes, columns, strict=True)):
+        place = np.searchsorted(pairs, code)
+        times[launch, place], p95[launch, place] = column["time_us"], column["time_us_p95"]
+        repetitions[launch, place], wrong[launch, place] = column["repetitions"], column["wrong"]
+    return Matrix(
+        case=records[-1].case,
+        records=records,
+        hosts=hosts_of(info, ranks),
+        source=pairs // ranks,
+        target=pairs % ranks,
+        times_us=times,
+        p95_us=p95,
+        repetitions=np.nansum(repetitions, axis=0).astype(np.int64),
+        wrong=np.where(np.isfinite(wrong).any(axis=0), np.nansum(wrong, axis=0), np.nan),
+    )
+
+
+def hosts_of(info: Mapping[str, Any], ranks: int) -> list[str]:
+    """The host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
+    known = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
+    return [known.get(rank, "") for rank in range(ranks)]
+
+
+def _median(values: Floats) -> Floats:
+    """The median over launches, of what there is."""
+    if np.isfinite(values).all():
+        return np.asarray(np.median(values, axis=0))
+    return np.asarray(np.nanmedian(values, axis=0))
+
+
+# ---------------------------------------------------------------------------------------------------------- rows
+
+
+def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
+    """The columns of ``pairs.csv`` for one matrix, in their order, each with one value a pair."""
+    low, high = stats.launch_intervals(matrix.times_us)
+    hosts = np.array(matrix.hosts, dtype=object)
+    launches = np.isfinite(matrix.times_us).sum(axis=0)
+    last, texts = matrix.records[-1], {name: _joined(matrix.records, name) for name in _TEXTS}
+    shared: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run_id": str(info.get("run_id", "")),
+        "backend": matrix.case.backend,
+        "operation": matrix.case.operation,
+        "dtype": matrix.case.dtype,
+        "message_bytes": matrix.case.message_bytes,
+        "window": last.window,
+        "reason": "",
+        **texts,
+    }
+    each: dict[str, Iterable[Any]] = {
+        "source": matrix.source.tolist(),
+        "target": matrix.target.tolist(),
+        "source_host": hosts[matrix.source].tolist(),
+        "target_host": hosts[matrix.target].tolist(),
+        "launches": launches.tolist(),
+        "repetitions": matrix.repetitions.tolist(),
+        "time_us": _plain(matrix.time_us),
+        "time_us_ci_low": _plain(low),
+        "time_us_ci_high": _plain(high),
+        "time_us_p95": _plain(_median(matrix.p95_us)),
+        "algbw_GBps": _plain(np.where(matrix.is_sound, matrix.rate_GBps(matrix.time_us), np.nan)),
+        "ratio_to_typical": _plain(matrix.ratio_to_typical),
+        "wrong": [None if np.isnan(count) else int(count) for count in matrix.wrong],
+        "status": np.where(matrix.is_sound, "ok", "wrong").tolist(),
+        "reason": ["" if sound else "the data differs from the known answer" for sound in matrix.is_sound],
+        "flags": _flags(matrix, launches, info),
+    }
+    return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}
+
+
+def pair_rows(matrix: Matrix, info: Mapping[str, Any], *, most: int | None = None) -> list[PairRow]:
+    """The lines of ``pairs.csv`` for one matrix, by source and target.
+
+    Args:
+        matrix: measured.
+        info: as ``run.json`` holds it.
+        most: at most so many, those that are slowest beside the typical pair of their kind, these first.
+    """
+    columns = pair_columns(matrix, info)
+    lines: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True)
+    if most is not None:
+        slowest = np.argsort(-np.nan_to_num(matrix.ratio_to_typical, nan=np.inf), kind="stable")[:most]
+        kept = dict.fromkeys(slowest.tolist())
+        found = {place: line for place, line in enumerate(lines) if place in kept}
+        lines = (found[place] for place in kept)
+    return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
+
+
+def _joined(records: Iterable[Record], name: str) -> str:
+    """A text of the records; those that differ between launches are all named."""
+    return " | ".join(dict.fromkeys(str(getattr(r, name)) for r in records if getattr(r, name)))
+
+
+def _plain(values: Floats) -> list[float | None]:
+    """Numbers as Python's; None for NaN."""
+    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN alone differs
+
+
+def _flags(matrix: Matrix, launches: Integers, info: Mapping[str, Any]) -> list[str]:
+    """The doubts about each pair: those of its launches, and how many there are."""
+    shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
+    shared |= condition_flags(matrix.case.backend, info)
+    by_count = {
+        count: ";".join(ordered(shared | _few(count), FLAGS)) for count in np.unique(launches).astype(int).tolist()
+    }
+    return [by_count[count] for count in launches.tolist()]
+
+
+def _few(launches: int) -> set[str]:
+    """What is doubtful about so many launches, as in ``collectives.csv``."""
+    if launches == 1:
+        return {"one_launch"}
+    return {"few_launches"} if launches < MANY_LAUNCHES else set()

@@ -1,0 +1,236 @@
+"""A run as read from its directory, with every table made from its records when it is asked for."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from commbench.system.process import without_collector
+from commbench.errors import InputError
+from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
+from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows
+from commbench.tuner.accuracy import PredictionRow, prediction_rows
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
+from commbench.analysis.scaling import Growth, growths, whole_rows
+from commbench.results.sharing import of_interconnect
+from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
+from commbench.results.info import check_info
+from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
+from commbench.analysis.stragglers import Findings, find_suspects
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.recommendation import Recommendation
+from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
+from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as read from its directory."""
+
+    path: Path
+    info: Mapping[str, Any]
+    """What ``run.json`` holds."""
+    records: tuple[Record, ...]
+    """What ``samples.jsonl`` holds of collectives, in the order of writing."""
+    training_records: tuple[TrainingRecord, ...] = ()
+    """What it holds of training, likewise."""
+    recommendation: Mapping[str, Any] | None = None
+    """What ``recommendation.json`` holds; None where nothing was concluded."""
+    alias: str = ""
+    """What to call it beside others where that is not the name of its directory."""
+
+    @cached_property
+    def name(self) -> str:
+        """What to call it."""
+        return self.alias or self.path.resolve().name
+
+    @cached_property
+    def overlaps(self) -> list[OverlapRow]:
+        """The lines of ``overlap.csv``; empty without non-blocking collectives."""
+        return overlap_rows(self.records, self.info)
+
+    @cached_property
+    def training_rows(self) -> list[TrainingRow]:
+        """The lines of ``ddp.csv``; empty where nothing was trained."""
+        return list(self.keyed_training_rows.values())
+
+    @cached_property
+    def keyed_training_rows(self) -> dict[TrainingCase, TrainingRow]:
+        """The same by what they are of."""
+        return keyed_training_rows(self.training_records, self.info)
+
+    @cached_property
+    def energy_of(self) -> dict[Row | TrainingRow, str]:
+        """What the energy of each row counts, of those that have one; see `commbench.engine.records.Record.energy_of`."""
+        collectives = energy_kinds(self.records)
+        training = training_energy_kinds(self.training_records, self.info)
+        return {self.keyed_rows[key]: kinds for key, kinds in collectives.items()} | {
+            row: training[case] for case, row in self.keyed_training_rows.items() if case in training
+        }
+
+    @cached_property
+    def bucket_rows(self) -> list[BucketRow]:
+        """The lines of ``buckets.csv``; empty where nothing was trained."""
+        return bucket_rows(self.training_records, self.info)
+
+    @cached_property
+    def prediction_rows(self) -> list[PredictionRow]:
+        """The lines of ``predictions.csv``; empty where nothing was tuned."""
+        return prediction_rows(self.records, self.training_records, self.info)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of ``collectives.csv``, made from the records."""
+        return list(self.keyed_rows.values())
+
+    @cached_property
+    def whole_rows(self) -> list[Row]:
+        """Those of cases in which all ranks take part."""
+        return whole_rows(self.records, self.keyed_rows)
+
+    @cached_property
+    def growths(self) -> list[Growth]:
+        """What a scaling study says; empty of a run that is none."""
+        return growths(self.records, self.info)
+
+    @cached_property
+    def keyed_rows(self) -> dict[RowKey, Row]:
+        """The rows of ``collectives.csv`` by what they are of."""
+        return keyed_rows(self.records, self.info)
+
+    @cached_property
+    def matrices(self) -> list[Matrix]:
+        """What was measured of pairs of ranks; empty without the pattern ``matrix``."""
+        return matrices(self.records, self.info)
+
+    @cached_property
+    def pair_rows(self) -> list[PairRow]:
+        """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
+        return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
+
+    @cached_property
+    def model(self) -> NetworkModel:
+        """What ``model.json`` holds, fitted to the records; without curves where too few sizes were measured.
+
+        What ranks did that share a GPU tells nothing of a network.
+        """
+        return NetworkModel.fit(of_interconnect(self.records, self.info))
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Which hosts, ranks and links are slower than their peers."""
+        return find_suspects(self.matrices, self.records, self.info)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read the run in the directory ``path``, finished or not; nothing is locked or written.
+
+    Raises:
+        InputError: there is no run of commbench, a newer version wrote it, or a line of it is damaged.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if not path.exists():
+            raise InputError(f"There is no {path}; give the directory that --out named.")
+        if not path.is_dir():
+            raise InputError(f"{path} is not a directory; give the directory that --out named.")
+        if not (path / RUN).exists():
+            raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
+        records, _ = read_samples(path)
+        return Run(
+            path=path,
+            info=read_info(path),
+            records=collective_records(records),
+            training_records=training_records(records),
+            recommendation=_read_recommendation(path),
+        )
+
+
+def runs_in(path: str | Path) -> list[Path]:
+    """Return the run's own directory, or of a folder of runs those of all, by name; nothing is read.
+
+    What is neither is returned as it is, for `load_run` to say so.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if (path / RUN).exists() or not path.is_dir():
+            return [path]
+        return sorted(run.parent for run in path.glob(f"*/{RUN}")) or [path]
+
+
+def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
+    text = file.read_bytes()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "is empty" if not text.strip() else f"is not JSON ({error})"
+        raise InputError(f"{file} {what}; {_remedy(file)}.") from error
+
+
+def _remedy(file: Path) -> str:
+    """What to do about a file that cannot be read."""
+    if file.name != RUN or not (file.parent / SAMPLES).exists():
+        return "restore it or choose another directory"
+    return (
+        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {SAMPLES} beside it holds, without the '
+        "conditions"
+    )
+
+
+def _read_recommendation(path: Path) -> dict[str, Any] | None:
+    """What ``recommendation.json`` holds, if it can be rebuilt."""
+    file = path / RECOMMENDATION
+    if not os.path.lexists(file):
+        return None
+    conclusion = _read_json(file)
+    try:
+        Recommendation.from_json(conclusion)
+    except InputError as error:
+        raise InputError(f"{file} cannot be used: {error}") from error
+    return dict(conclusion)
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """Return what ``run.json`` holds, if this version knows its schema and can use its entries."""
+    file = path / RUN
+    info = _read_json(file)
+    if not isinstance(info, dict) or type(info.get("schema")) is not int:
+        raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
+    if info["schema"] > SCHEMA:
+        raise InputError(
+            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update commbench or choose "
+            "another directory."
+        )
+    try:
+        return check_info(info)
+    except InputError as error:
+        raise InputError(f"{file} cannot be used ({error}); {_remedy(file)}.") from error
+
+
+def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
+    """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
+    file = path / SAMPLES
+    records: list[AnyRecord] = []
+    sound = 0
+    if not os.path.lexists(file):
+        return records, sound
+    size = file.stat().st_size
+    with file.open("rb") as stream, without_collector():
+        for number, line in enumerate(stream, start=1):
+            is_last = sound + len(line) >= size
+            if not line.endswith(b"\n"):
+                break
+            try:
+                records.append(read_record(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                if is_last:
+                    break  # a crash can leave the length of a line without its content
+                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+            except InputError as error:
+                raise InputError(f"{file} line {number} cannot be used: {error}") from error
+            sound += len(line)
+    return records, sound

@@ -1,0 +1,305 @@
+"""What a training run concludes: a `Recommendation`, as a file and as a paragraph for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from commbench.errors import InputError
+from commbench.schema import Diverging, read_as
+from commbench.engine.records import SCHEMA
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.units import counted
+
+Verdict = Literal["change", "keep", "inconclusive"]
+Bounds = tuple[float, float]
+#: So many settings that were left out are named in a sentence.
+NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A setting in the words of ``ddp.csv``, and how fast it trained."""
+
+    bucket_cap_mb: str
+    hook: str
+    density: float | None
+    precision: str
+    accumulation: int
+    hook_options: str = ""
+    bucket_view: bool = False
+    static_graph: bool = False
+    step_ms: float | None = None
+    """Median over launches of the median step."""
+    speedup: float | None = None
+    """Time per sample of the baseline over its own, in the fresh launches; None where there were none."""
+    speedup_ci: Bounds | None = None
+    """Its 95 % interval, or of the recommendation's ``level``."""
+
+    @property
+    def case(self) -> TrainingCase:
+        """The setting as that of a case, of no workload in particular."""
+        return TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
+
+    @property
+    def name(self) -> str:
+        """The setting for people."""
+        case = self.case
+        cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
+        words = [cap if self.hook == "none" else f"{case.hook_name} with {cap}"]
+        words += [] if self.precision == "fp32" else [self.precision]
+        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
+        words += ["bucket views"] if self.bucket_view else []
+        words += ["static graph"] if self.static_graph else []
+        return ", ".join(words)
+
+    @property
+    def gain(self) -> str:
+        """The speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
+        if self.speedup is None:
+            return "not measured again"
+        interval = f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
+        return f"{self.speedup:.3f} times as fast as the default{interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A figure of the best setting against the baseline's, paired by launch."""
+
+    baseline: Diverging
+    """Median over launches."""
+    best: Diverging
+    difference: Diverging
+    """Median over launches of the best's minus the baseline's."""
+    difference_ci: tuple[Diverging, Diverging] | None = None
+    """Its 95 % interval; None below 6 launches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the best setting does to learning."""
+
+    steps: int
+    """How many steps both made, at least."""
+    loss_equal_steps: Difference
+    """Training loss after the same number of steps."""
+    loss_equal_time: Difference
+    """Training loss when the first of the confirmed settings was through."""
+    metric_name: str = ""
+    metric: Difference | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How a tuning came to its choice; the default is not counted."""
+
+    settings: int
+    """All that were considered."""
+    afresh: int
+    """Measured in fresh launches."""
+    in_rounds: int
+    """Measured in rounds only."""
+    predicted: int
+    """Judged by prediction."""
+    speedup_error: float | None = None
+    """Median absolute error of predicted speedups at held-out settings, as a share; None where none is known."""
+    held_out: int = 0
+    """Settings that were measured in rounds and that predictions were not fitted to."""
+
+    @property
+    def sentence(self) -> str:
+        """It for people."""
+        error = "of unknown error"
+        if self.speedup_error is not None:
+            held = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
+            error = f"median error {100 * self.speedup_error:.1f} % at {held}"
+        return (
+            f"Of {counted(self.settings, 'alternative')} {self.afresh} {'was' if self.afresh == 1 else 'were'} "
+            f"measured in fresh launches, {self.in_rounds} in rounds only, and {self.predicted} judged by prediction "
+            f"({error})."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What ``recommendation.json`` holds: whether another setting than DDP's default is worth it."""
+
+    workload: str
+    world_size: int
+    backend: str = ""
+    batch_per_rank: int | None = None
+    baseline: Choice
+    best: Choice
+    """The fastest of those measured in fresh launches, which is the baseline where no other was faster."""
+    best_uncompressed: Choice
+    """The fastest of those whose gradients are sent as they are."""
+    speedup: float | None
+    """Of ``best`` over ``baseline``, from fresh launches only."""
+    speedup_ci: Bounds | None
+    """Its interval over launches, like all others of the level ``level``."""
+    verdict: Verdict
+    """``change``: the interval lies above the margin of 2 %; ``keep``: that of no alternative in fresh launches
+    reaches above it."""
+    reason: str
+    """One sentence: what was compared, how much it gained, how sure that is."""
+    snippet: str
+    """What to paste."""
+    measured_steps: int
+    """Optimiser steps that were made with DDP, in all stages, early steps included."""
+    exhaustive_steps: int
+    """Steps of a full sweep: see `commbench.tuner.effort.exhaustive_steps`."""
+    level: float = 0.95
+    """Of the intervals: higher where there are several alternatives, or launches that were added after a first look."""
+    launches: int = 0
+    """Fresh launches behind the verdict."""
+    alternatives: tuple[Choice, ...] = ()
+    """All settings that were measured again beside the baseline, the fastest first."""
+    cost: Cost | None = None
+    """Of ``best``; None where that is the baseline or the workload has no loss."""
+    doubts: tuple[str, ...] = ()
+    """Each a clause."""
+    max_accuracy_loss: float | None = None
+    """What a setting that alters learning may lose; None: that was not judged."""
+    too_costly: tuple[str, ...] = ()
+    """Settings that may lose more, each with the reason."""
+    search: Search | None = None
+    """How a tuning came to it; None for a sweep, which measures all."""
+    surer: str = ""
+    """A sentence on what would decide; empty where it is decided, or nothing can be told."""
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether the default trained: else there was nothing to compare with, and nothing can be recommended."""
+        return self.baseline.step_ms is not None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any setting was compared with the default in fresh launches: else nothing is recommended yet."""
+        return self.launches > 0 or self.verdict != "inconclusive"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``recommendation.json`` holds, with a paragraph for people."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
+        """Rebuild what `to_json` gave; fields that this version does not know are ignored.
+
+        Raises:
+            InputError: it is something else.
+        """
+        try:
+            found = read_as(cls, data)
+            for choice in (found.baseline, found.best, found.best_uncompressed, *found.alternatives):
+                choice.case.checked()
+        except InputError as error:
+            raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
+        return found
+
+
+def headline(found: Recommendation) -> str:
+    """What to do, in one sentence."""
+    if not found.has_baseline:
+        return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
+    said = {
+        "change": f"change to {found.best.name}",
+        "keep": "keep the default",
+        "inconclusive": "keep the default for now",
+    }
+    return f"{found.workload} on {found.world_size} ranks: {said[found.verdict]}."
+
+
+def paragraph(recommendation: Recommendation) -> str:
+    """What was found, for people: the best without compression, the best with it, its cost, and doubts."""
+    found = recommendation
+    sentences = [f"{headline(found)} {found.reason}"]
+    plain, best = found.best_uncompressed, found.best
+    if _is_compressed(best):
+        sentences.append(_without_compression(plain, found.baseline))
+    if cost := learning_cost(found):
+        sentences.append(cost)
+    if best.accumulation != found.baseline.accumulation:
+        sentences.append(
+            "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
+        )
+    if found.max_accuracy_loss is not None:
+        sentences.append(_accuracy_sentence(found))
+    if found.search is not None:
+        sentences.append(found.search.sentence)
+    if found.surer:
+        sentences.append(found.surer)
+    if doubts := doubts_sentence(found):
+        sentences.append(doubts)
+    return " ".join(sentences)
+
+
+def learning_cost(found: Recommendation) -> str:
+    """What the best setting does to learning, or that this was not measured; empty where it alters none."""
+    if not alters_learning(found.best, found.baseline):
+        return ""
+    if found.cost is None:
+        return "What this does to learning was not measured: the workload has no loss."
+    return _cost_sentence(found.cost, found.best)
+
+
+def doubts_sentence(found: Recommendation) -> str:
+    """What makes it doubtful, in one sentence; empty where nothing does."""
+    return f"Doubts: {'; '.join(found.doubts)}." if found.doubts else ""
+
+
+def _without_compression(plain: Choice, baseline: Choice) -> str:
+    if setting_of(plain) == setting_of(baseline):
+        return "Without compression nothing faster than the default was found."
+    return f"Without compression the fastest is {plain.name}, {plain.gain}."
+
+
+def _cost_sentence(cost: Cost, best: Choice) -> str:
+    steps, time = cost.loss_equal_steps, cost.loss_equal_time
+    text = (
+        f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
+        f"(paired by launch: {_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} "
+        f"(paired: {_signed(time)})"
+    )
+    if cost.metric is not None:
+        metric = cost.metric
+        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
+    if time.difference >= 0:
+        text += f"; in equal time {best.name} learnt no more than the default"
+    return f"{text}; so few steps do not show what a whole training loses."
+
+
+def _accuracy_sentence(found: Recommendation) -> str:
+    """What --max-accuracy-loss did."""
+    allowed = f"no more than {found.max_accuracy_loss:g} of accuracy may be lost"
+    if not found.too_costly:
+        return f"As asked, {allowed}; nothing was left out for that."
+    more = len(found.too_costly) - NAMED
+    names = "; ".join(found.too_costly[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    return f"Left out, as {allowed}: {names}."
+
+
+def _signed(difference: Difference) -> str:
+    """The median of launches' differences, which is not the difference of the medians, and may have the other sign."""
+    ends = difference.difference_ci
+    interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
+    return f"{difference.difference:+.2g}{interval}"
+
+
+def _is_compressed(choice: Choice) -> bool:
+    return choice.hook != "none"
+
+
+def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
+    """Whether it changes gradients or their number: another bucket size does not."""
+    names = ("hook", "precision", "accumulation")
+    return any(getattr(choice, name) != getattr(baseline, name) for name in names)
+
+
+_SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)
+
+
+def setting_of(of: TrainingCase | Choice) -> dict[str, Any]:
+    """The fields that make a setting."""
+    return {name: getattr(of, name) for name in _SETTING}

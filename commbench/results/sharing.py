@@ -1,0 +1,37 @@
+"""Ranks that take turns on a GPU: where they do, and what then is no measure of an interconnect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from commbench.collectives.cases import GPU_BACKENDS
+from commbench.engine.records import Record
+
+
+class Placed(Protocol):
+    """A row of any table that says where its ranks were."""
+
+    @property
+    def ranks_per_gpu(self) -> int | None:
+        """The most ranks on one GPU; None where none was used."""
+
+
+def ranks_per_gpu(backend: str, info: Mapping[str, Any]) -> int | None:
+    """The most ranks on one GPU, as ``run.json`` has it; None of a backend whose buffers are not in GPU memory."""
+    return info.get("ranks_per_gpu") if backend in GPU_BACKENDS else None
+
+
+def shares_gpu(backend: str, info: Mapping[str, Any]) -> bool:
+    """Whether ranks of a backend took turns on a GPU."""
+    return (ranks_per_gpu(backend, info) or 0) > 1
+
+
+def measures_interconnect(row: Placed) -> bool:
+    """Whether a row is about what joins the ranks: those that take turns on a GPU wait for time slices, and use TCP."""
+    return (row.ranks_per_gpu or 0) <= 1
+
+
+def of_interconnect(records: Iterable[Record], info: Mapping[str, Any]) -> list[Record]:
+    """The records whose rows `measures_interconnect` holds for."""
+    return [record for record in records if not shares_gpu(record.case.backend, info)]

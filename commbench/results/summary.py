@@ -1,0 +1,440 @@
+"""The summary of a run: records of several launches become the rows of ``collectives.csv``."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from commbench import stats
+from commbench.collectives.algorithms import AUTO
+from commbench.collectives.composed import arranged
+from commbench.collectives.cases import Case
+from commbench.collectives.operations import OPERATIONS
+from commbench.system.process import without_collector
+from commbench.collectives.patterns import pattern_order
+from commbench.engine.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.results.sharing import ranks_per_gpu, shares_gpu
+from commbench.units import algbw_GBps
+
+#: From so many launches on, the interval over them assumes no distribution.
+MANY_LAUNCHES = 6
+#: Share of the time above which our own cost is a doubt.
+HARNESS_SHARE = 0.05
+#: A half width of so many clock ticks is as narrow as the clock allows.
+TICKS = 2
+DEFAULT_TICK_US = 0.01
+#: A group is not called the slowest for so small a share of the median group's time.
+SLOWEST_MARGIN = 0.02
+
+RowKey = tuple[str, str]
+"""The key of a row's case, and its group where the case's pattern makes groups, else nothing."""
+
+#: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
+_SHARED_COLUMNS = (
+    *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
+    *("message_bytes", "osu_bytes"),
+)
+#: Flags that are judged anew for the row; the others are kept from the records.
+_JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
+#: Flags of a record that are about its times, so that those of a group stand in their place.
+_TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
+_PLACES = {name: place for place, name in enumerate(OPERATIONS)}
+#: What a group's times have in common with a record.
+_GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_bytes", "flags"}
+
+
+class _Keyed(Protocol):
+    """A case of any kind."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it within a run."""
+
+
+class Launched(Protocol):
+    """The record of a case of any kind in one launch."""
+
+    @property
+    def case(self) -> _Keyed:
+        """What was measured."""
+
+    @property
+    def launch(self) -> int:
+        """In which launch."""
+
+    @property
+    def status(self) -> str:
+        """How it ended, ``ok`` or otherwise."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence where it is not ok."""
+
+
+class Metered(Protocol):
+    """A record of any kind, as far as its energy goes."""
+
+    @property
+    def energy_J(self) -> float | None:  # noqa: N802 - a unit
+        """Joules."""
+
+    @property
+    def energy_of(self) -> str:
+        """What they count."""
+
+
+AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
+
+
+def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
+    """The last record of each (case key, launch), in the order of writing: a repeated case replaces its failure."""
+    found: dict[tuple[str, int], AnyLaunched] = {}
+    for record in records:
+        pair = (record.case.key, record.launch)
+        found.pop(pair, None)
+        found[pair] = record
+    return found
+
+
+def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
+    """The latest record of each launch of each case, by case key, in the order of writing."""
+    by_case: dict[str, list[AnyLaunched]] = {}
+    for record in latest(records).values():
+        by_case.setdefault(record.case.key, []).append(record)
+    return by_case
+
+
+def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
+    """What each row is made of: the latest record of each launch of each case, as its group alone saw it.
+
+    A launch that knows no groups, because it failed, counts for every group that another one knows.
+    """
+    found: dict[RowKey, list[Record]] = {}
+    for key, of_case in records_by_case(records).items():
+        groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
+        for group in groups or [""]:
+            found[key, group] = [seen for record in of_case for seen in _within(record, group)]
+    return found
+
+
+def _within(record: Record, group: str) -> list[Record]:
+    """The record as one of its groups alone saw it; nothing where that group was not there."""
+    if not record.groups:
+        return [record]
+    return [
+        dataclasses.replace(
+            record,
+            case=dataclasses.replace(record.case, message_bytes=times.message_bytes),
+            groups=(),
+            energy_J=None,  # that of all groups
+            energy_of="",
+            **{name: getattr(times, name) for name in _GROUP_FIELDS},
+            flags=(*(flag for flag in record.flags if flag not in _TIMED_DOUBTS), *times.flags),
+        )
+        for times in record.groups
+        if times.group == group
+    ]
+
+
+def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
+    """The median time in microseconds of each launch's record that was timed and ended as one of ``statuses``."""
+    return [stats.median(record.times_us) for record in _timed(records, statuses)]
+
+
+def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
+    """One row per case and group, by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
+
+    Args:
+        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
+        info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``, ``ranks_per_node``,
+            ``ranks_per_gpu``, ``relative_half_width`` (the budget's target), ``tick_us`` (the clock's resolution) and
+            ``emulated`` within ``environment``, each optional.
+    """
+    return list(keyed_rows(records, info).values())
+
+
+def keyed_rows(records: Iterable[Record], info: Mapping[str, Any]) -> dict[RowKey, Row]:
+    """As `summarise_run`, in the same order."""
+    with without_collector():
+        rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
+    for key in _slowest_groups(rows):
+        flags = {flag for flag in rows[key].flags.split(";") if flag} | {"slowest_group"}
+        rows[key] = dataclasses.replace(rows[key], flags=";".join(ordered(flags, FLAGS)))
+    return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
+
+
+def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
+    """The slowest group of each case where noise does not explain it.
+
+    Its whole interval lies above that of the median group, and its time beyond a margin. Of two equal groups in six
+    launches that takes all six medians of one above all six of the other: once in 462 cases. One launch proves nothing:
+    its interval does not know how launches differ.
+    """
+    timed: dict[str, list[tuple[float, RowKey]]] = {}
+    for key, row in rows.items():
+        if row.status == "ok" and row.time_us is not None and (row.launches or 0) > 1:
+            timed.setdefault(key[0], []).append((row.time_us, key))
+    found = []
+    for groups in timed.values():
+        middle, slowest = (rows[sorted(groups)[at][1]] for at in ((len(groups) - 1) // 2, -1))
+        low, high = slowest.time_us_ci_low, middle.time_us_ci_high
+        least_us = (1 + SLOWEST_MARGIN) * (middle.time_us or 0.0)
+        if low is not None and high is not None and low > max(high, least_us):
+            found.append(max(groups)[1])
+    return found
+
+
+def overlap_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[OverlapRow]:
+    """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
+    records = list(records)
+    if not any(record.overlap for record in records):
+        return []
+    by_case = records_by_case(records)
+    first: dict[str, Row] = {}
+    for (key, _), row in keyed_rows(records, info).items():
+        first.setdefault(key, row)
+    measured = ((row, [r.overlap for r in by_case[key] if r.overlap]) for key, row in first.items())
+    return [_overlap_row(row, overlaps) for row, overlaps in measured if overlaps]
+
+
+def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
+    shares = [overlap.percent for overlap in overlaps]
+    interval = stats.median_interval(shares)
+    return OverlapRow(
+        **{name: getattr(row, name) for name in _SHARED_COLUMNS},
+        launches=len(overlaps),
+        overall_us=stats.median([overlap.overall_us for overlap in overlaps]),
+        compute_us=stats.median([overlap.compute_us for overlap in overlaps]),
+        pure_us=stats.median([overlap.pure_us for overlap in overlaps]),
+        overlap_percent=stats.median(shares),
+        overlap_percent_ci_low=interval.low if interval else None,
+        overlap_percent_ci_high=interval.high if interval else None,
+    )
+
+
+def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:
+    status, reason = _outcome(records)
+    timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
+    fields = {
+        **_identity(records[-1].case, info),
+        **_conditions(timed or records),
+        **_timings(timed),
+        "wrong": _total(r.wrong for r in (timed or records)),
+        "status": status,
+        "reason": reason,
+    }
+    row = Row(**fields)
+    more = {"osu_bytes": _osu_bytes(row), "flags": ";".join(_flags(row, timed, info)), **_bandwidths(row)}
+    return Row(**fields, **more)
+
+
+def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
+    return [record for record in records if record.status in statuses and len(record.times_us)]
+
+
+def _outcome(records: Sequence[Record]) -> tuple[str, str]:
+    """Status and reason of a case: wrong if any launch is, else ok if any is and the latest did not fail."""
+    wrong = [record for record in records if record.status == "wrong"]
+    if wrong:
+        counted = (
+            f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of {len(records)} launches."
+        )
+        return "wrong", next((record.reason for record in wrong if record.reason), counted)
+    return last_outcome(records)
+
+
+def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
+    """Status and reason of a case without wrong data: ok if any launch is and the latest did not fail."""
+    last = records[-1]
+    if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
+        return last.status, last.reason
+    return "ok", ""
+
+
+def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and on how many ranks."""
+    return {
+        "run_id": str(info.get("run_id", "")),
+        "backend": case.backend,
+        "operation": case.operation,
+        "pattern": case.pattern,
+        "world_size": info.get("world_size"),
+        "nodes": info.get("nodes"),
+        "ranks_per_node": info.get("ranks_per_node"),
+        "ranks_per_gpu": ranks_per_gpu(case.backend, info),
+        "dtype": case.dtype,
+        "redop": case.redop,
+        "root": case.root,
+        "in_place": case.in_place,
+        "message_bytes": case.message_bytes if OPERATIONS[case.operation].moves_data else None,
+        "cadence": case.cadence,
+        "buffers": case.buffers,
+        "algorithm_requested": "" if case.algorithm == AUTO else case.algorithm,
+    }
+
+
+def _conditions(records: Sequence[Record]) -> dict[str, Any]:
+    """How it was done; texts that differ between launches are all named."""
+    last = records[-1]
+    texts = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
+    told = {name: {getattr(r, name): None for r in records} for name in texts}
+    return {name: " | ".join(filter(None, values)) for name, values in told.items()} | {
+        "group_size": last.group_size or None,
+        "batch": last.batch if len(last.times_us) else None,
+        "window": last.window if len(last.times_us) else None,
+    }
+
+
+def _timings(timed: Sequence[Record]) -> dict[str, Any]:
+    """The columns made of times; empty where nothing was timed."""
+    if not timed:
+        return {}
+    low, p25, p75, p95 = _quantiles(timed)
+    interval = _interval(timed)
+    return {
+        "launches": len(timed),
+        "repetitions": _total(_repetitions(r) for r in timed),
+        "late_discarded": _total(None if r.stated else r.late_discarded for r in timed),
+        "time_us": stats.median(launch_medians(timed, ("ok", "wrong"))),
+        "time_us_ci_low": interval.low if interval else None,
+        "time_us_ci_high": interval.high if interval else None,
+        "time_us_min": low,
+        "time_us_p25": p25,
+        "time_us_p75": p75,
+        "time_us_p95": p95,
+        "time_us_rank_mean": _median_of_medians(r.rank_mean_us for r in timed),
+        "skew_us": _median_of_medians(r.skew_us for r in timed),
+        "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
+        "energy_J": metered(timed)[0],
+    }
+
+
+def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
+    """The energy over launches, their median, and what it counts; nothing where launches count different things."""
+    known = [(record.energy_of, record.energy_J) for record in records if record.energy_J is not None]
+    kinds = {energy_of for energy_of, _ in known}
+    return (stats.median([joules for _, joules in known]), kinds.pop()) if len(kinds) == 1 else (None, "")
+
+
+def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
+    """What the energy of each row counts, of those that have one."""
+    records = list(records)
+    if all(record.energy_J is None for record in records):
+        return {}
+    told = {key: metered(of_row) for key, of_row in keyed_records(records).items()}
+    return {key: energy_of for key, (joules, energy_of) in told.items() if joules is not None}
+
+
+def _quantiles(timed: Sequence[Record]) -> list[float | None]:
+    """The minimum, the quartiles and p95: medians over launches, of another tool's times what it states."""
+    stated = [r.stated for r in timed if r.stated]
+    columns: Iterable[Sequence[float | None]]
+    if stated:
+        columns = ([getattr(one, f"{name}_us") for one in stated] for name in ("min", "p25", "p75", "p95"))
+    else:
+        columns = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return [stats.median(column) if len(column) == len(timed) else None for column in known]
+
+
+def _repetitions(record: Record) -> int | None:
+    """Valid repetitions, in a matrix of all pairs; there one that stands for both directions of a pair counts once."""
+    if record.stated:
+        return record.stated.repetitions
+    if not record.pairs:
+        return len(record.times_us)
+    directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
+    return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
+
+
+def _interval(timed: Sequence[Record]) -> stats.Interval | None:
+    """The 95 % interval over launches, within the launch where there is only one."""
+    if len(timed) == 1:
+        return None if timed[0].stated else stats.median_interval(timed[0].times_us)
+    return stats.launch_interval(launch_medians(timed, ("ok", "wrong")))
+
+
+def _osu_bytes(row: Row) -> int | None:
+    size = row.group_size or row.world_size
+    if row.message_bytes is None or not size:
+        return None
+    return OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
+
+
+def _bandwidths(row: Row) -> dict[str, Any]:
+    """Algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md); empty for a barrier and for wrong data."""
+    size = row.group_size or row.world_size
+    if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
+        return {}
+    operation = arranged(row.operation, row.pattern, size)
+    algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
+    return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
+
+
+def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[str]:
+    """The doubts about a row, in the order of `FLAGS`; unknown ones last."""
+    if not timed:
+        return []
+    seen = Counter(flag for record in timed if record.flags for flag in set(record.flags))
+    ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
+    judged = {
+        "ci_wide": is_wide(row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks),
+        "bimodal": 2 * seen["bimodal"] >= len(timed),
+        "unsteady": 2 * seen["unsteady"] >= len(timed),
+        "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
+    }
+    flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
+    flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
+    # one output of another tool cannot be measured again, and several have an interval
+    flags -= {"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"}
+    return ordered(flags, FLAGS)
+
+
+def condition_flags(backend: str, info: Mapping[str, Any]) -> set[str]:
+    """The doubts that follow from where the ranks of a backend were: on emulated hosts, or several on one GPU."""
+    emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    judged = {"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}
+    return {flag for flag, raised in judged.items() if raised}
+
+
+def launch_flags(medians: Sequence[float]) -> set[str]:
+    """The doubts that follow from the launches alone: how many there are, and how their medians lie."""
+    judged = {
+        "one_launch": len(medians) == 1,
+        "few_launches": 1 < len(medians) < MANY_LAUNCHES,
+        "bimodal_launches": stats.is_bimodal(medians),
+    }
+    return {flag for flag, raised in judged.items() if raised}
+
+
+def is_wide(
+    value: float | None, low: float | None, high: float | None, info: Mapping[str, Any], *, at_least: float = 0.0
+) -> bool:
+    """Whether an interval misses the budget's target and its half width is beyond what the clock could resolve."""
+    target = info.get("relative_half_width")
+    if target is None or value is None or low is None or high is None:
+        return False
+    return (high - low) / 2 > max(float(target) * value, at_least)
+
+
+def ordered(flags: set[str], known: Iterable[str]) -> list[str]:
+    """The flags in the order in which they are known, unknown ones last."""
+    names = list(known)
+    return [flag for flag in names if flag in flags] + sorted(flags.difference(names))
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    keys = (pattern_order(row.pattern), row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
+    return (_PLACES[row.operation], *((key is not None, key) for key in keys))
+
+
+def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
+    """The median over launches of the median over repetitions; None where no launch has any."""
+    medians = [stats.median(sample) for sample in samples if len(sample)]
+    return stats.median(medians) if medians else None
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

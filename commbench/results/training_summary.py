@@ -1,0 +1,360 @@
+"""The summary of training: records of several launches become the rows of ``ddp.csv`` and ``buckets.csv``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from commbench import stats
+from commbench.engine.records import FLAGS
+from commbench.results.sharing import ranks_per_gpu
+from commbench.stats import MARGIN
+from commbench.results.summary import condition_flags, is_wide, launch_flags, metered, ordered
+from commbench.ddp.plan.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
+from commbench.ddp.plan.records import TRAINING_FLAGS, Bucket, BucketRow, TrainingRecord, TrainingRow
+from commbench.results.trained import EqualLosses, Group, Trained, equal_losses, groups_of, median, median_known, paired_sample_ms, speedup_of, time_to_target_s, trained
+
+MB = 1e6
+#: Share by which sent bytes may differ from theory, and bytes of headers that each bucket may add.
+TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
+#: Share by which the baseline's blocks in a launch may differ.
+DRIFT = 0.1
+#: Timed steps below which a launch says little.
+FEWEST_STEPS = 3
+
+# ------------------------------------------------------------------------------------------------------- ddp.csv
+
+
+def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> list[TrainingRow]:
+    """One row per configuration of the sweep, in the order of `keyed_training_rows`."""
+    return list(keyed_training_rows(records, info).values())
+
+
+def keyed_training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, TrainingRow]:
+    """One row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
+
+    Args:
+        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts. Those of the
+            phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was swept, and those without
+            DDP give ``local_step_ms``.
+        info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
+            ``seed``, ``relative_half_width`` (the budget's target), ``oversubscribed``, ``emulated`` (also inside
+            ``environment``), ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
+            ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
+            it. Each is optional.
+    """
+    known = swept(records)
+    stand_ins = _stand_ins(info)
+    groups = groups_of(known)
+    baselines = {group: _baseline(members, stand_ins, known) for group, members in groups.items()}
+    verdicts = _verdicts(groups, baselines)
+    rows: dict[TrainingCase, TrainingRow] = {}
+    for group, members in groups.items():
+        losses = equal_losses(members)
+        doubts = {"drift"} if _drifted(baselines[group]) else set()
+        for one in members:
+            row = _row(one, known.get(one.case.local().key), losses, info)
+            row = dataclasses.replace(row, **_compared(one, baselines[group], verdicts))
+            rows[one.case] = dataclasses.replace(row, flags=";".join(_flags(one, row, doubts, info)))
+    rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
+    first = {one.case for one in baselines.values() if one}
+    return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
+
+
+def training_energy_kinds(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, str]:
+    """What the energy of each configuration counts, of those that have one; also of the step without DDP."""
+    told = {one.case: metered(one.timed.values()) for one in swept(records).values()}
+    found = {case: energy_of for case, (joules, energy_of) in told.items() if joules is not None}
+    return found | {case: found[other] for case, other in _stand_ins(info).items() if other in found}
+
+
+def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
+    """The configurations of the sweep; of a tuning that had no reason for one those of its calibration."""
+    records = list(records)
+    return trained(records) or trained(records, CALIBRATE)
+
+
+def _stand_ins(info: Mapping[str, Any]) -> dict[TrainingCase, TrainingCase]:
+    """Which case was measured for each case that was not."""
+    same = info.get("same_layout") or {}
+    return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
+
+
+def _baseline(
+    members: Sequence[Trained], stand_ins: Iterable[TrainingCase], known: Mapping[str, Trained]
+) -> Trained | None:
+    """What a group is compared with; None where it has not been trained."""
+    group = members[0].case.group
+    cases = [one.case for one in members] + [case for case in stand_ins if case.group == group]
+    return known.get(baseline_of(cases).key)
+
+
+def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]) -> dict[str, str]:
+    """The verdict on each configuration against its baseline, all of the run judged as one family."""
+    pairs = {}
+    for group, members in groups.items():
+        base = baselines[group]
+        for one in members:
+            if base is None or one is base or not (one.is_ok and base.is_ok):
+                continue
+            own, theirs = paired_sample_ms(one, base)
+            pairs[one.case.key] = (theirs, own)
+    judged = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
+    return {key: str(comparison.verdict) for key, comparison in zip(pairs, judged, strict=True)}
+
+
+def _compared(one: Trained, baseline: Trained | None, verdicts: Mapping[str, str]) -> dict[str, Any]:
+    """The columns that compare a configuration with its baseline."""
+    if baseline is None or not (one.is_ok and baseline.is_ok):
+        return {}
+    if one is baseline:
+        return {"speedup": 1.0}
+    speedup = speedup_of(one, baseline)
+    interval = speedup.interval if speedup else None
+    return {
+        "speedup": speedup.ratio if speedup else None,
+        "speedup_ci_low": interval.low if interval else None,
+        "speedup_ci_high": interval.high if interval else None,
+        "verdict": _supported(verdicts[one.case.key], interval),
+    }
+
+
+def _supported(verdict: str, interval: stats.Interval | None) -> str:
+    """The verdict, or that nothing is shown where the row's own interval does not bear it out."""
+    if interval is None:
+        return str(stats.Verdict.INCONCLUSIVE)
+    shortest, longest = 1 / interval.high, 1 / interval.low  # of the time, as a share of the baseline's
+    borne_out = {
+        "faster": longest < 1 - MARGIN,
+        "slower": shortest > 1 + MARGIN,
+        "same": shortest >= 1 - MARGIN and longest <= 1 + MARGIN,
+    }
+    return verdict if borne_out.get(verdict, True) else str(stats.Verdict.INCONCLUSIVE)
+
+
+def _row(
+    one: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: Mapping[str, Any]
+) -> TrainingRow:
+    status, reason = one.outcome
+    timed = list(one.timed.values())
+    row = TrainingRow(
+        **_identity(one.case, info),
+        **(_conditions(timed or one.records)),
+        **(_timings(one) if timed else {}),
+        **_parts(timed),
+        **_learning(one, losses),
+        status=status,
+        reason=reason,
+    )
+    return dataclasses.replace(row, **_beside_local(one, row, local))
+
+
+def _identity(case: TrainingCase, info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and on how many ranks."""
+    asked = dataclasses.asdict(case)
+    del asked["phase"]
+    stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "seed")}
+    stated["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
+    return {"run_id": str(info.get("run_id", "")), **asked, **stated}
+
+
+def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
+    """How it was done; devices that differ between launches are all named."""
+    last = records[-1]
+    return {
+        "device": " | ".join(dict.fromkeys(record.device for record in records if record.device)),
+        "parameters": last.parameters or None,
+        "threads_per_rank": last.threads_per_rank,
+        "bucket_count": len(last.bucket_bytes) or None,
+        "bucket_mb": "+".join(_digits(size / MB) for size in last.bucket_bytes),
+        "metric_name": last.metric_name,
+    }
+
+
+def _timings(one: Trained) -> dict[str, Any]:
+    """The columns made of whole steps."""
+    timed, medians = list(one.timed.values()), list(one.steps_ms.values())
+    step_ms = median(medians)
+    interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else one.step_interval
+    return {
+        "launches": len(timed),
+        "steps": sum(len(record.step_ms) for record in timed),
+        "step_ms": step_ms,
+        "step_ms_ci_low": interval.low if interval else None,
+        "step_ms_ci_high": interval.high if interval else None,
+        "step_ms_p95": median([float(np.percentile(record.step_ms, 95)) for record in timed]),
+        "samples_per_s": 1e3 * one.case.samples_per_step / step_ms if step_ms else None,
+    }
+
+
+def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
+    """The columns made of single figures of each launch."""
+    names = ("forward_ms", "backward_ms", "optimizer_ms", "comm_ms", "skew_wait_ms", "compress_ms", "grad_rel_error")
+    agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
+    memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
+    return {name: median_known(getattr(record, name) for record in timed) for name in names} | {
+        "sent_MB_per_step": _scaled(median_known(record.sent_bytes for record in timed)),
+        "dense_MB_per_step": _scaled(median_known(record.dense_bytes for record in timed)),
+        "energy_J": metered(timed)[0],
+        "ranks_agree": all(agree) if agree else None,
+        "skipped_steps": sum(record.skipped_steps for record in timed) if timed else None,
+        "peak_memory_MB": max(memory) / MB if memory else None,
+    }
+
+
+def _beside_local(one: Trained, row: TrainingRow, local: Trained | None) -> dict[str, Any]:
+    """The columns that compare a configuration with the step without DDP, in launches that have both."""
+    launches = one.timed.keys() & local.timed.keys() if local else set()
+    if local is None or not launches or not row.step_ms:
+        return {}
+    local_ms = median([local.steps_ms[launch] for launch in launches])
+    exposed = [_exposed(one.timed[launch], local.timed[launch]) for launch in launches]
+    return {
+        "local_step_ms": local_ms,
+        "scaling_efficiency": local_ms / row.step_ms,
+        "exposed_comm_ms": median_known(exposed),
+    }
+
+
+def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
+    if record.backward_ms is None or local.backward_ms is None:
+        return None
+    return max(0.0, record.backward_ms - local.backward_ms - (record.encode_ms or 0.0))
+
+
+def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
+    """The row of a case that gets the same buckets as another; it is as fast as the baseline if that is the other."""
+    is_baseline = row.speedup is not None and not row.verdict
+    return dataclasses.replace(
+        row,
+        bucket_cap_mb=case.bucket_cap_mb,
+        verdict=str(stats.Verdict.SAME) if is_baseline else row.verdict,
+        flags=";".join([*filter(None, row.flags.split(";")), "same_layout"]),
+    )
+
+
+def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
+    return (
+        *case.group,
+        case not in baselines,
+        case.accumulation,
+        case.bucket_view,
+        case.static_graph,
+        PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
+        HOOKS.index(case.hook) if case.hook in HOOKS else len(HOOKS),
+        -(case.density or 0.0),
+        case.hook_options,
+        case.caps_mb,
+    )
+
+
+def _learning(one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> dict[str, Any]:
+    """The columns about loss and metric, medians over launches."""
+    equal = [losses[one.case.key, launch] for launch in one.timed if (one.case.key, launch) in losses]
+    return {
+        "loss_first": median_known(record.losses[0] for record in one.timed.values() if len(record.losses)),
+        "loss_equal_steps": median_known(loss.steps for loss in equal),
+        "loss_equal_time": median_known(loss.time for loss in equal),
+        "metric": median_known(record.metrics[-1][1] for record in one.timed.values() if len(record.metrics)),
+        "time_to_target_s": time_to_target_s(one),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- doubts
+
+
+def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, Any]) -> list[str]:
+    """The doubts about a row, in the order of `FLAGS` and `TRAINING_FLAGS`."""
+    timed = list(one.timed.values())
+    if not timed:
+        return []
+    seen = Counter(flag for record in timed for flag in set(record.flags))
+    judged = {
+        "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
+        "bimodal": 2 * sum(stats.is_bimodal(record.step_ms) for record in timed) >= len(timed),
+        "unsteady": 2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed),
+        "oversubscribed": bool(info.get("oversubscribed")),
+        "traffic": _is_odd(timed),
+        "layout": _is_laid_out_otherwise(one, info),
+        "ranks_differ": row.ranks_agree is False,
+        "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
+    }
+    raised = {flag for flag, is_raised in judged.items() if is_raised}
+    raised |= condition_flags(row.backend, info) | launch_flags(list(one.steps_ms.values()))
+    return ordered(seen.keys() | raised | doubts, [*FLAGS, *TRAINING_FLAGS])
+
+
+def _is_laid_out_otherwise(one: Trained, info: Mapping[str, Any]) -> bool:
+    """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
+    foreseen = (info.get("layouts") or {}).get(one.case.key)
+    return foreseen is not None and any(list(record.bucket_bytes) != foreseen for record in one.timed.values())
+
+
+def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
+    """Whether the bytes really sent differ from theory by more than headers explain."""
+    sent = median_known(record.sent_bytes for record in timed)
+    expected = median_known(record.expected_bytes for record in timed)
+    if sent is None or expected is None:
+        return False
+    headers = TRAFFIC_HEADERS * len(timed[-1].bucket_bytes)
+    return abs(sent - expected) > TRAFFIC_SHARE * expected + headers
+
+
+def _drifted(baseline: Trained | None) -> bool:
+    """Whether the baseline's blocks differ in at least half of its launches."""
+    timed = list(baseline.timed.values()) if baseline else []
+    return bool(timed) and 2 * sum(map(_blocks_differ, timed)) >= len(timed)
+
+
+def _blocks_differ(record: TrainingRecord) -> bool:
+    ends = np.cumsum(record.block_lengths)[:-1]
+    medians = [median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)]
+    return len(medians) > 1 and max(medians) > (1 + DRIFT) * min(medians)
+
+
+# --------------------------------------------------------------------------------------------------- buckets.csv
+
+
+def bucket_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> list[BucketRow]:
+    """One row per bucket of each configuration of the sweep that was measured, ordered as `training_rows`.
+
+    Launches in which the buckets were others than in most are left out.
+    """
+    known = swept(records)
+    stand_ins = _stand_ins(info)
+    baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
+    first = {one.case for one in baselines if one}
+    ddp = sorted((one for one in known.values() if one.case.uses_ddp), key=lambda one: _order(one.case, first))
+    return [row for one in ddp for row in _bucket_rows_of(one, str(info.get("run_id", "")))]
+
+
+def _bucket_rows_of(one: Trained, run_id: str) -> list[BucketRow]:
+    shared = {f.name for f in dataclasses.fields(BucketRow)}
+    asked = {name: value for name, value in dataclasses.asdict(one.case).items() if name in shared}
+    launches = [record.buckets for record in one.timed.values() if len(record.buckets)]
+    sizes = Counter(tuple(bucket.size_bytes for bucket in buckets) for buckets in launches)
+    usual = sizes.most_common(1)[0][0] if sizes else ()
+    alike = [buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual]
+    return [
+        BucketRow(run_id=run_id, **asked, bucket=number, **_bucket_medians(of_bucket))
+        for number, of_bucket in enumerate(zip(*alike, strict=True))
+    ]
+
+
+def _bucket_medians(launches: Sequence[Bucket]) -> dict[str, Any]:
+    times = ("ready_ms", "start_ms", "done_ms", "comm_ms", "skew_wait_ms", "compress_ms")
+    medians = {name: median([getattr(bucket, name) for bucket in launches]) for name in times}
+    return {"size_bytes": launches[0].size_bytes, "parameters": launches[0].parameters, **medians}
+
+
+def _scaled(size_bytes: float | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MB
+
+
+def _digits(value: float) -> str:
+    """Three significant digits without an exponent."""
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")

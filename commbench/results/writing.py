@@ -1,0 +1,252 @@
+"""A run's directory opened for writing: created or resumed, appended to case by case, summarised."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from commbench.errors import InputError, LaunchError
+from commbench.results.record_types import AnyRecord, collective_records, training_records
+from commbench.results.pairs import PAIR_COLUMNS, matrices, pair_columns
+from commbench.tuner.accuracy import PREDICTION_COLUMNS, prediction_rows
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.engine.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, Row
+from commbench.results.sharing import of_interconnect
+from commbench.results.files import check_out, check_plan
+from commbench.results.files import BUCKETS, DDP, LOCK, MODEL, OVERLAP, PAIRS, PREDICTIONS, RECOMMENDATION, RUN, SAMPLES, SCAFFOLD, SUMMARY, as_json, encode, refusing, replace_file, sign_lock, sync_directory, take_lock, write_all
+from commbench.results.reading import read_info, read_samples
+from commbench.results.summary import overlap_rows, summarise_run
+from commbench.analysis.stragglers import find_suspects
+from commbench.results.tables import columns_text, csv_text
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
+from commbench.results.training_summary import bucket_rows, training_rows
+
+
+class Store:
+    """A run's directory opened for writing by one process; a context manager.
+
+    ``samples.jsonl`` is the source of truth: `append` returns once the record is on disk.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    """What ``run.json`` holds; change it by `update`."""
+    records: list[AnyRecord]
+    """All records on disk, of collectives and of training, in the order of writing."""
+    resumed: bool
+    """Whether the directory held this run before."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._made: Sequence[Path] = ()
+        """Directories that were made for the run, the innermost first."""
+        self.resumed = (path / RUN).exists()
+        if self.resumed:
+            self.info = read_info(path)
+            check_plan(path, self.info, header.get("plan", {}))
+        self.records, sound = read_samples(path)
+        sign_lock(lock)  # the first that is written: until here the run could be refused
+        if not self.resumed:
+            self.info = {"schema": SCHEMA, "run_id": path.resolve().name} | as_json(header) | {"schema": SCHEMA}
+            replace_file(path / RUN, encode(self.info, indent=1) + "\n")
+        self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.ftruncate(self._samples, sound)
+        sync_directory(path)
+
+    @classmethod
+    def open(cls, path: str | Path, header: Mapping[str, Any]) -> "Store":
+        """Create the directory with ``header`` as its ``run.json``, or resume the run that it holds.
+
+        Args:
+            path: the directory that ``--out`` names.
+            header: JSON-able; ``plan`` is the identity of the run: a run is resumed only if its plan is equal.
+                ``schema`` and, where it is absent, ``run_id`` are added. Of a resumed run the header is kept as it was.
+
+        Raises:
+            InputError: as `check_out`, or a line is damaged; then nothing has been written.
+        """
+        path = Path(path)
+        check_out(path, header.get("plan", {}))
+        made = [parent for parent in (path, *path.absolute().parents) if not parent.exists()]
+        was_locked_before = (path / LOCK).exists()
+        with refusing(path, InputError):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(path)
+            try:
+                store = cls(path, header, lock)
+            except BaseException:
+                os.close(lock)
+                _remove(made)
+                if not was_locked_before:
+                    (path / LOCK).unlink(missing_ok=True)
+                raise
+        store._made = made
+        return store
+
+    @property
+    def training_records(self) -> tuple[TrainingRecord, ...]:
+        """Those of training among the records."""
+        return training_records(self.records)
+
+    def append(self, record: AnyRecord) -> None:
+        """Write a record as one line and wait until it is on disk.
+
+        Raises:
+            LaunchError: it could not be written; what was there is unharmed.
+        """
+        self._check_place()
+        line = (encode(record.to_json()) + "\n").encode()
+        before = os.fstat(self._samples).st_size
+        with refusing(self.path / SAMPLES, LaunchError):
+            try:
+                write_all(self._samples, line)
+                os.fsync(self._samples)
+            except OSError:
+                os.ftruncate(self._samples, before)  # half a line would spoil the next one
+                raise
+        self.records.append(record)
+
+    def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Set entries of ``run.json`` and rewrite it in one step.
+
+        Raises:
+            LaunchError: it could not be written; the old file is unharmed.
+        """
+        self._check_place()
+        self.info |= as_json(fields)
+        with refusing(self.path / RUN, LaunchError):
+            replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
+
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Put ``run.json`` back as it was when it held ``info``.
+
+        Raises:
+            LaunchError: as `update`.
+        """
+        self.info = dict(info)
+        self.update()
+
+    def write_summary(self) -> list[Row]:
+        """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
+
+        These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
+        ``model.json`` where sizes suffice to fit one, ``ddp.csv`` and ``buckets.csv`` for training,
+        ``predictions.csv`` for tuning. Slow hosts, ranks and links go into ``run.json``.
+
+        Raises:
+            LaunchError: one could not be written; the old file is unharmed.
+        """
+        self._check_place()
+        collectives, trainings = collective_records(self.records), training_records(self.records)
+        rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
+        predictions = prediction_rows(collectives, trainings, self.info)
+        measured = matrices(collectives, self.info)
+        model = NetworkModel.fit(of_interconnect(collectives, self.info))
+        with refusing(self.path / SUMMARY, LaunchError):
+            if collectives:
+                replace_file(self.path / SUMMARY, csv_text(rows, COLUMNS))
+            if overlaps:
+                replace_file(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
+            if measured:
+                columns = (pair_columns(matrix, self.info) for matrix in measured)
+                replace_file(self.path / PAIRS, columns_text(columns, PAIR_COLUMNS))
+            if model.curves:
+                replace_file(self.path / MODEL, encode(model.to_json(), indent=1) + "\n")
+            if trainings:
+                replace_file(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
+                replace_file(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))
+            if predictions:
+                replace_file(self.path / PREDICTIONS, csv_text(predictions, PREDICTION_COLUMNS))
+        if findings := find_suspects(measured, collectives, self.info).to_json():
+            self.update(**findings)
+        return rows
+
+    def write_recommendation(self, conclusion: Mapping[str, Any]) -> None:
+        """Write ``recommendation.json`` in one step.
+
+        Raises:
+            LaunchError: it could not be written; the old file is unharmed.
+        """
+        with refusing(self.path / RECOMMENDATION, LaunchError):
+            replace_file(self.path / RECOMMENDATION, encode(conclusion, indent=1) + "\n")
+
+    def discard(self) -> None:
+        """Remove a run that was refused before anything was measured, and directories made for it.
+
+        One that was there before stays.
+        """
+        if self.resumed or self.records:
+            return
+        for name in (SAMPLES, RUN, LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one holds something else
+            for directory in self._made:
+                directory.rmdir()
+
+    def _check_place(self) -> None:
+        """Notice that the directory was removed or replaced: into a removed file everything could still be written.
+
+        Raises:
+            LaunchError: the directory has vanished; all that is known was written into it anew, if that could be done.
+        """
+        with contextlib.suppress(OSError):
+            if os.path.samestat((self.path / SAMPLES).stat(), os.fstat(self._samples)):
+                return
+        what = f"{self.path} has vanished or been replaced while the run went on"
+        try:
+            self._write_anew()
+        except OSError as error:
+            reason = error.strerror or error
+            raise LaunchError(
+                f"{what}, and what was measured could not be written anew ({reason}); the same command begins again."
+            ) from error
+        raise LaunchError(f"{what}; what was measured was written into it anew, and the same command resumes.")
+
+    def _write_anew(self) -> None:
+        """Make the directory again from what is in memory, and go on with it.
+
+        Raises:
+            OSError: it cannot be made, or holds a run again, which is then left alone.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        samples = os.open(self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        try:
+            lock = take_lock(self.path)
+        except InputError as error:
+            os.close(samples)
+            raise BlockingIOError(errno.EBUSY, str(error)) from error
+        self.close()
+        self._samples, self._lock = samples, lock
+        sign_lock(lock)
+        write_all(samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records))
+        os.fsync(samples)
+        replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
+        sync_directory(self.path)
+
+    def close(self) -> None:
+        """Release the lock; closing twice is harmless."""
+        for descriptor in (self._samples, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._samples = self._lock = -1
+
+    def __enter__(self) -> "Store":  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Take away directories that were made for a run which could not begin, the innermost first."""
+    with contextlib.suppress(OSError):
+        for name in SCAFFOLD | {SAMPLES, RUN} if made else ():
+            (made[0] / name).unlink(missing_ok=True)
+        for directory in made:
+            directory.rmdir()

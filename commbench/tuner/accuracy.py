@@ -1,0 +1,261 @@
+"""How well a search predicted: each prediction beside its measurement, as ``predictions.csv`` and as a summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.analysis.prediction.steps import StepPrediction
+from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, SWEEP, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.engine.records import SCHEMA, Record, column
+from commbench.errors import InputError
+from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
+from commbench.results.trained import Trained, median, speedup_of, trained
+from commbench.stats import MARGIN
+from commbench.tuner.choice import fit_steps, predict_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRow:
+    """One line of ``predictions.csv``: a setting, its prediction from the calibration, and what was measured later."""
+
+    schema: int = SCHEMA
+    run_id: str = column("name of the run's directory", "")
+    workload: str = column("as in ddp.csv, like the ten columns that follow", "")
+    world_size: int | None = column("as in ddp.csv")
+    batch_per_rank: int | None = column("as in ddp.csv")
+    backend: str = column("as in ddp.csv", "")
+    precision: str = column("as in ddp.csv", "")
+    hook: str = column("as in ddp.csv", "")
+    density: float | None = column("as in ddp.csv")
+    hook_options: str = column("as in ddp.csv", "")
+    bucket_cap_mb: str = column("as in ddp.csv", "")
+    bucket_view: bool | None = column("as in ddp.csv")
+    static_graph: bool | None = column("as in ddp.csv")
+    accumulation: int | None = column("as in ddp.csv")
+    predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
+    predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")
+    predicted_serial_ms: float | None = column("upper bound: it does not overlap at all")
+    predicted_exposed_comm_ms: float | None = column("what of the predicted step waits for communication")
+    predicted_speedup: float | None = column("predicted step of the default over that of the row")
+    launches: int | None = column("launches behind what was measured")
+    step_ms: float | None = column("measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration")
+    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end; empty for one launch")
+    step_ms_ci_high: float | None = column("and its high end")
+    speedup: float | None = column("measured, paired by launch: the default's step over that of the row")
+    error: float | None = column("(predicted - measured) / measured step; empty where it was fitted to the setting")
+    used: str = column(
+        "where step_ms is from: held_out: rounds, of a setting that predictions were not fitted to; again: rounds, of "
+        "one that they were fitted to; calibrated: what they were fitted to; not_measured",
+        "not_measured",
+    )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether predictions were fitted to this very setting, so that it says nothing of how far they are off."""
+        return self.used in {"again", "calibrated"}
+
+
+PREDICTION_COLUMNS = tuple(f.name for f in dataclasses.fields(PredictionRow))
+_SETTING = frozenset(PREDICTION_COLUMNS) & {f.name for f in dataclasses.fields(TrainingCase)}
+
+
+def prediction_rows(
+    collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: Mapping[str, Any]
+) -> list[PredictionRow]:
+    """Every candidate of a tuning, and whatever else it measured, in the order of the candidates.
+
+    Args:
+        collectives: of the run.
+        trainings: of the run, all stages; predictions come from the calibration alone.
+        info: as ``run.json`` holds it: ``facts``, ``candidates`` (keys of cases) and ``run_id`` are read.
+
+    Returns:
+        Nothing where the run is no tuning, or has not measured yet what predicting takes.
+    """
+    keys, facts = info.get("candidates"), info.get("facts")
+    if not keys or not facts:
+        return []
+    candidates = [TrainingCase.from_key(key) for key in keys]
+    calibration = [record for record in trainings if record.case.phase == CALIBRATE]
+    try:
+        model = fit_steps(WorkloadFacts.from_json(facts), candidates[0], collectives, calibration)
+    except InputError:  # the network has not been timed yet
+        return []
+    if model is None:
+        return []
+    rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
+    measured = [one.case for one in rounds.values() if one.case.uses_ddp and one.is_ok]
+    predicted = predict_all(model, dict.fromkeys([*candidates, *measured]))
+    base, fitted = predicted[candidates[0]], {key for key, one in calibrated.items() if one.timed}
+    return [
+        PredictionRow(
+            run_id=str(info.get("run_id", "")),
+            **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
+            **_predicted(one, base),
+            **_measured(
+                one,
+                candidates[0],
+                {"again" if case.key in fitted else "held_out": rounds, "calibrated": calibrated},
+            ),
+        )
+        for case, one in predicted.items()
+    ]
+
+
+def _as_swept(known: Mapping[str, Trained]) -> dict[str, Trained]:
+    """What was trained for the calibration, by the key that it has as a setting of the sweep."""
+    renamed = (dataclasses.replace(one, case=dataclasses.replace(one.case, phase=SWEEP)) for one in known.values())
+    return {one.case.key: one for one in renamed}
+
+
+def _predicted(one: StepPrediction, base: StepPrediction) -> dict[str, Any]:
+    return {
+        "predicted_step_ms": one.step_ms,
+        "predicted_overlapped_ms": one.overlapped_ms,
+        "predicted_serial_ms": one.serial_ms,
+        "predicted_exposed_comm_ms": one.exposed_comm_ms,
+        "predicted_speedup": base.step_ms / one.step_ms,
+    }
+
+
+def _measured(
+    one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]
+) -> dict[str, Any]:
+    """What the rounds, or else the calibration, measured of a setting; ``tables`` by what ``used`` calls them."""
+    for used, known in tables.items():
+        found, base = known.get(one.case.key), known.get(baseline.key)
+        if found is None or not found.is_ok:
+            continue
+        step_ms, interval = median(list(found.steps_ms.values())), found.step_interval
+        speedup = speedup_of(found, base) if base is not None else None
+        return {
+            "launches": len(found.timed),
+            "step_ms": step_ms,
+            "step_ms_ci_low": interval.low if interval else None,
+            "step_ms_ci_high": interval.high if interval else None,
+            "speedup": speedup.ratio if speedup else None,
+            "error": one.step_ms / step_ms - 1 if used == "held_out" else None,
+            "used": used,
+        }
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """How predictions compare with measurements of settings that they were not fitted to; shares, absolute values."""
+
+    settings: int
+    step_error: float
+    """Median error of the step."""
+    worst_step_error: float
+    speedup_error: float | None
+    """Median error of the speedup, from which what slows a whole launch cancels out; None where no launch has both the
+    default and one of the settings."""
+
+
+def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
+    """The errors of settings that were measured in rounds and not calibrated on; None where none was."""
+    held_out = [row for row in rows if row.used == "held_out" and row.error is not None]
+    if not held_out:
+        return None
+    errors = [abs(row.error or 0.0) for row in held_out]
+    both = [(row.predicted_speedup, row.speedup) for row in held_out]
+    speedups = [abs(expected / found - 1) for expected, found in both if expected and found]
+    return Accuracy(
+        settings=len(held_out),
+        step_error=statistics.median(errors),
+        worst_step_error=max(errors),
+        speedup_error=statistics.median(speedups) if speedups else None,
+    )
+
+
+def with_search(
+    found: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: Mapping[str, Any]
+) -> Recommendation:
+    """The recommendation with how it was searched for, and a doubt where predictions may have missed a faster setting.
+
+    That is where the best of the settings that were only predicted, were its prediction off by the median error of
+    speedups at held-out settings, would beat the choice by more than the margin of 2 %: but never by more than what
+    perfect overlap would bring.
+
+    Args:
+        found: from the run's fresh launches.
+        collectives: of the run.
+        trainings: of the run, all stages.
+        info: as ``run.json`` holds it, see `prediction_rows`.
+
+    Returns:
+        The same where the run is no tuning; with a doubt that says why where it could not predict anything.
+    """
+    collectives = list(collectives)
+    rows = prediction_rows(collectives, trainings, info)
+    if not rows and (doubt := _unpredicted(collectives, trainings, info)):
+        return dataclasses.replace(found, doubts=(*found.doubts, doubt))
+    afresh, rounds = (_measured_settings(trainings, phase) for phase in (CONFIRM, SWEEP))
+    baseline = setting_of(found.baseline)
+    others = [row for row in rows if setting_of(_choice(row)) != baseline]
+    if not others:
+        return found
+    unmeasured = [row for row in others if setting_of(_choice(row)) not in [*afresh, *rounds]]
+    accuracy = held_out_accuracy(rows)
+    search = Search(
+        settings=len(others),
+        afresh=sum(setting_of(_choice(row)) in afresh for row in others),
+        in_rounds=sum(setting_of(_choice(row)) in rounds and setting_of(_choice(row)) not in afresh for row in others),
+        predicted=len(unmeasured),
+        speedup_error=accuracy.speedup_error if accuracy else None,
+        held_out=accuracy.settings if accuracy else 0,
+    )
+    doubt = _doubt(found, rows, unmeasured, search.speedup_error)
+    return dataclasses.replace(found, search=search, doubts=(*found.doubts, *([doubt] if doubt else [])))
+
+
+def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: Mapping[str, Any]) -> str:
+    """What of the network is not known, so that a tuning could not predict anything; empty if that is not so."""
+    keys, facts = info.get("candidates"), info.get("facts")
+    try:
+        if keys and facts:
+            fit_steps(WorkloadFacts.from_json(facts), TrainingCase.from_key(keys[0]), collectives, trainings)
+    except InputError as error:
+        return f"no setting could be predicted: {str(error).rstrip('.')}"
+    return ""
+
+
+def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[dict[str, Any]]:
+    """The settings that were measured in a phase."""
+    return [setting_of(one.case) for one in trained(trainings, phase).values() if one.case.uses_ddp and one.is_ok]
+
+
+def _choice(row: PredictionRow) -> Choice:
+    """The setting of a row."""
+    known = {f.name for f in dataclasses.fields(TrainingCase)} & {f.name for f in dataclasses.fields(Choice)}
+    return Choice(**{name: getattr(row, name) for name in known})
+
+
+def _doubt(
+    found: Recommendation, rows: Iterable[PredictionRow], unmeasured: Sequence[PredictionRow], error: float | None
+) -> str:
+    """Whether a setting that was only predicted may be faster than the choice; empty if not."""
+    choice = found.baseline if found.verdict == "keep" else found.best
+    own_ms = next((row.predicted_step_ms for row in rows if setting_of(_choice(row)) == setting_of(choice)), None)
+    rival = min(unmeasured, key=lambda row: row.predicted_step_ms or 0.0, default=None)
+    if not own_ms or rival is None or not rival.predicted_step_ms or not rival.predicted_overlapped_ms:
+        return ""
+    name, most = _choice(rival).name, own_ms / rival.predicted_overlapped_ms
+    if most <= 1 + MARGIN:
+        return ""
+    if error is None:
+        return f"{name} was only predicted, and nothing shows how far predictions err here"
+    ratio = own_ms / rival.predicted_step_ms
+    if min(most, ratio * (1 + error)) <= 1 + MARGIN:
+        return ""
+    return (
+        f"{name} was only predicted, at {ratio:.3f} times the speed of the choice, and the error of predicted speedups "
+        f"is {100 * error:.1f} %"
+    )

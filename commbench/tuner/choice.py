@@ -1,0 +1,258 @@
+"""Which settings to measure: collectives to time, predicted and measured speedups, and their posterior."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from commbench.analysis.prediction.bucketing import best_list
+from commbench.analysis.prediction.messages import messages_of
+from commbench.analysis.prediction.network import LEAST_SIZES, NetworkModel
+from commbench.analysis.prediction.steps import NotTrainedError, StepModel, StepPrediction
+from commbench.collectives.cases import Case, Sweep
+from commbench.collectives.datatypes import find_dtype
+from commbench.ddp.plan.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of, parse_hook
+from commbench.ddp.plan.layout import MIB
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.results.summary import latest, launch_medians, records_by_case
+from commbench.stats import Floats
+from commbench.tuner.recommendation import comparable
+from commbench.tuner.rounds import Standing
+
+#: Buckets whose messages are timed, in bytes of gradients: the whole model, at most the larger, and down by the factor.
+SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
+
+
+def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
+    """The collectives that hooks issue for buckets of all sizes up to the whole model, and those of no hook.
+
+    A bucket is taken to be one square matrix: what hooks that look at tensors send of others lies between these sizes,
+    or little beyond them. Of a model too small for as many sizes as a curve takes, larger ones are timed, too.
+
+    ``backend`` is that of training.
+
+    Raises:
+        InputError: a parameter is of a type that is not timed.
+    """
+    wanted: dict[tuple[str, str], set[int]] = {}
+    plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
+    for hook in dict.fromkeys(["none", *hooks]):
+        case = replace(plain, **parse_hook(hook))
+        for dtype, elements in _buckets(facts):
+            side = max(1, math.isqrt(elements))
+            for message in messages_of(case, elements, ranks, shapes=[(side, elements // side)], dtype=dtype):
+                share = find_dtype(message.dtype).itemsize * ranks
+                size = share * math.ceil(message.message_bytes / share)
+                wanted.setdefault((message.operation, message.dtype), set()).add(size)
+    for found in wanted.values():
+        while len(found) < LEAST_SIZES:
+            found.add(FACTOR * max(found))
+    sweeps = [
+        Sweep(operations=(operation,), sizes=sorted(sizes), backends=(plain.carrier,), dtypes=(dtype,))
+        for (operation, dtype), sizes in wanted.items()
+    ]
+    return [case for sweep in sweeps for case in sweep.cases(ranks)]
+
+
+def _buckets(facts: WorkloadFacts) -> Iterator[tuple[str, int]]:
+    """The type and the elements of buckets, which hold parameters of one type each; of each type the largest first."""
+    for dtype in dict.fromkeys(p.dtype for p in facts.parameters):
+        itemsize = find_dtype(dtype).itemsize
+        largest = min(sum(itemsize * p.numel for p in facts.parameters if p.dtype == dtype), LARGEST_BUCKET)
+        powers = range(1 + max(0, math.ceil(math.log(largest / SMALLEST_BUCKET, FACTOR))))
+        yield from ((dtype, max(1, largest // FACTOR**power // itemsize)) for power in powers)
+
+
+#: What is believed of a logarithm's standard deviation before it is seen, and how many observations that is worth:
+#: of predicted against measured speedups, and of a measured speedup from launch to launch, which is no less at first.
+MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
+#: No model is taken to be better than that.
+LEAST_MODEL_ERROR = 0.01
+#: Standard error of a median over that of a mean, of normally distributed values: sqrt(pi / 2).
+_MEDIAN_OVER_MEAN = 1.2533
+
+
+def block_spread(records: Iterable[TrainingRecord]) -> float:
+    """How far a speedup may be off just because blocks have few steps: the standard deviation of its logarithm.
+
+    sqrt(2) times the standard error of a block's median, for which steps are taken as independent; the median over
+    blocks, so that a few that were disturbed do not count. 0 where no block has two steps.
+    """
+    timed = [r.step_ms for r in records if r.case.uses_ddp and r.status == "ok" and len(r.step_ms) > 1]
+    blocks = [np.log(steps_ms) for steps_ms in timed if min(steps_ms) > 0]
+    errors = [float(steps.std(ddof=1)) * _MEDIAN_OVER_MEAN / math.sqrt(len(steps)) for steps in blocks]
+    return math.sqrt(2) * float(np.median(errors)) if errors else 0.0
+
+
+def network_spread(collectives: Iterable[Record]) -> float:
+    """How much collectives differ from launch to launch, as a share of their time; long ones count most, as in a step.
+
+    sqrt(sum of variances / sum of squared means) over cases; 0 where none has two launches.
+    """
+    launches = [launch_medians(of_case) for of_case in records_by_case(collectives).values()]
+    several = [np.array(medians) for medians in launches if len(medians) > 1]
+    squares = sum(float(medians.mean()) ** 2 for medians in several)
+    return math.sqrt(sum(float(medians.var(ddof=1)) for medians in several) / squares) if squares else 0.0
+
+
+def launch_spread(measured: Iterable[Mapping[int, float]], expected: float = 0.0) -> float:
+    """The standard deviation of a speedup's logarithm from launch to launch, pooled over settings.
+
+    Args:
+        measured: of each setting, the logarithm by launch.
+        expected: before it is seen, but no less than `LAUNCH_SPREAD`.
+    """
+    several = [np.array(list(of_case.values())) for of_case in measured if len(of_case) > 1]
+    squares = sum(float(np.square(values - values.mean()).sum()) for values in several)
+    least, worth = LAUNCH_SPREAD
+    return _believed((max(least, expected), worth), squares, sum(len(values) - 1 for values in several))
+
+
+def combine(expected: Floats, measured: Sequence[Mapping[int, float]], spread: float) -> tuple[Floats, Floats, float]:
+    """What prediction and measurement together say of the logarithms of steps over the default's.
+
+    Both the prediction and a launch's measurement of such a ratio err by what its two steps err by, alike and
+    independently, and the default's step is that of all ratios: so every two errors have a correlation of one half.
+    With such covariances, K of predictions and R of measurements, the answer is that of Gaussian regression,
+    x = expected + K (K + R)^-1 (measured - expected); Rasmussen and Williams, Gaussian Processes for Machine Learning,
+    2006, section 2.2. So what all measured ones have in common is put down to the default and shifts what was not
+    measured, too.
+
+    Args:
+        expected: of every setting, predicted.
+        measured: of every setting, by launch.
+        spread: of a measured one from launch to launch.
+
+    Returns:
+        The logarithms, their standard deviations, and the model's error: of predicted ones against true ones.
+    """
+    which = [index for index, by_launch in enumerate(measured) if by_launch]
+    launches = [measured[index] for index in which]
+    misses = np.array([float(np.mean(list(by_launch.values()))) for by_launch in launches]) - expected[which]
+    noise = _noise(launches, spread)
+    error = _model_error(misses, noise)
+    prior = error**2 * _halves(len(expected))
+    gain = np.linalg.solve(prior[np.ix_(which, which)] + noise, prior[which]).T
+    variances = np.diag(prior) - np.einsum("ij,ji->i", gain, prior[which])
+    return expected + gain @ misses, np.sqrt(np.maximum(variances, 0.0)), error
+
+
+def _halves(count: int) -> Floats:
+    """The correlations of so many ratios to one default: one, and one half between any two."""
+    return (np.eye(count) + np.ones((count, count))) / 2
+
+
+def _noise(launches: Sequence[Mapping[int, float]], spread: float) -> Floats:
+    """The covariance of means over launches; where two settings share a launch they share its default."""
+    shared = np.array([[len(a.keys() & b.keys()) / (len(a) * len(b)) for b in launches] for a in launches])
+    noise: Floats = spread**2 * _halves(len(launches)) * shared.reshape(len(launches), len(launches))
+    return noise
+
+
+def _model_error(misses: Floats, noise: Floats) -> float:
+    """The standard deviation of predicted from true logarithms: what was believed, and the misses beyond the noise.
+
+    With C the correlations, misses' C^-1 misses is expected to be n error^2 + trace(C^-1 noise).
+    """
+    inverse = np.linalg.inv(_halves(len(misses)))
+    squares = max(0.0, float(misses @ inverse @ misses) - float(np.trace(inverse @ noise)))
+    return max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, squares, len(misses)))
+
+
+def _believed(prior: tuple[float, int], squares: float, freedom: int) -> float:
+    """A standard deviation from what was believed before and the sum of squares that was seen since."""
+    believed, worth = prior
+    return math.sqrt((worth * believed**2 + squares) / (worth + freedom))
+
+
+def fit_steps(
+    facts: WorkloadFacts, baseline: TrainingCase, collectives: Iterable[Record], trainings: Iterable[TrainingRecord]
+) -> StepModel | None:
+    """The model of a step from all that is given of the network and of training; None where the default did not train.
+
+    Raises:
+        InputError: too little of the network is known.
+    """
+    network = NetworkModel.fit(collectives).at(baseline.carrier, baseline.world_size)
+    try:
+        return StepModel.calibrate(facts, network, latest(trainings).values())
+    except NotTrainedError:  # the record of the default, or of the step without DDP, says why
+        return None
+
+
+def predict_all(model: StepModel, cases: Iterable[TrainingCase]) -> dict[TrainingCase, StepPrediction]:
+    """Predict the cases whose hook the model knows."""
+    return {case: model.predict(case) for case in cases if case.hook_name in model.hooks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chooser:
+    """What there is to choose from."""
+
+    facts: WorkloadFacts
+    candidates: Sequence[TrainingCase]
+    """Every setting that may be recommended, and the default."""
+    info: Mapping[str, Any]
+    """What run.json states, as far as `comparable` reads it."""
+    lists: bool = False
+    """Whether lists of bucket sizes may be recommended, too."""
+
+    @property
+    def baseline(self) -> TrainingCase:
+        """The default."""
+        return baseline_of(self.candidates)
+
+    def predict(
+        self, collectives: Iterable[Record], trainings: Sequence[TrainingRecord]
+    ) -> dict[TrainingCase, StepPrediction]:
+        """The step of every setting whose hook calibrated well, of all that were measured, and of lists of sizes.
+
+        Empty where the default did not train or too little of the network is known: the conclusion says so.
+        """
+        try:
+            model = fit_steps(self.facts, self.baseline, collectives, trainings)
+        except InputError:
+            model = None
+        if model is None:
+            return {}
+        fit = self._fit_hooks(trainings)
+        measured = [r.case for r in trainings if r.case.phase == SWEEP and r.case.uses_ddp]
+        known = [case for case in dict.fromkeys([*self.candidates, *measured]) if case.hook_name in fit]
+        predicted = predict_all(model, known)
+        return predicted | predict_all(model, self._lists(model, predicted))
+
+    def standing(
+        self,
+        predicted: Mapping[TrainingCase, StepPrediction],
+        collectives: Iterable[Record],
+        trainings: Sequence[TrainingRecord],
+    ) -> Standing:
+        """How the settings that may be recommended stand, by prediction and by what was measured of the sweep."""
+        if self.baseline not in predicted:
+            return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
+        fit = {one.case for one in comparable(trainings, self.info)[1]}
+        unfit = {record.case for record in trainings if record.case.phase == SWEEP} - fit
+        network = network_spread(collectives)
+        return Standing.of(predicted, trainings, self.baseline, network=network).without(unfit)
+
+    def _fit_hooks(self, trainings: Sequence[TrainingRecord]) -> set[str]:
+        """Hooks whose setting with default buckets may be recommended for all that the calibration shows."""
+        baseline, others = comparable(trainings, self.info, CALIBRATE)
+        return {one.case.hook_name for one in [*([baseline] if baseline else []), *others]}
+
+    def _lists(self, model: StepModel, predicted: Mapping[TrainingCase, StepPrediction]) -> list[TrainingCase]:
+        """The list of bucket sizes that the model likes best: without compression, and with the fastest hook."""
+        if not self.lists or not predicted:
+            return []
+        fastest = min(predicted, key=lambda case: predicted[case].step_ms)
+        cases = dict.fromkeys([self.baseline, dataclasses.replace(fastest, bucket_cap_mb=DEFAULT_CAP)])
+        found = [(case, best_list(model, case)) for case in cases]
+        return [dataclasses.replace(case, bucket_cap_mb=caps) for case, caps in found if caps]

@@ -1,0 +1,434 @@
+"""Decides: which configurations to confirm, whether to change DDP's settings, and with what evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commbench import stats
+from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.results.summary import condition_flags, launch_flags
+from commbench.results.trained import (
+    EqualLosses,
+    Group,
+    Speedup,
+    Trained,
+    equal_losses,
+    groups_of,
+    median,
+    paired_losses,
+    paired_sample_ms,
+    speedup_of,
+    trained,
+)
+from commbench.stats import MARGIN
+from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.tuner.learning import accuracy_doubt
+from commbench.tuner.snippet import keep_snippet, snippet_of
+from commbench.units import counted
+
+__all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
+
+#: Never recommended: one sends what DDP sends by itself, the other sends nothing.
+INSTRUMENTS = frozenset({"passthrough", LOCAL})
+#: Levels of the interval of one alternative: of the fresh launches that were planned, and where some were added after a
+#: first look at these had decided nothing. Each look may err: where the gain is just the margin, "change" is said of
+#: 2.5 % at most at the first and 1.25 % at the second. How often both do together: `benchmarks/looks.py`.
+FIRST_LOOK, SECOND_LOOK = 0.95, 0.975
+
+
+def level_of(alternatives: int, *, is_second: bool) -> float:
+    """The level at which each of so many alternatives is judged, so that all of them err as seldom as one (Bonferroni).
+
+    Whichever turns out the fastest, its interval then holds its speedup as often as that of a single one.
+    """
+    return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
+
+
+def judge(speedup: Speedup | None) -> Verdict:
+    """What the speedup of one alternative in fresh launches calls for."""
+    if speedup is None or speedup.interval is None:
+        return "inconclusive"
+    if speedup.interval.low > 1 + MARGIN:
+        return "change"
+    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
+
+
+# ------------------------------------------------------------------------------------------------ what to confirm
+
+
+def candidates(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+) -> list[TrainingCase]:
+    """What to measure again in fresh launches: the baseline, the fastest without compression, the fastest of all.
+
+    They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
+    ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
+    alternative to show that the default is as good. Left out are configurations that did not end well, whose ranks
+    disagree, whose steps were all skipped, whose loss is not finite where the baseline's is, or that lose more accuracy
+    than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
+
+    Args:
+        records: of the run.
+        info: as ``run.json`` holds it.
+        max_loss_increase: share of the baseline's loss by which a loss after equal steps may be higher, such as 0.05;
+            None: ``info["max_loss_increase"]``, or else losses are not judged.
+
+    Returns:
+        Each once, with the phase ``confirm``, the baseline first; nothing if the baseline did not end well.
+    """
+    group = _Compared.of(records, SWEEP, info, max_loss_increase)
+    if group is None or group.baseline is None:
+        return []
+    ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
+    plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
+    chosen = [group.baseline, *([plain] if plain else []), *ranked[:1]]
+    return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
+
+
+def comparable(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], phase: str = SWEEP
+) -> tuple[Trained | None, Sequence[Trained]]:
+    """The baseline of a phase, None where it did not end well, and the alternatives that may be recommended."""
+    group = _Compared.of(records, phase, info, None)
+    return (group.baseline, group.alternatives) if group else (None, ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """The configurations of one group in one phase that may be recommended."""
+
+    case: TrainingCase
+    """The baseline, whether it was trained or not."""
+    baseline: Trained | None
+    """None where it did not end well."""
+    alternatives: Sequence[Trained]
+    losses: Mapping[tuple[str, int], EqualLosses]
+    unfit: Mapping[TrainingCase, str]
+    """Why others may not be recommended."""
+    too_costly: Mapping[TrainingCase, str] = field(default_factory=dict)
+    """Those of ``unfit`` that may lose more accuracy than is allowed."""
+
+    @classmethod
+    def of(
+        cls,
+        records: Iterable[TrainingRecord],
+        phase: str,
+        info: Mapping[str, Any],
+        max_loss_increase: float | None,
+    ) -> _Compared | None:
+        known = trained(records, phase)
+        groups = groups_of(known)
+        if not groups:
+            return None
+        members = groups[_first_group(groups, info)]
+        case = baseline_of([one.case for one in members])
+        base = known.get(case.key)
+        if base is None or not base.is_ok:
+            why = {case: base.outcome[1] if base else "it was not trained"}
+            return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=why)
+        most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
+        others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
+        losses = equal_losses([one for one in [base, *others] if one.is_ok])
+        unfit = {one.case: _unfit(one, base, losses, most) for one in others}
+        allowed, costly = info.get("max_accuracy_loss"), {}
+        if allowed is not None:
+            fit = [one for one in others if not unfit[one.case]]
+            decides = phase == CONFIRM
+            costly = {one.case: accuracy_doubt(one, base, losses, allowed, decides=decides) for one in fit}
+        unfit |= costly
+        return cls(
+            case=case,
+            baseline=base,
+            alternatives=[one for one in others if not unfit[one.case]],
+            losses=losses,
+            unfit={case: why for case, why in unfit.items() if why},
+            too_costly={case: why for case, why in costly.items() if why},
+        )
+
+    def ratio(self, one: Trained) -> float:
+        """The speedup over the baseline."""
+        speedup = speedup_of(one, self.baseline) if self.baseline else None
+        return speedup.ratio if speedup else math.nan
+
+
+def _first_group(groups: Iterable[Group], info: Mapping[str, Any]) -> Group:
+    """The group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
+    first = next(iter(info.get("batches") or ()), None)
+
+    def order(group: Group) -> tuple[Any, ...]:
+        workload, backend, world_size, batch = group
+        return -world_size, batch != first, batch, workload, backend
+
+    return min(groups, key=order)
+
+
+def _unfit(
+    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], max_loss_increase: float | None
+) -> str:
+    """Why a configuration may not be recommended; empty if it may."""
+    if not one.is_ok:
+        return one.outcome[1] or "it was not timed"
+    if not paired_sample_ms(one, base)[0]:
+        return "no launch has both it and the default"
+    timed = list(one.timed.values())
+    pairs = paired_losses(one, base, losses)
+    diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
+    increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
+    increase = median(increases) if increases else 0.0
+    judged = {
+        "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
+        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed)),
+        "its loss is not finite": diverged,
+        f"its loss is {100 * increase:.2g} % higher than the default's": (
+            max_loss_increase is not None and increase > max_loss_increase
+        ),
+    }
+    return next((why for why, is_so in judged.items() if is_so), "")
+
+
+# ------------------------------------------------------------------------------------------------- the decision
+
+
+def recommend(
+    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+) -> Recommendation | None:
+    """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
+
+    An alternative calls for a change if the interval of its speedup, paired by launch, lies wholly above the margin of
+    2 %; the default is kept if that of no alternative in fresh launches reaches above it. The intervals are of the
+    level that `level_of` gives for so many alternatives. Without fresh launches nothing is decided, for the best of
+    many equals looks faster by luck: it is said what was the fastest, of a tuning that came no further of its
+    calibration.
+
+    Args:
+        records: of the run, all phases.
+        info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
+            ``launches``, ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``: after so many fresh
+            launches it was looked whether they decide, so that more of them are a second look.
+        max_loss_increase: as for `candidates`.
+    """
+    records = list(records)
+    confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
+    group = confirmed or next(
+        filter(None, (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE))), None
+    )
+    if group is None:
+        return None
+    return _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decision:
+    """What was measured, on the way to a `Recommendation`."""
+
+    group: _Compared
+    fresh: bool
+    records: Sequence[TrainingRecord]
+    info: Mapping[str, Any]
+
+    def recommendation(self) -> Recommendation:
+        """Weigh each alternative, then word what follows."""
+        group, case = self.group, self.group.case
+        speedups = {one.case: self._speedup(one) for one in group.alternatives}
+        ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
+        verdict, weighed = self._weigh(ranked, speedups)
+        choices = {one.case: _choice_of(one, speedups[one.case]) for one in ranked}
+        baseline = self._baseline_choice()
+        best = weighed if weighed is not None and group.ratio(weighed) > 1 else None
+        plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
+        chosen = choices[best.case] if best else baseline
+        weighed_speedup = speedups[weighed.case] if weighed else None
+        launches = weighed_speedup.launches if weighed_speedup else 0
+        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
+        snippet = keep_snippet() if group.baseline is not None else ""
+        if verdict == "change" and best:
+            snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
+        return Recommendation(
+            workload=case.workload,
+            world_size=case.world_size,
+            backend=case.backend,
+            batch_per_rank=case.batch_per_rank,
+            baseline=baseline,
+            best=chosen,
+            best_uncompressed=choices[plain.case] if plain else self._plain_of_sweep() or baseline,
+            speedup=chosen.speedup,
+            speedup_ci=chosen.speedup_ci,
+            verdict=verdict,
+            level=level,
+            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches, level),
+            snippet=snippet,
+            measured_steps=measured_steps(self.records),
+            exhaustive_steps=exhaustive_steps(self.records, self.info),
+            launches=launches,
+            alternatives=tuple(choices.values()),
+            cost=_cost_of(best, group) if best else None,
+            doubts=self._doubts(best, launches, level),
+            max_accuracy_loss=self.info.get("max_accuracy_loss"),
+            too_costly=self._too_costly(),
+            surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
+        )
+
+    def _speedup(self, one: Trained) -> Speedup | None:
+        """The speedup in fresh launches; None where there were none."""
+        if not self.fresh or self.group.baseline is None:
+            return None
+        first_look = self.info.get("first_look")
+        is_second = (
+            first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
+        )
+        level = level_of(len(self.group.alternatives), is_second=is_second)
+        return speedup_of(one, self.group.baseline, level=level)
+
+    def _plain_of_sweep(self) -> Choice | None:
+        """The fastest without a hook of the sweep, where none was measured again."""
+        if not self.fresh or any(one.case.hook == "none" for one in self.group.alternatives):
+            return None
+        base, others = comparable(self.records, self.info)
+        if base is None:
+            return None
+        speedups = {one.case: speedup_of(one, base) for one in others if one.case.hook == "none"}
+        faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
+        best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
+        return _choice_of(best, None) if best else None
+
+    def _surer(self, weighed: Trained, level: float) -> str:
+        """What would decide, see `commbench.tuner.effort.surer`."""
+        if not self.fresh or self.group.baseline is None:
+            return ""
+        own, base = paired_sample_ms(weighed, self.group.baseline)
+        ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
+        if self.info.get("status") == "partial" or len(ratios) < (self.info.get("first_look") or 0):
+            return ""  # what is planned comes first
+        return surer(ratios, MARGIN, self.info.get("launches") or (), level=level)
+
+    def _weigh(
+        self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
+    ) -> tuple[Verdict, Trained | None]:
+        """The verdict, and the alternative it is about: the fastest of those that decide it."""
+        by_verdict: dict[Verdict, list[Trained]] = {"change": [], "inconclusive": [], "keep": []}
+        for one in ranked:
+            by_verdict[judge(speedups[one.case])].append(one)
+        found: tuple[Verdict, Trained | None] = ("inconclusive", None)
+        for verdict in ("keep", "inconclusive", "change"):
+            if by_verdict[verdict]:
+                found = verdict, by_verdict[verdict][0]
+        return found
+
+    def _baseline_choice(self) -> Choice:
+        """The baseline, which is exactly as fast as itself."""
+        chosen = Choice(**setting_of(self.group.case))
+        if self.group.baseline is None:
+            return chosen
+        step_ms = median(list(self.group.baseline.steps_ms.values()))
+        chosen = dataclasses.replace(chosen, step_ms=step_ms)
+        return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
+
+    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int, level: float) -> str:
+        """One sentence: what was compared, how much it gained, how sure that is."""
+        if self.group.baseline is None:
+            return f"The default did not train, so nothing can be compared with it: {self._why_unfit()}."
+        if weighed is None:
+            return f"No alternative to the default was measured well{self._why_none()}."
+        if not self.fresh:
+            where = "calibration" if self.group.case.phase == CALIBRATE else "sweep"
+            return (
+                f"{weighed.name} was the fastest alternative of the {where} but was not measured again in fresh "
+                "launches."
+            )
+        if weighed.speedup is None or weighed.speedup_ci is None:
+            made = counted(launches, "launch")
+            return f"{weighed.name} was measured again in {made} only, which says nothing about the next one."
+        low, high = weighed.speedup_ci
+        says = {
+            "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
+            "keep": f"so it is no more than {100 * MARGIN:g} % faster",
+            "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
+        }
+        return (
+            f"In {launches} fresh launches {weighed.name} ran {weighed.speedup:.3f} times as fast as the "
+            f"default, {100 * level:g} % interval {low:.3f} to {high:.3f}, {says[verdict]}."
+        )
+
+    def _why_unfit(self) -> str:
+        return next(iter(self.group.unfit.values()), "no reason is known").rstrip(".") or "no reason is known"
+
+    def _why_none(self) -> str:
+        return f" ({self._why_unfit()})" if self.group.unfit else ""
+
+    def _too_costly(self) -> tuple[str, ...]:
+        """What the sweep and the fresh launches leave out for its accuracy."""
+        sought = _Compared.of(self.records, SWEEP, self.info, None)
+        both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
+        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
+
+    def _doubts(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
+        where = condition_flags(self.group.case.backend, self.info)
+        members = [one for one in (self.group.baseline, best) if one]
+        humps = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
+        few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
+        judged = {
+            few: 1 < launches < stats.fewest_launches(level),
+            "launches fall in two humps, and a training is one launch": humps,
+            "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
+            "the network was emulated": "emulated" in where,
+            "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
+            "a GPU was slowed down": any("throttled" in r.flags for one in members for r in one.timed.values()),
+        }
+        if self.fresh and self.group.baseline:
+            unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
+            left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
+            judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
+        return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
+
+
+def _cost_of(best: Trained, group: _Compared) -> Cost | None:
+    """What the best does to learning, in the launches that have both."""
+    if group.baseline is None:
+        return None
+    both = paired_losses(best, group.baseline, group.losses)
+    pairs = [pair for pair in both if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
+    if not pairs:
+        return None
+    launches = sorted(best.timed.keys() & group.baseline.timed.keys())
+    metrics = [
+        (own.metrics[-1][1], theirs.metrics[-1][1])
+        for own, theirs in ((best.timed[launch], group.baseline.timed[launch]) for launch in launches)
+        if len(own.metrics) and len(theirs.metrics)
+    ]
+    metrics = [pair for pair in metrics if all(map(math.isfinite, pair))]
+    return Cost(
+        steps=min(own.count for own, _ in pairs),
+        loss_equal_steps=_difference([(own.steps, theirs.steps) for own, theirs in pairs]),
+        loss_equal_time=_difference([(own.time, theirs.time) for own, theirs in pairs]),
+        metric_name=best.timed[launches[-1]].metric_name if metrics else "",
+        metric=_difference(metrics) if metrics else None,
+    )
+
+
+def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    own, theirs = np.transpose(np.asarray(pairs, dtype=float))
+    interval = stats.median_interval(own - theirs)
+    return Difference(
+        baseline=median(theirs),
+        best=median(own),
+        difference=median(own - theirs),
+        difference_ci=(interval.low, interval.high) if interval else None,
+    )
+
+
+def _choice_of(one: Trained, speedup: Speedup | None) -> Choice:
+    interval = speedup.interval if speedup else None
+    return Choice(
+        **setting_of(one.case),
+        step_ms=median(list(one.steps_ms.values())),
+        speedup=speedup.ratio if speedup else None,
+        speedup_ci=(interval.low, interval.high) if interval else None,
+    )

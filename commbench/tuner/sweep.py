@@ -1,0 +1,174 @@
+"""The stages of a training sweep: every configuration, then the winners against the baseline in fresh launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
+from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
+from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.launch.plan import RunRequest, Stage
+from commbench.launch.timeplan import dry_run_estimate
+from commbench.results.record_types import AnyRecord, training_records
+from commbench.stats.budgets import Budget, TrainingBudget
+from commbench.tuner.recommendation import candidates
+from commbench.units import counted
+
+#: Share of the time aimed at that the sweep may take; the rest confirms what it finds.
+SWEEP_SHARE = 0.55
+#: Launches that are made even where the time aimed at is over.
+FEWEST_LAUNCHES = 2
+#: A block takes about so many times what its timed steps take on the baseline: early steps, set-up and diagnosis.
+OVERHEAD = 2.5
+#: The baseline, the fastest without compression and the fastest of all.
+MOST_CONFIRMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What a person asked to train, and what is measured of it."""
+
+    sweep: TrainingSweep
+    facts: WorkloadFacts
+    """Of the workload at its own or the first batch."""
+    ranks: int
+    seed: int
+    budget: TrainingBudget
+    max_loss_increase: float | None = None
+    """Share of the baseline's loss by which a recommended setting's may be higher; None: losses are not judged."""
+    max_accuracy_loss: float | None = None
+    """How much accuracy a recommended setting may lose, see `commbench.tuner.learning`; None: that is not judged."""
+    steps: int | None = None
+    """Steps of every block; None: see `commbench.ddp.plan.cases.Terms`."""
+    threads: int | None = None
+    case_timeout_s: float = 60.0
+    time_limit_s: float | None = None
+    """Of the whole run, in seconds since it began."""
+    begins_s: float = 0.0
+    """When in the run the sweep begins, where there is a time limit."""
+    cases: Sequence[TrainingCase] = field(init=False)
+    """Everything asked for, the baseline first, steps without DDP last."""
+    same_layout: Mapping[TrainingCase, TrainingCase] = field(init=False)
+    """Configurations that are not measured, because the one they lead to has the same buckets."""
+
+    def __post_init__(self) -> None:
+        cases = self.sweep.cases(ranks=self.ranks, batch=self.facts.batch_size)
+        with_ddp = [case for case in cases if case.uses_ddp]
+        object.__setattr__(self, "cases", cases)
+        chosen = group_by_layout(with_ddp, self.facts)
+        object.__setattr__(self, "same_layout", {case: kept for case, kept in chosen.items() if case != kept})
+
+    @property
+    def measured(self) -> list[TrainingCase]:
+        """The configurations that are trained."""
+        return [case for case in self.cases if case not in self.same_layout]
+
+    @property
+    def info(self) -> dict[str, object]:
+        """What run.json states: foreseen buckets, which case stands for which, the first batch, facts of the model."""
+        return {
+            "facts": self.facts.to_json(),
+            "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
+            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
+            "max_loss_increase": self.max_loss_increase,
+            "max_accuracy_loss": self.max_accuracy_loss,
+            "batches": [case.batch_per_rank for case in self.cases[:1]],
+        }
+
+    @property
+    def left_out(self) -> list[str]:
+        """A sentence on the configurations that need no measuring."""
+        if not self.same_layout:
+            return []
+        names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
+        return [f"DDP makes the same buckets for {names}."]
+
+    @property
+    def then(self) -> str:
+        """What follows the sweep, for people."""
+        return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
+
+    def estimate_s(self) -> float:
+        """What the sweep and its confirmation take, in seconds, if a step takes as on the baseline."""
+        sweep = self.sweep_request()
+        fresh = self._request(
+            "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks
+        )
+        return sum(
+            dry_run_estimate(cases, request.budget, request.budget.launches)
+            for cases, request in ((len(sweep.cases), sweep), (MOST_CONFIRMED, fresh))
+        )
+
+    def stages(self) -> list[Stage]:
+        """The sweep, then the confirmation of what it finds."""
+        return [lambda _: self.sweep_request(), self._confirm_request]
+
+    def sweep_request(self) -> RunRequest:
+        """Every configuration that is measured, in the budget's launches."""
+        aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s
+        request = self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
+        if self.time_limit_s is None:
+            return request
+        limit_s = self.begins_s + SWEEP_SHARE * (self.time_limit_s - self.begins_s)
+        return dataclasses.replace(request, time_limit_s=limit_s)
+
+    def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
+        """The baseline and the winners, in turns; nothing where there is nothing to compare the baseline with.
+
+        Once begun it stays with its winners, though further launches of the sweep may favour others.
+        """
+        begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
+        found = list(begun) or candidates(training_records(records), self.info)
+        if len(found) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+            return None
+        baseline = baseline_of(found)
+        cases = sorted(found, key=lambda case: case != baseline)
+        return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+
+    def _request(
+        self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None
+    ) -> RunRequest:
+        return training_request(
+            name,
+            cases,
+            ranks=self.ranks,
+            budget=self.budget,
+            launches=launches,
+            terms=Terms(
+                seed=self.seed, block_s=self.budget.block_s, blocks=blocks, steps=self.steps, threads=self.threads
+            ),
+            case_timeout_s=self.case_timeout_s,
+            time_limit_s=self.time_limit_s,
+            aim_s=aim_s,
+            fewest_launches=FEWEST_LAUNCHES,
+        )
+
+
+def training_request(
+    name: str,
+    cases: Sequence[TrainingCase],
+    *,
+    ranks: int,
+    budget: TrainingBudget,
+    launches: int,
+    terms: Terms,
+    **others: Any,  # noqa: ANN401 - fields of `RunRequest`
+) -> RunRequest:
+    """What a stage that trains asks for: so many launches in the blocks that ``terms`` and the budget name."""
+    return RunRequest(
+        name=name,
+        cases=cases,
+        ranks=ranks,
+        seed=terms.seed,
+        budget=Budget(
+            name=budget.name,
+            launches=launches,
+            relative_half_width=budget.relative_half_width,
+            slice_s=terms.blocks * budget.block_s * OVERHEAD,
+        ),
+        training=terms,
+        **others,
+    )

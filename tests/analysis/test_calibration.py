@@ -1,0 +1,116 @@
+"""Sharing a core, fitted to steps of known sharing and to steps that tell nothing about it."""
+
+import pytest
+from training_builders import make_bucket, make_training_case, make_training_record
+
+from commbench.analysis.prediction.calibration import (
+    USUAL_CONTENTION,
+    Observation,
+    Setting,
+    Sharing,
+    fit_sharing,
+    settings_of,
+)
+from commbench.analysis.prediction.timeline import BucketWork, overlapped
+
+
+def make_work(*ready_ms: float, comm_ms: float = 30.0) -> list[BucketWork]:
+    """Return buckets that are ready at these times."""
+    return [
+        BucketWork(size_bytes=1, ready_ms=time, encode_ms=0.5, comm_ms=comm_ms, decode_ms=0.5, latency_ms=1.0)
+        for time in ready_ms
+    ]
+
+
+def observe(work: list[BucketWork], truth: Sharing) -> Observation:
+    """Return a step of 50 ms beside a backward pass of 100 ms that goes as ``truth`` says."""
+    timeline = overlapped(truth.slowed(work), 100, servers=2, contention=truth.contention)
+    return Observation(
+        work=work, backward_ms=100, servers=2, others_ms=50, step_ms=50 + timeline.end_ms + truth.rest_ms
+    )
+
+
+def fit_one(observations: list[Observation]) -> Sharing:
+    """Return what steps of one hook alone tell."""
+    return fit_sharing({"none": observations}).likely["none"]
+
+
+@pytest.mark.parametrize("truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)])
+def test_a_known_sharing_is_found(truth: Sharing) -> None:
+    """Find both numbers from three settings in which they act differently."""
+    works = [make_work(10, 30, 60), make_work(95), make_work(5, 10, comm_ms=10)]
+    found = fit_one([observe(work, truth) for work in works])
+    assert found.contention == pytest.approx(truth.contention, abs=0.15)
+    assert found.slowdown == pytest.approx(truth.slowdown, rel=0.1)
+
+
+def test_one_setting_is_met_exactly() -> None:
+    """Leave no error where there is only one step to meet."""
+    observation = observe(make_work(10, 40, 80), Sharing(contention=0.1, slowdown=1.4))
+    assert observation.error(fit_one([observation])) == pytest.approx(0, abs=1e-9)
+
+
+def test_what_cannot_be_explained_is_the_rest() -> None:
+    """Meet steps that are far longer than sharing can make them, and add as much to every other step."""
+    observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(rest_ms=70))
+    found = fit_one([observation])
+    assert observation.error(found) == pytest.approx(0, abs=1e-9)
+    assert 60 < found.rest_ms < 75
+    assert found.slowdown < 1.3
+
+
+def test_a_step_that_tells_nothing_leaves_the_usual() -> None:
+    """Keep to the usual contention where a single bucket is sent after the backward pass."""
+    found = fit_one([observe(make_work(100), Sharing(contention=0.0))])
+    assert found.contention == pytest.approx(USUAL_CONTENTION, abs=0.05)
+    assert found.slowdown == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("rest_ms", [-30.0, 40.0])
+def test_a_hook_that_hardly_communicates_does_not_turn_the_network(rest_ms: float) -> None:
+    """Take the slowdown from the hook whose step is communication, whatever else the other's step takes."""
+    dense = [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2)) for comm_ms in (50, 150)]
+    sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, rest_ms=rest_ms))]
+    found = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
+    assert found["none"].slowdown == found["topk:0.01"].slowdown == pytest.approx(1.2, rel=0.1)
+    assert found["none"].rest_ms == pytest.approx(0, abs=5)
+    assert found["topk:0.01"].rest_ms == pytest.approx(rest_ms, abs=3)
+
+
+def test_the_range_of_slowdown_tells_how_much_steps_depend_on_it() -> None:
+    """Allow little where the step is communication, much where it hardly is, and meet the measured step everywhere."""
+    widths = []
+    for comm_ms in (2.0, 300.0):
+        observation = observe(make_work(60, 80, 95, comm_ms=comm_ms), Sharing())
+        found = fit_sharing({"none": [observation]})
+        least, most = found.least["none"], found.most["none"]
+        assert least.slowdown < found.likely["none"].slowdown < most.slowdown
+        assert [0, 0] == pytest.approx([observation.error(least), observation.error(most)], abs=1e-9)
+        widths.append(most.slowdown / least.slowdown)
+    assert 1.3 < widths[0] < 2
+    assert widths[1] < 1.2
+
+
+def test_a_slowdown_on_the_border_may_be_none() -> None:
+    """Reach back to no slowdown where steps want more than is believed: then it is something else."""
+    found = fit_sharing(
+        {"none": [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=4.0)) for comm_ms in (50, 100, 200)]}
+    )
+    assert found.likely["none"].slowdown == pytest.approx(2.0, rel=0.05)
+    assert found.least["none"].slowdown <= 1
+    assert found.most["none"].slowdown == pytest.approx(2.0, rel=0.05)
+
+
+def test_settings_are_medians_over_launches() -> None:
+    """Take medians of steps and parts over launches, and copying from the pass-through hook's division."""
+    case = make_training_case()
+    buckets = [make_bucket(1_000_000, compress_ms=0.1), make_bucket(3_000_000, compress_ms=0.3)]
+    records = [
+        make_training_record(case, launch=launch, step_ms=step, buckets=buckets if launch < 2 else [])
+        for launch, step in enumerate([20.0, 30.0, 100.0])
+    ]
+    (setting,) = settings_of(records)
+    assert setting.step_ms == pytest.approx(30)
+    assert setting.backward_ms == pytest.approx(18)
+    assert setting.copy_ms_per_byte == pytest.approx(2 * 0.4 / 4_000_000)
+    assert 0.0 == Setting(case=case, records=records[2:]).copy_ms_per_byte

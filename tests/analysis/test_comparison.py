@@ -1,0 +1,457 @@
+"""Tests of the comparison of two runs."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
+from rich.console import Console
+from training_builders import launches_of, make_training_case, make_training_info
+
+from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.analysis.comparison.words import further_of
+from commbench.collectives.cases import Case
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.engine.records import Record, Stated
+from commbench.errors import InputError
+from commbench.report.comparison import render_comparison
+from commbench.results import Run, Store
+from commbench.stats import Effort, Verdict
+
+SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
+
+
+def make_run(records: list[Record], name: str = "a", **info: Any) -> Run:
+    """Return a run in memory."""
+    return Run(path=Path("results") / name, info=make_info(run_id=name, **info), records=tuple(records))
+
+
+def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None) -> list[Record]:
+    """Return launches of four sizes that differ by 1 %, some of them ``slower`` by a factor."""
+    generator = np.random.default_rng(seed)
+    return [
+        record
+        for size in SIZES
+        for record in make_launches(
+            list((slower or {}).get(size, 1.0) * 10.0 * np.exp(0.01 * generator.standard_normal(launches))),
+            make_case(message_bytes=size),
+        )
+    ]
+
+
+def render(table: ComparisonTable, width: int = 120) -> str:
+    """Return the comparison as a log shows it."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, force_terminal=False).print(render_comparison(table))
+    return stream.getvalue()
+
+
+def verdicts(table: ComparisonTable) -> dict[int, Verdict]:
+    """Return the verdict of each size."""
+    return {compared.case.message_bytes: compared.comparison.verdict for compared in table.cases}
+
+
+def test_slower_and_faster_cases_are_found() -> None:
+    """Judge B relative to A, case by case."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
+    expected = {8: Verdict.FASTER, KIB: Verdict.SLOWER, 64 * KIB: Verdict.SAME, 1024 * KIB: Verdict.SAME}
+    assert expected == verdicts(table)
+    assert [KIB] == [case.message_bytes for case in table.regressions]
+    assert [("slower", 1), ("faster", 1), ("same", 2), ("inconclusive", 0)] == [
+        (str(v), n) for v, n in table.counts.items()
+    ]
+
+
+def test_swapping_runs_inverts_the_ratio() -> None:
+    """Give times and ratio the right way round."""
+    a, b = make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b")
+    (forth,) = [compared for compared in compare(a, b).cases if compared.case.message_bytes == KIB]
+    (back,) = [compared for compared in compare(b, a).cases if compared.case.message_bytes == KIB]
+    assert pytest.approx(1.3, rel=0.02) == forth.comparison.ratio
+    assert pytest.approx(1 / forth.comparison.ratio) == back.comparison.ratio
+    assert (forth.time_a_us, forth.time_b_us) == (back.time_b_us, back.time_a_us)
+
+
+def test_run_against_itself_has_no_regression() -> None:
+    """Call nothing slower where nothing changed."""
+    run = make_run(sweep(1))
+    table = compare(run, run)
+    assert ((), (), False) == (table.regressions, table.differences, table.is_forced)
+    assert len(SIZES) == len(table.cases)
+
+
+def test_cases_are_matched_by_key() -> None:
+    """Ignore no axis: cases that differ in the loop are different cases."""
+    a = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="native")))
+    b = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="python")), "b")
+    table = compare(a, b)
+    assert [make_case()] == [compared.case for compared in table.cases]
+    assert ((make_case(loop="native"),), (make_case(loop="python"),)) == (table.only_in_a, table.only_in_b)
+
+
+def test_case_that_only_one_run_could_measure_is_broken() -> None:
+    """List it apart, and count it as a regression only if B lost it."""
+
+    def run(statuses: dict[Case, str], name: str) -> Run:
+        return make_run([make_record(case, status=status) for case, status in statuses.items()], name)
+
+    lost, gained, never = (make_case(message_bytes=size) for size in (8, 16, 32))
+    table = compare(
+        run({lost: "ok", gained: "unsupported", never: "unsupported"}, "a"),
+        run({lost: "hung", gained: "ok", never: "unsupported"}, "b"),
+    )
+    assert [(lost, "ok", "hung"), (gained, "unsupported", "ok")] == [
+        (broken.case, broken.status_a, broken.status_b) for broken in table.broken
+    ]
+    assert (lost,) == table.regressions
+    assert "Not compared: mpi all_reduce 8 B float32 sum is ok in A and hung in B." in render(table).splitlines()
+
+
+def test_only_ok_launches_count() -> None:
+    """Leave a launch that failed and was not the last out of the medians."""
+    a = make_run([make_record(launch=9, status="failed"), *make_launches(STEADY)])
+    (compared,) = compare(a, make_run(make_launches(STEADY), "b")).cases
+    assert (6, 6) == (compared.comparison.launches_a, compared.comparison.launches_b)
+
+
+def test_unlike_conditions_are_refused() -> None:
+    """Name what differs and why it matters; listed and said to be forced on request."""
+    a = make_run(make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]})
+    b = make_run(
+        make_launches(STEADY, transport="tcp"),
+        "b",
+        environment={"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
+    )
+    with pytest.raises(InputError, match=r"like conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp"):
+        compare(a, b)
+    table = compare(a, b, force=True)
+    assert table.is_forced
+    text = render(table, width=200)
+    assert "FORCED" in text
+    assert "unlike conditions: transport: sm vs tcp (in 1 of 1 cases) - another one carries" in text
+    assert "differs, to be known: kernel: 6.1.7 vs 6.1.9" in text
+
+
+def test_what_should_merely_be_known_is_only_listed() -> None:
+    """Compare across commits and patch levels without a word of force."""
+    a, b = make_run(make_launches(STEADY), git_commit="1"), make_run(make_launches(STEADY), "b", git_commit="2")
+    table = compare(a, b)
+    assert ["git_commit: 1 vs 2"] == list(map(str, table.differences))
+    assert not table.is_forced
+    assert "FORCED" not in render(table)
+
+
+def test_too_few_launches_are_said() -> None:
+    """Hint at more launches where no change could have been found."""
+    few = compare(make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b"))
+    assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
+    assert few.too_few_launches
+    assert "measure with more launches" in " ".join(render(few).split())
+    enough = compare(make_run(sweep(1)), make_run(sweep(2), "b"))
+    assert not enough.too_few_launches
+    assert "could not be found" not in render(enough)
+
+
+def test_directories_are_read(tmp_path: Path) -> None:
+    """Take paths in place of runs."""
+    for name in ("a", "b"):
+        with Store.open(tmp_path / name, make_info()) as store:
+            for record in sweep(1):
+                store.append(record)
+    table = compare(tmp_path / "a", str(tmp_path / "b"))
+    assert ((str(tmp_path / "a"),), len(SIZES)) == (table.names_a, len(table.cases))
+    with pytest.raises(InputError, match="There is no"):
+        compare(tmp_path / "a", tmp_path / "c")
+
+
+def test_margin_is_honoured() -> None:
+    """Call a difference that does not matter the same."""
+    a, b = make_run(sweep(1)), make_run(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
+    assert {Verdict.SLOWER} == set(verdicts(compare(a, b)).values())
+    assert {Verdict.SAME} == set(verdicts(compare(a, b, margin=0.15)).values())
+
+
+def test_text_has_a_line_a_case_and_a_summary() -> None:
+    """Show times, ratio with interval, verdict and detectable difference; then the counts."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b"))
+    text = render(table)
+    (line,) = [line for line in text.splitlines()[1:] if " 1 KiB " in line]
+    interval = table.cases[1].comparison.interval
+    assert interval is not None
+    assert f"[{interval.low:.3f}, {interval.high:.3f}]" in line
+    assert " slower " in line
+    assert line.rstrip().endswith(f"+{100 * table.cases[1].comparison.detectable:.1f} %")
+    first = render(table, width=200).splitlines()[0]
+    assert first.startswith("1 of 4 cases slower: mpi all_reduce 1 KiB float32 sum +3")
+    assert first.endswith("]. 0 faster, 3 same, 0 inconclusive, with a margin of 2 %.")
+
+
+def test_cases_of_one_short_name_are_told_apart() -> None:
+    """Spell out what the short name of a case leaves out."""
+    records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
+    text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
+    assert "loop native, buffers hot)" in text
+    assert "loop python, buffers hot)" in text
+
+
+def test_text_fits_100_columns() -> None:
+    """Cut nothing in a log of 100 columns."""
+    text = render(compare(make_run(sweep(1)), make_run(sweep(2), "b")), width=100)
+    assert 100 >= max(map(len, text.splitlines()))
+    assert "\u2026" not in text
+
+
+def test_nothing_in_common_is_said() -> None:
+    """Compare nothing without failing."""
+    a = make_run([make_record(make_case(message_bytes=size)) for size in range(8, 8 + 40, 4)])
+    text = " ".join(render(compare(a, make_run([make_record(make_case("barrier"))], "b"))).split())
+    assert "0 of 0 cases slower" in text
+    assert "and 2 more." in text
+    assert "Only in B: mpi barrier." in text
+
+
+def test_cases_timed_in_different_batches_get_no_verdict() -> None:
+    """Call a case undecided, and say why, where one run timed two operations together and the other one."""
+    single = make_launches([10.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)])
+    paired = make_launches([8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2)
+    table = compare(make_run(single), make_run(paired, "b"))
+    assert [Verdict.INCONCLUSIVE] == list(verdicts(table).values())
+    assert any("batch: 1 vs 2" in str(each) for each in table.differences)
+    alike = compare(make_run(single), make_run([replace(record, batch=1) for record in paired], "b"))
+    assert [Verdict.FASTER] == list(verdicts(alike).values())
+
+
+def timed_unlike(cases: int, **changes: Any) -> Run:
+    """Return a run of four sizes whose first ``cases`` were timed in another way."""
+    sizes = SIZES[:cases]
+    records = [replace(record, **changes) if record.case.message_bytes in sizes else record for record in sweep(2)]
+    return make_run(records, "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sync": "barrier"}, "sync: round-time vs barrier"),
+        ({"loop": "python"}, "loop: native vs python"),
+        (
+            {"stated": Stated(time="mean over repetitions and ranks")},
+            "time: median over repetitions of the slowest rank vs mean over repetitions and ranks",
+        ),
+    ],
+)
+def test_a_case_that_was_timed_unlike_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
+    """Judge the others; refuse where it is so of all cases, and judge these, too, where that is forced."""
+    a = make_run(sweep(1))
+    table = compare(a, timed_unlike(1, **changes))
+    assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
+    assert not table.is_forced
+    assert f"no verdict where timed unlike: {named} (in 1 of 4 cases)" in render(table, width=200)
+    with pytest.raises(InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"):
+        compare(a, timed_unlike(4, **changes))
+    for cases in (1, 4):
+        forced = compare(a, timed_unlike(cases, **changes), force=True)
+        assert ([Verdict.SAME] * 4, True) == (list(verdicts(forced).values()), forced.is_forced)
+
+
+def test_imported_times_that_mean_different_things_are_not_compared() -> None:
+    """Refuse the mean over ranks against the slowest rank, of which both runs say nothing but in their records."""
+    mean, slowest = (
+        make_run([replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)], time)
+        for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
+    )
+    with pytest.raises(InputError, match="time: mean over repetitions and ranks vs mean over repetitions of the slow"):
+        compare(mean, slowest)
+    assert not compare(mean, mean).differences
+
+
+# ---------------------------------------------------------------------------------------------- several baselines
+
+
+def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
+    """Return a run whose times are all ``factor`` times as long."""
+    return make_run(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
+
+
+def test_how_baselines_differ_enters_the_interval() -> None:
+    """Call a run that lies among its baselines not slower, though it is slower than one of them."""
+    baselines = [shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))]
+    b = shifted("b", 9, 1.05)
+    assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
+    table = compare(baselines, b)
+    assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
+    assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
+    assert {(5, 50, 10)} == {
+        (one.baselines, one.comparison.launches_a, one.comparison.launches_b) for one in table.cases
+    }
+    assert "A: results/a0" in render(table)
+    assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
+
+
+def test_more_baselines_make_a_comparison_sharper() -> None:
+    """Find with five steady runs what two leave open, and never ask for launches instead."""
+    baselines = [make_run(sweep(seed, launches=5), f"a{seed}") for seed in range(5)]
+    b = make_run(sweep(9, launches=5, slower={KIB: 1.1}), "b")
+    few, many = compare(baselines[:2], b), compare(baselines, b)
+    assert many.cases[1].comparison.detectable < few.cases[1].comparison.detectable
+    assert ((), [KIB]) == (
+        few.regressions,
+        [case.message_bytes for case in many.regressions if isinstance(case, Case)],
+    )
+    assert not few.too_few_launches
+
+
+def test_baselines_of_one_launch_each_are_compared() -> None:
+    """Take runs that an mpirun made each, or an imported file, in the CSV, the page and the table, too."""
+    baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
+    for more in ([], [make_run(sweep(8), "a8")]):
+        table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
+        assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
+        assert len(SIZES) == sum(one.comparison.interval is not None for one in table.cases)
+        assert "1 of 4 cases slower" in render(table)
+    assert not compare(baselines[:2], make_run(sweep(9), "b")).too_few_launches
+
+
+def test_few_baselines_are_said_to_be_few() -> None:
+    """Ask for five where two tell little of how runs differ."""
+    table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
+    assert "2 baselines tell little of how runs differ" in " ".join(render(table).split())
+    assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
+
+
+def test_unlike_baselines_are_refused() -> None:
+    """Say which condition, and list it once where it is forced."""
+    a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
+    with pytest.raises(InputError, match=r"^The baselines were not measured under like conditions \(nodes: 1, 2"):
+        compare([a1, a2], shifted("b", 3, 1.0))
+    table = compare([a1, a2], shifted("b", 3, 1.0), force=True)
+    assert ["nodes: 1, 2 vs 1"] == list(map(str, table.differences))
+    with pytest.raises(InputError, match="at least one baseline"):
+        compare([], a1)
+
+
+def test_a_baseline_may_lack_a_case() -> None:
+    """Compare with those that have it; a case that no baseline could measure was never there to lose."""
+    case = make_case()
+    failed = make_run([make_record(case, status="failed")], "a2")
+    b = make_run(make_launches([1.001 * time for time in STEADY], case), "b")
+    table = compare([make_run(make_launches(STEADY, case)), failed], b)
+    assert [1] == [one.baselines for one in table.cases]
+    lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
+    assert (case,) == lost.regressions
+    assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
+
+
+def test_a_run_counts_once() -> None:
+    """Refuse a copy of a run among its baselines, and of the judged run; imported ones are known by their files."""
+    a1, a2, b = make_run(sweep(1), "a1"), make_run(sweep(2), "a2"), make_run(sweep(3), "b")
+    copy = replace(a1, path=Path("copy"))
+    for runs, judged in (([a1, copy], b), ([a1, a2], copy)):
+        with pytest.raises(InputError, match="a1 and copy hold the same measurements, which are one run; name one"):
+            compare(runs, judged)
+    imported = [
+        replace(a1, info={**a1.info, "imported": [{"file": "x", "sha256": digest, "tool": "t", "version": ""}]})
+        for digest in ("1", "2", "2")
+    ]
+    assert 2 == compare(imported[:2], b).cases[0].baselines
+    with pytest.raises(InputError, match="hold the same measurements"):
+        compare(imported[1:], b)
+
+
+# ------------------------------------------------------------------------------------------------- incomplete runs
+
+
+def test_what_a_run_that_ended_early_did_not_reach_is_lost() -> None:
+    """Count as lost what the same plan asked for; say of another plan what is missing, and no more."""
+    a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
+    for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
+        b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
+        table = compare(a, b)
+        assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
+        assert "B is not complete: 2 cases of A were not measured." in " ".join(render(table).split())
+    assert "Not compared: mpi all_reduce 64 KiB float32 sum is ok in A and missing in B." in render(
+        compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="interrupted"))
+    )
+    whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
+    assert ((), 2) == (whole.regressions, len(whole.only_in_a))
+    assert "not complete" not in render(whole)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
+    """Return a run of configurations by hook, with steps that take so long."""
+    records = [r for hook, ms in step_ms.items() for r in launches_of(ms, make_training_case(hook), **changes)]
+    return Run(path=Path("results") / name, info=make_training_info(), records=(), training_records=tuple(records))
+
+
+def test_training_is_compared_by_configuration() -> None:
+    """Give steps the same verdicts, and nothing to a configuration that another was measured for."""
+    a = trained("a", {"none": 20.0, "fp16": 15.0, "local": 12.0})
+    b = trained("b", {"none": 20.0, "fp16": 18.0, "local": 12.0})
+    table = compare(a, b)
+    assert [("none", 20_000.0, Verdict.SAME), ("fp16", 18_000.0, Verdict.SLOWER)] == [
+        (one.case.hook, pytest.approx(one.time_b_us, rel=1e-3), one.comparison.verdict)
+        for one in table.cases
+        if isinstance(one.case, TrainingCase)
+    ]
+    assert "mlp fp16, default buckets, 2 ranks, batch 32" in render(table)
+
+
+def test_training_with_other_threads_is_refused() -> None:
+    """Computing takes most of a step."""
+    a, b = (trained(name, {"none": 20.0}, threads_per_rank=threads) for name, threads in (("a", 1), ("b", 2)))
+    with pytest.raises(InputError, match="threads_per_rank: 1 vs 2"):
+        compare(a, b)
+
+
+# ------------------------------------------------------------------------------------------- thresholds and order
+
+
+def test_the_table_has_the_words_of_the_csv() -> None:
+    """Call it near in both where a ratio lies near the margin."""
+    assert ["near", "noisy"] == [further_of(Effort(outlook=outlook)) for outlook in ("near", "noisy")]
+
+
+def test_a_threshold_lets_small_regressions_pass() -> None:
+    """Count as a regression only what lies wholly beyond it, whatever the verdict."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 1.06, KIB: 1.3}), "b"))
+    assert [8, KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
+    assert [KIB] == [case.message_bytes for case in table.regressions_beyond(0.1) if isinstance(case, Case)]
+    assert () == table.regressions_beyond(0.5)
+
+
+def test_worst_first() -> None:
+    """Put the slower ones first, the slowest of them at the top, and faster ones last."""
+    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 0.8, KIB: 1.1, 64 * KIB: 1.3}), "b"))
+    assert [8, KIB, 64 * KIB, 1024 * KIB] == list(verdicts(table))
+    assert [64 * KIB, KIB, 1024 * KIB, 8] == list(verdicts(table.worst_first()))
+
+
+def test_launches_that_would_settle_a_case_are_named() -> None:
+    """Say how many more, and that as many settle it in most comparisons."""
+    case = make_case()
+    generator = np.random.default_rng(4)
+
+    def run(name: str, launches: int, factor: float = 1.0) -> Run:
+        times = factor * 10.0 * np.exp(0.03 * generator.standard_normal(launches))
+        return make_run(make_launches(list(times), case), name)
+
+    tables = [compare(run("a", 6), run("b", 6, 1.09)) for _ in range(60)]
+    named = [
+        one.comparison.further
+        for table in tables
+        for one in table.cases
+        if one.comparison.further and one.comparison.further.outlook == "settles"
+    ]
+    typical = int(np.median([effort.high or 34 for effort in named]))
+    assert 2 < typical < 35
+    again = [compare(run("a", 6 + typical), run("b", 6 + typical, 1.09)) for _ in range(60)]
+    assert sum(table.counts[Verdict.SLOWER] for table in again) >= 40
+    shown = next(
+        t for t in tables if t.cases[0].comparison.further and t.cases[0].comparison.further.outlook == "settles"
+    )
+    assert "1 inconclusive case would be settled by" in " ".join(render(shown).split())

@@ -1,0 +1,125 @@
+"""Tests of what makes the conditions of two runs unlike, and which differences make comparing them unsound."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from builders import make_info
+
+from commbench.analysis.comparison.conditions import TRAINING, UNSOUND, differences
+
+HOST = {
+    "hostname": "n1",
+    "cpu_model": "X",
+    "kernel": "6.1.7-generic",
+    "governor": "performance",
+    "interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 1500}],
+}
+
+
+def info(host: Mapping[str, Any] | None = None, *, variables: Mapping[str, str] | None = None, **changes: Any) -> Any:
+    """Return what ``run.json`` holds of a run on one host."""
+    environment = {"hosts": [HOST | dict(host or {})], "versions": {"torch": "2.13.0"}, "variables": variables or {}}
+    return make_info(environment=environment, **changes)
+
+
+def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list[str], list[str]]:
+    """Return what makes a comparison unsound, and what should merely be known."""
+    found = differences([a], b, carriers=carriers)
+    return [each.name for each in found if each.reason], [each.name for each in found if not each.reason]
+
+
+@pytest.mark.parametrize(
+    ("other", "unsound", "known"),
+    [
+        (info(), [], []),
+        (info({"hostname": "n2"}), ["hostname"], []),
+        (info({"cpu_model": "Y"}), ["cpu_model"], []),
+        (info({"kernel": "6.1.9-generic"}), [], ["kernel"]),
+        (info({"kernel": "6.6.1"}), ["kernel series"], ["kernel"]),
+        (info({"governor": "powersave"}), ["governor"], []),
+        (info({"governor": None}), [], []),
+        (info(world_size=4), ["world_size"], []),
+        (info(nodes=2), ["nodes"], []),
+        (info(git_commit="1"), [], []),
+        (info(budget="standard"), [], ["budget"]),
+        (info(variables={"OMPI_MCA_btl": "tcp,self"}), ["OMPI_MCA_btl"], []),
+        (info(variables={"OMP_NUM_THREADS": "4"}), ["OMP_NUM_THREADS"], []),
+        (info(variables={"SLURM_NNODES": "4", "OMPI_MCA_plm_rsh_agent": "x"}), [], None),
+        (info({"interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 9000}]}), [], ["interface eth0"]),
+        (info(ranks=[{"rank": 0, "cpus": [0]}]), [], []),
+    ],
+)
+def test_each_condition_is_unsound_or_known(other: Any, unsound: list[str], known: list[str] | None) -> None:
+    """Tell what could explain a difference of times from what should merely be known."""
+    found = names(info(), other)
+    assert unsound == found[0]
+    if known is not None:
+        assert known == found[1]
+
+
+def test_torch_counts_where_it_carries_the_training() -> None:
+    """Rows of collectives state their library themselves; those of training do not."""
+    other = info()
+    other["environment"]["versions"] = {"torch": "2.14.0"}
+    assert ([], ["torch"]) == names(info(), other)
+    assert (["torch"], []) == names(info(), other, carriers={"gloo", TRAINING})
+
+
+@pytest.mark.parametrize(
+    ("name", "matters_to"),
+    [
+        ("OMPI_MCA_btl", {"mpi"}),
+        ("UCX_TLS", {"mpi", "nccl", "torch-nccl"}),
+        ("NCCL_ALGO", {"nccl", "torch-nccl"}),
+        ("GLOO_SOCKET_IFNAME", {"gloo"}),
+        ("OMP_NUM_THREADS", {"mpi", "gloo", "nccl", "torch-nccl"}),
+        ("SLURM_CPUS_PER_TASK", set()),
+    ],
+)
+def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) -> None:
+    """Do not refuse Gloo for a setting of MPI."""
+    backends = ("mpi", "gloo", "nccl", "torch-nccl")
+    other = info(variables={name: "1"})
+    assert matters_to == {backend for backend in backends if names(info(), other, carriers={backend})[0]}
+
+
+def test_an_interface_counts_between_hosts() -> None:
+    """Where ranks are on several hosts its rate and frame size decide."""
+    other = info({"interfaces": [{"name": "eth0", "speed_Mbps": 1000, "mtu": 1500}]}, nodes=2)
+    assert ["interface eth0"] == names(info(nodes=2), other)[0]
+
+
+def test_binding_counts() -> None:
+    """Ranks that may move between cores are not like ranks that may not."""
+    bound, free = (info(ranks=[{"rank": 0, "cpus": cpus}]) for cpus in ([0], [0, 1]))
+    (found,) = differences([bound], free, carriers={"mpi"})
+    assert "cpus_per_rank: 1 vs 2" == str(found)
+
+
+def test_emulation_counts() -> None:
+    """Another emulated rate is another network."""
+    slow, fast = info(), info()
+    slow["environment"]["emulated"], fast["environment"]["emulated"] = {"rate": "900mbit"}, {"rate": "1gbit"}
+    assert ["emulated"] == names(fast, slow)[0]
+
+
+def test_runs_that_state_nothing_do_not_differ() -> None:
+    """An imported run knows nothing of its hosts."""
+    assert [] == differences([{"schema": 1}], info(git_commit="1"), carriers={"gloo", TRAINING})
+
+
+def test_baselines_are_compared_with_each_other() -> None:
+    """Name what they state, all of it, also what B does not state."""
+    (between,) = differences([info(), info({"hostname": "n2"})], info(), carriers={"mpi"})
+    assert ("hostname: n1, n2 vs n1", True) == (str(between), between.is_among_baselines)
+    (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, carriers={"mpi"})
+    assert ("hostname: n1, n2", True) == (str(among), among.is_among_baselines)
+    (variable,) = differences([info(), info(variables={"NCCL_ALGO": "ring"})], info(), carriers={"mpi"})
+    assert not variable.reason
+    assert ("NCCL_ALGO: unset, ring vs unset", True) == (str(variable), variable.is_among_baselines)
+
+
+def test_every_reason_is_a_clause() -> None:
+    """Let each fit behind "and" in the sentence that refuses."""
+    assert all(reason and not reason.endswith(".") and reason[0].islower() for reason in UNSOUND.values())

@@ -1,0 +1,288 @@
+"""Tests of curves: known ones are recovered, predictions are monotone, intervals cover, files are read."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import KIB, MIB
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from laws import COARSE, POWERS, launches_of, one, three, two
+
+from commbench.analysis.prediction.curves import Curve, fit_curve
+from commbench.errors import InputError
+from commbench.stats import Floats
+
+# ---------------------------------------------------------------------------------------------------- prediction
+
+
+def test_noise_is_smoothed() -> None:
+    """Predict at measured sizes better than a noisy measurement does, and almost as well as one without noise."""
+    sized = np.array(POWERS, dtype=float)
+    raw, smooth = [], []
+    for seed in range(20):
+        curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.2, seed=seed))
+        raw.append(np.abs(np.array(curve.times_us) / three(sized) - 1))
+        smooth.append(np.abs([curve.time_us(n) / t - 1 for n, t in zip(POWERS, three(sized), strict=True)]))
+    assert np.mean(smooth) < 0.75 * np.mean(raw)
+
+
+def test_what_noise_cannot_explain_is_kept() -> None:
+    """Predict at a measured size what was measured, although no line goes there, where all launches agree."""
+    bent = [one(np.array(float(n))) * (1.5 if n == 4 * KIB else 1) for n in POWERS]
+    curve = fit_curve(POWERS, [[float(t) * 0.999, float(t), float(t) * 1.001] for t in bent])
+    assert curve.trust > 0.99
+    assert curve.time_us(4 * KIB) > 1.2 * one(np.array(4.0 * KIB))
+
+
+def test_measured_sizes_keep_their_times() -> None:
+    """Predict at each measured size what was measured there, where times rise."""
+    curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.0))
+    assert list(curve.times_us) == pytest.approx([curve.time_us(size) for size in POWERS])
+
+
+@pytest.mark.parametrize(("law", "worst"), [(one, 0.03), (two, 0.2), (three, 0.2)])
+def test_between_sizes_the_law_is_met(law: Callable[[Floats], Floats], worst: float) -> None:
+    """Predict between sizes 4 apart a line within 3 %, and others at most sizes so; next to a jump nobody can."""
+    curve = fit_curve(COARSE, launches_of(law, COARSE, noise=0.0))
+    between = np.geomspace(COARSE[0], COARSE[-1], 200)
+    errors = np.abs([curve.time_us(n) / float(law(np.array(n))) - 1 for n in between])
+    assert np.median(errors) < 0.03
+    assert np.quantile(errors, 0.8) < worst
+
+
+def test_beyond_the_data_the_outer_lines_go_on() -> None:
+    """Continue the first and the last line without a jump, however far."""
+    curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.0))
+    for n in (1, 4, 32 * MIB, 2**40):
+        assert curve.time_us(n) == pytest.approx(float(three(np.array(n))), rel=1e-6)
+    assert curve.time_us(0) == pytest.approx(1)
+
+
+sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=True)
+
+
+def test_intervals_widen_beyond_the_sizes() -> None:
+    """Above the largest size with every doubling, below the smallest once; between them not."""
+    curve = fit_curve(
+        [2**k for k in range(10, 16)], [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)]
+    )
+    assert curve.held_out_error is not None
+    assert [0.0, 0.0] == [curve.stray(size) for size in (2**10, 2**15)]
+    assert curve.stray(2**19) == pytest.approx(2 * curve.stray(2**16))
+    assert curve.stray(1) == curve.stray(2**9)
+    widths = [found.high / found.low for size in (2**15, 2**17, 2**21) if (found := curve.interval_us(size))]
+    assert sorted(set(widths)) == widths
+    assert len(widths) == 3
+    coarse = fit_curve([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
+    assert coarse.stray(2**16) > 0.5
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
+    """Predict times that are above 0, rise or stay, and have no jump at the ends, whatever was measured."""
+    sizes = data.draw(sorted_sizes)
+    # a step between sizes that are all but the same looks like a jump to arithmetic
+    assume(all(larger > 1.0001 * smaller for smaller, larger in pairwise(sorted(sizes))))
+    times = data.draw(st.lists(st.floats(0.01, 1e8), min_size=len(sizes), max_size=len(sizes)))
+    curve = fit_curve(sizes, [[time] for time in times])
+    ends = min(sizes), max(sizes)
+    asked = sorted({*sizes, *np.geomspace(ends[0] / 4, ends[1] * 4, 60).tolist()})
+    predicted = np.array([curve.time_us(n) for n in asked])
+    assert predicted.min() > 0
+    assert (np.diff(predicted) >= -1e-9 * predicted[1:]).all()
+    for end in ends:
+        assert curve.time_us(end * (1 - 1e-14)) == pytest.approx(curve.time_us(end * (1 + 1e-14)), rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize("launches", [3, 6, 10])
+def test_intervals_cover_the_truth(launches: int) -> None:
+    """Cover the true time in about 95 % of draws: at a measured size, between two, and beyond all."""
+    sizes, asked = [KIB * 2**k for k in range(8)], [4 * KIB, 6 * KIB, MIB]
+    hits = np.zeros(len(asked))
+    for seed in range(100):
+        curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
+        for i, n in enumerate(asked):
+            interval = curve.interval_us(n)
+            assert interval is not None
+            hits[i] += interval.low <= one(np.array(n)) <= interval.high
+    assert (hits / 100 >= 0.88).all(), hits / 100
+
+
+def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
+    """Give beyond the data an interval as wide as launches differ, for their differences do not average out."""
+    slow = np.array([0.8, 0.9, 0.95, 1.05, 1.1, 1.2])
+    curve = fit_curve(POWERS, (one(np.array(POWERS, dtype=float))[:, None] * slow).tolist())
+    interval = curve.interval_us(64 * MIB)
+    assert interval is not None
+    assert interval.half_width / curve.time_us(64 * MIB) > 0.1
+
+
+def test_intervals_are_the_same_each_time() -> None:
+    """Give the same interval for the same data, and keep the prediction within it."""
+    curve = fit_curve(POWERS, launches_of(two, POWERS, launches=3))
+    assert curve.interval_us(5000) == replace(curve).interval_us(5000)
+    for n in (1, 8, 5000, 64 * MIB):
+        interval = curve.interval_us(n)
+        assert interval is not None
+        assert interval.low <= curve.time_us(n) <= interval.high
+
+
+@pytest.mark.parametrize("launches", [3, 6, 10])
+def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
+    """Cover both numbers of a known line in about 95 % of draws, and hold those fitted."""
+    sizes, ends = [KIB * 2**k for k in range(8)], np.array([0.0, 1.0])
+    truth = float(one(ends)[0]), float(np.diff(one(ends))[0])
+    hits, drawn = np.zeros(2), 0
+    for seed in range(80):
+        curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
+        if len(curve.segments) > 1:
+            continue
+        drawn += 1
+        fitted = (curve.segments[0].alpha_us, curve.segments[0].beta_us_per_byte)
+        for i, interval in enumerate(curve.parameter_intervals[0]):
+            assert interval is not None
+            assert 0 <= interval.low <= fitted[i] <= interval.high
+            hits[i] += interval.low <= truth[i] <= interval.high
+    assert drawn > 50
+    assert (hits / drawn >= 0.85).all(), hits / drawn
+
+
+def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
+    """Write them beside the numbers for people, null where launches do not tell."""
+    several = fit_curve(POWERS, launches_of(two, POWERS, launches=4))
+    for line, intervals in zip(several.to_json()["segments"], several.parameter_intervals, strict=True):
+        for name, interval in zip(("alpha_us", "beta_us_per_byte"), intervals, strict=True):
+            assert interval is not None
+            assert [interval.low, interval.high] == line[f"{name}_ci"]
+    alone = fit_curve(POWERS, [row[:1] for row in launches_of(two, POWERS)])
+    assert {(None, None)} == set(alone.parameter_intervals)
+    assert all(line["alpha_us_ci"] is None for line in alone.to_json()["segments"])
+
+
+def test_no_interval_from_one_launch() -> None:
+    """Give none where one launch bears on the size, and one where others do."""
+    launches = launches_of(one, POWERS, launches=4)
+    curve = fit_curve(
+        POWERS, [row if size > 64 else [*row[:1], None, None, None] for size, row in zip(POWERS, launches, strict=True)]
+    )
+    assert curve.interval_us(20) is None
+    assert curve.interval_us(MIB + 8) is not None
+    assert fit_curve(POWERS, [row[:1] for row in launches]).interval_us(MIB) is None
+
+
+# --------------------------------------------------------------------------------------------------- odd inputs
+
+
+def test_launches_may_miss_sizes() -> None:
+    """Take the median of those there are, in any order of sizes, with None, NaN and rows of unequal length."""
+    curve = fit_curve([4 * KIB, KIB, 2 * KIB], [[8.0, None, 8.2], [2.0], [4.0, math.nan, 4.2]])
+    assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes
+    assert pytest.approx([2.0, 4.1, 8.1]) == list(curve.times_us)
+    assert ((2.0, None, None), (4.0, None, 4.2), (8.0, None, 8.2)) == curve.launches_us
+
+
+def test_times_of_zero_count_as_none() -> None:
+    """Leave out sizes whose time the clock did not see, and a size of 0."""
+    curve = fit_curve([0, KIB, 2 * KIB, 4 * KIB], [[1.0], [0.0, 0.0], [4.0, 0.0], [8.0, 8.0]])
+    assert (2 * KIB, 4 * KIB) == curve.sizes
+    assert pytest.approx([4.0, 8.0]) == list(curve.times_us)
+
+
+def test_equal_times_make_a_constant() -> None:
+    """Predict the same time everywhere."""
+    curve = fit_curve(POWERS, [[7.0, 7.0]] * len(POWERS))
+    assert pytest.approx([7.0] * 4, rel=1e-12) == [curve.time_us(n) for n in (0, 8, 5000, 2**30)]
+    assert pytest.approx(0.0, abs=1e-12) == curve.held_out_error
+    interval = curve.interval_us(5000)
+    assert interval is not None
+    assert (7.0, 7.0) == pytest.approx((interval.low, interval.high))
+
+
+def test_two_sizes_make_a_line() -> None:
+    """Draw the line through both, without an error, as none can be left out."""
+    curve = fit_curve([KIB, MIB], [[2.0], [1025.0]])
+    (segment,) = curve.segments
+    assert pytest.approx((1.0, 1 / KIB)) == (segment.alpha_us, segment.beta_us_per_byte)
+    assert curve.held_out_error is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "launches", "words"),
+    [
+        ([KIB], [[1.0]], "needs 2 message sizes with a time above 0 and 1 has one; measure more"),
+        ([KIB, MIB], [[1.0], [0.0]], "and 1 has one"),
+        ([], [], "and 0 have one"),
+        ([KIB, KIB], [[1.0], [2.0]], "each message size once"),
+        ([KIB, MIB], [[1.0]], "each message size once"),
+    ],
+)
+def test_too_little_is_refused(sizes: list[int], launches: list[list[float]], words: str) -> None:
+    """Say what a curve needs."""
+    with pytest.raises(InputError, match=words):
+        fit_curve(sizes, launches)
+
+
+# ------------------------------------------------------------------------------------------------ error and file
+
+
+def test_held_out_error_is_that_of_sizes_left_out() -> None:
+    """Give the median error of inner sizes as curves without them predict; of one launch, as noise is of all sizes."""
+    launches = launches_of(three, COARSE, launches=1)
+    curve = fit_curve(COARSE, launches)
+    errors = []
+    for i in range(1, len(COARSE) - 1):
+        without = fit_curve([*COARSE[:i], *COARSE[i + 1 :]], [*launches[:i], *launches[i + 1 :]])
+        errors.append(abs(without.time_us(COARSE[i]) / curve.times_us[i] - 1))
+    assert curve.held_out_error == pytest.approx(np.median(errors))
+
+
+def test_curve_comes_back_from_json() -> None:
+    """Read what was written, and predict the same from it."""
+    curve = fit_curve(POWERS, [[*row, None] for row in launches_of(two, POWERS)])
+    back = Curve.from_json(json.loads(json.dumps(curve.to_json())))
+    assert curve == back
+    assert curve.interval_us(5000) == back.interval_us(5000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [8, 4, 2]},
+        {"sizes": "none"},
+        {"times_us": [1.0]},
+        {"times_us": [1.0, -2.0, 3.0]},
+        {"segments": []},
+        {"segments": [{"from_bytes": 2}]},
+        {"segments": [{"from_bytes": 2, "to_bytes": 8, "alpha_us": -1.0, "beta_us_per_byte": 0.1}]},
+        {"segments": [{"from_bytes": 3, "to_bytes": 8, "alpha_us": 1.0, "beta_us_per_byte": 0.1}]},
+        {"segments": [{"from_bytes": 2, "to_bytes": 8, "alpha_us": "fast", "beta_us_per_byte": 0.1}]},
+        {"segments": None},
+        {"residuals": []},
+        {"launches_us": [[1.0], [2.0]]},
+        {"launches_us": [[1.0], [2.0], [3.0, 4.0]]},
+        {"launches_us": [[1.0], [2.0], [0.0]]},
+        {"launches_us": 7},
+        {"held_out_error": "good"},
+    ],
+)
+def test_a_foreign_curve_is_refused(change: dict[str, Any]) -> None:
+    """Say in one sentence that it is no curve."""
+    sound = fit_curve([2, 4, 8], [[1.0], [2.0], [3.0]]).to_json()
+    with pytest.raises(InputError, match=r"^This is no curve of commbench \(.*\); fit the run anew\.$"):
+        Curve.from_json({**sound, **change})
+    without = {name: value for name, value in sound.items() if name not in change}
+    if "held_out_error" in change:  # of a curve without one it is not known
+        assert Curve.from_json(without).held_out_error is None
+        return
+    with pytest.raises(InputError, match="This is no curve"):
+        Curve.from_json(without)

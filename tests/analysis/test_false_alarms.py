@@ -1,0 +1,77 @@
+"""How often a comparison is wrong, through the whole engine on the fake backend, whose truth is known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import make_info
+from faking import FakeRun, fake_case
+
+from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.backends.fake import Regime, Script
+from commbench.collectives.cases import Case
+from commbench.engine.records import Record
+from commbench.results import Run
+from commbench.stats import Verdict
+from commbench.stats.budgets import BUDGETS
+
+STANDARD = BUDGETS["standard"]
+#: Launches differ by 2 %, repetitions by 2 % with a tail: what a bound MPI shows on an idle host.
+QUIET = Script(launch_effect=0.02)
+CASES = [
+    fake_case(operation, size) for operation in ("all_reduce", "all_gather", "latency") for size in (8, 4096, 2**20)
+]
+PAIRS = 20
+
+
+def make_side(script: Script, name: str, launches: int, cases: Sequence[Case] = CASES) -> Run:
+    """Measure a side at the standard budget's precision."""
+    run = FakeRun(script=script, relative_half_width=STANDARD.relative_half_width)
+    records: list[Record] = run.launches(cases, launches)
+    return Run(path=Path(name), info=make_info(), records=tuple(records))
+
+
+def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.launches) -> ComparisonTable:
+    """Measure both scripts anew and compare them."""
+    sides = [
+        make_side(replace(script, seed=2 * pair + side), name, launches)
+        for side, (script, name) in enumerate(((a, "a"), (b, "b")))
+    ]
+    return compare(*sides)
+
+
+def times_longer(script: Script, factor: float) -> Script:
+    """The same where everything takes ``factor`` times as long."""
+    regimes = [Regime(alpha_us=factor * one.alpha_us, GBps=one.GBps / factor) for one in script.regimes]
+    return replace(script, regimes=regimes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [QUIET, replace(QUIET, launch_effect=0.1), replace(QUIET, slow_launches=0.3)],
+    ids=["quiet", "noisy", "two humps"],
+)
+def test_equal_runs_are_rarely_called_different(script: Script) -> None:
+    """Call at most 5 % of the cases of 20 A/A pairs faster or slower."""
+    counts = [compare_scripts(pair, script, script).counts for pair in range(PAIRS)]
+    different = sum(count[Verdict.SLOWER] + count[Verdict.FASTER] for count in counts)
+    assert PAIRS * len(CASES) == sum(sum(count.values()) for count in counts)
+    assert different <= 0.05 * PAIRS * len(CASES)
+
+
+@pytest.mark.slow
+def test_a_slowdown_of_ten_percent_is_found() -> None:
+    """Find it in at least 95 % of the cases at the standard budget; call none of them faster or the same."""
+    tables = [compare_scripts(pair, QUIET, times_longer(QUIET, 1.1)) for pair in range(PAIRS)]
+    counts = [table.counts for table in tables]
+    assert sum(count[Verdict.SLOWER] for count in counts) >= 0.95 * PAIRS * len(CASES)
+    assert 0 == sum(count[Verdict.FASTER] + count[Verdict.SAME] for count in counts)
+    inside = [
+        one.comparison.interval.low <= 1.1 <= one.comparison.interval.high
+        for table in tables
+        for one in table.cases
+        if one.comparison.interval
+    ]
+    assert sum(inside) >= 0.9 * len(inside)

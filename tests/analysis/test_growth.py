@@ -1,0 +1,273 @@
+"""Tests of one operation on more ranks and other links: exact where it was measured, close where the textbook holds."""
+
+import dataclasses
+import math
+
+import pytest
+from builders import KIB, MIB
+from networks import HOP, LINK, RING, SIZES, measure
+
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce
+from commbench.analysis.prediction.growth import GrowingCurve
+from commbench.analysis.prediction.hops import MeasuredCurve
+from commbench.analysis.prediction.links import WITHIN_HOST, Link
+from commbench.errors import InputError
+
+UNKNOWN = Link()
+#: A quarter of the usual rate.
+SLOWER = (
+    Hop(alpha_us=HOP.alpha_us, beta_us_per_byte=4 * HOP.beta_us_per_byte),
+    Link(rate_bps=0.25e9, told_by="emulated"),
+)
+
+
+def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
+    """Return the growth of what was measured."""
+    return GrowingCurve(operation=operation, backend=backend, measured=measured, **how)
+
+
+def mpi(form: Form, *ranks: int, link: Link = UNKNOWN) -> GrowingCurve:
+    """Return MPI's all_reduce, whose library runs ``form`` and does not say so."""
+    return grow(*(measure(form, number, link=link) for number in ranks), backend="mpi")
+
+
+def test_where_it_was_measured_it_is_the_measurement() -> None:
+    """On the same ranks and links the prediction is the curve, whatever the textbook says."""
+    curves = [measure(RING, 2), measure(ALGORITHMS["all_reduce"]["recursive doubling"], 4)]
+    for one in curves:
+        for size in (64 * KIB, 100_000, 16 * MIB):
+            found = grow(*curves).estimate(size, one.world_size)
+            assert found.time_us == pytest.approx(one.curve.time_us(size))
+            interval = one.curve.interval_us(size)
+            assert interval is not None
+            assert (found.low_us, found.high_us) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6, 8, 64, 1024])
+def test_more_ranks_are_predicted_from_few(ranks: int) -> None:
+    """A ring measured on 2 and 4 ranks is known on any number, within what the curve itself misses."""
+    curve = grow(measure(RING, 2), measure(RING, 4))
+    for size in SIZES:
+        found = curve.estimate(size, ranks)
+        assert found.time_us == pytest.approx(float(RING(ranks, size, HOP)), rel=0.05)
+        assert found.low_us < found.time_us < found.high_us
+        assert found.algorithm == "ring"
+
+
+@pytest.mark.parametrize("gbit", [0.5, 10, 100])
+def test_other_links_change_what_the_link_takes(gbit: float) -> None:
+    """Latency stays, the rest goes with the rate, headers and all."""
+    hop = Hop(alpha_us=50.0, beta_us_per_byte=1.1 * HOP.beta_us_per_byte)
+    curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
+    expected = Hop(alpha_us=50.0, beta_us_per_byte=hop.beta_us_per_byte / gbit)
+    for size in SIZES:
+        assert curve.time_us(size, 8, 1e9 * gbit) == pytest.approx(float(RING(8, size, expected)), rel=0.15)
+
+
+def test_local_work_stays_over_other_links() -> None:
+    """Where local work decides, a faster link shortens little."""
+    slow = 5 * HOP.beta_us_per_byte
+    curve = grow(*(measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=slow)) for ranks in (2, 4)))
+    expected = Hop(alpha_us=50.0, beta_us_per_byte=slow - 0.9 * HOP.beta_us_per_byte)
+    assert curve.time_us(16 * MIB, 8, 1e10) == pytest.approx(float(RING(8, 16 * MIB, expected)), rel=0.05)
+
+
+def test_a_faster_link_than_any_may_gain_nothing() -> None:
+    """Local work hidden behind the slow link does not show, so that the interval reaches up to no gain at all."""
+    slow, fast = (measure(RING, 4, hop=hop, link=link) for hop, link in (SLOWER, (HOP, LINK)))
+    once = grow(slow).estimate(16 * MIB, 8, 1e9)
+    same = grow(slow).estimate(16 * MIB, 8)
+    assert once.time_us < once.high_us
+    assert once.high_us >= same.high_us
+    both = grow(slow, fast).estimate(16 * MIB, 8, 1e9)
+    assert both.high_us < 0.7 * once.high_us / once.time_us * both.time_us
+
+
+def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:
+    """Emulated hosts share cores: predicted in the lab they go on sharing them, else each has its own."""
+    link = Link(rate_bps=1e9, shared_cores=2, told_by="emulated")
+
+    def crowded(ranks: int) -> Hop:
+        return Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2)
+
+    curve = grow(*(measure(RING, ranks, hop=crowded(ranks), link=link) for ranks in (2, 3, 4)))
+    for ranks in (4, 8):
+        assert curve.estimate(16 * MIB, ranks, crowded=True).time_us == pytest.approx(
+            float(RING(ranks, 16 * MIB, crowded(ranks))), rel=0.05
+        )
+        alone = float(RING(ranks, 16 * MIB, Hop(alpha_us=50.0, beta_us_per_byte=12e-3)))
+        assert curve.estimate(16 * MIB, ranks).time_us == pytest.approx(alone, rel=0.05)
+
+
+def test_the_held_out_error_is_that_on_more_ranks() -> None:
+    """What follows the textbook is predicted well, what does not is known to be predicted badly."""
+    good = grow(*(measure(RING, ranks) for ranks in (2, 3, 4))).held_out
+    assert good.error is not None
+    assert good.error < 0.05
+    bad = grow(*(measure(ALGORITHMS["all_reduce"]["recursive doubling"], ranks) for ranks in (2, 8, 32))).held_out
+    assert bad.error is not None
+    assert bad.error > 0.3
+    alone = grow(measure(RING, 4)).held_out
+    assert alone.error is not None
+    assert "one world size only: the algorithm is assumed" in alone.over
+
+
+def test_intervals_widen_with_distance() -> None:
+    """Far from what was measured less is known."""
+    curve = grow(*(measure(ALGORITHMS["all_reduce"]["double tree"], ranks) for ranks in (2, 3, 4)))
+    widths = []
+    for ranks in (4, 8, 64, 1024):
+        found = curve.estimate(MIB, ranks)
+        widths.append(found.high_us / found.low_us)
+    assert sorted(widths) == widths
+    assert widths[0] < widths[-1]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS["all_reduce"]))
+def test_an_unknown_algorithm_is_found_among_its_like(name: str) -> None:
+    """On several numbers of ranks the right one is among those that are plausible, and the time is right."""
+    form = ALGORITHMS["all_reduce"][name]
+    curve = mpi(form, 2, 3, 4, 8)
+    found = curve.estimate(16 * MIB, 32)
+    assert name in found.algorithm.split(" or ")
+    assert found.low_us <= float(form(32, 16 * MIB, HOP)) <= found.high_us
+
+
+def test_where_algorithms_disagree_it_declines() -> None:
+    """From 2 ranks alone a ring and a doubling are the same, and on 1000 ranks far apart: no prediction."""
+    curve = mpi(RING, 2)
+    near = curve.estimate(16 * MIB, 3)
+    assert "ring" in near.algorithm
+    assert " or " in near.algorithm
+    with pytest.raises(InputError, match=r"mpi all_reduce of 16 MiB on 1000 ranks is not predicted: .* a factor of \d"):
+        curve.estimate(16 * MIB, 1000)
+
+
+def test_messages_of_the_same_length_are_scaled() -> None:
+    """A ring's jump where chunks pass 64 KiB is where the chunks are as long on more ranks."""
+    sizes = [2**k for k in range(14, 25)]
+
+    def jumping(p: float, n: float, hop: Hop) -> float:
+        return RING(p, n, hop) * (1 + (n / p > 64 * KIB))
+
+    curve = grow(measure(jumping, 4, sizes=sizes))
+    for size in (128 * KIB, 2 * MIB):
+        assert curve.estimate(size, 16).time_us == pytest.approx(float(jumping(16, size, HOP)), rel=0.1)
+
+
+def test_groups_across_hosts_share_the_links() -> None:
+    """Two groups of one rank a host take twice the link's time, on any number of hosts."""
+    shared = dataclasses.replace(HOP, beta_us_per_byte=2 * HOP.beta_us_per_byte)
+
+    def cross(p: float, n: float, _: Hop) -> float:
+        return RING(p / 2, n, shared)
+
+    curve = grow(measure(cross, 4), measure(cross, 8), pattern="cross", ranks_per_node=2)
+    assert curve.estimate(4 * MIB, 32).time_us == pytest.approx(float(RING(16, 4 * MIB, shared)), rel=0.05)
+    with pytest.raises(InputError, match="needs two or more hosts of 2 ranks; 7 ranks make none"):
+        curve.check_hosts(7, 2)
+
+
+def test_hierarchies_keep_what_is_within_hosts() -> None:
+    """Only the part across hosts grows with them."""
+    inner = Hop(alpha_us=5.0, beta_us_per_byte=2e-3)
+
+    def hierarchical(p: float, n: float, hop: Hop) -> float:
+        return hierarchical_all_reduce(p, n, inner, hop, 2)
+
+    within = measure(RING, 2, hop=inner, link=Link(rate_bps=math.inf)).curve
+    curve = grow(measure(hierarchical, 4), pattern="hierarchical", ranks_per_node=2, inner=within)
+    for size in SIZES:
+        assert curve.estimate(size, 64).time_us == pytest.approx(float(hierarchical(64, size, HOP)), rel=0.1)
+
+
+def test_hosts_of_other_sizes() -> None:
+    """A ring crosses each link once; of what is no ring nothing is known."""
+    ring = grow(measure(RING, 4))
+    ring.check_hosts(64, 8)
+    tree = grow(measure(ALGORITHMS["broadcast"]["binomial"], 4), operation="broadcast")
+    tree.check_hosts(64, 1)
+    with pytest.raises(
+        InputError, match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8"
+    ):
+        tree.check_hosts(64, 8)
+
+
+def test_one_host_tells_nothing_of_links() -> None:
+    """Across hosts a rate is needed; on more ranks of the same host it is not."""
+    inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
+    inside.check_hosts(4, 4)
+    inside.check_hosts(8, 2, 1e9)
+    with pytest.raises(InputError, match="was measured within one host and is not predicted for 8 ranks on hosts of 2"):
+        inside.check_hosts(8, 2)
+
+
+def test_ranks_that_fit_one_host_meet_no_link() -> None:
+    """They take what was measured within a host, whatever the links; where nothing was they are declined."""
+    inside = Hop(alpha_us=2.0, beta_us_per_byte=1e-4)
+    within = [measure(RING, ranks, hop=inside, link=WITHIN_HOST) for ranks in (2, 4)]
+    across = grow(measure(RING, 16), within=within, ranks_per_node=8)
+    for rate in (None, 1e8):
+        found = across.estimate(MIB, 4, rate, ranks_per_node=8)
+        assert found.time_us == pytest.approx(float(RING(4, MIB, inside)), rel=0.01)
+        assert not found.is_least
+    assert across.time_us(MIB, 16, ranks_per_node=8) == pytest.approx(float(RING(16, MIB, HOP)), rel=0.01)
+    with pytest.raises(InputError, match="across hosts alone and is not predicted for 7 ranks, which fit on one host"):
+        grow(measure(RING, 16), ranks_per_node=8).estimate(MIB, 7, 1e8, ranks_per_node=8)
+
+
+def test_from_one_host_only_the_least_is_known() -> None:
+    """Across hosts start-ups are longer by what nobody measured: it says so, and how much of the time they are."""
+    inside = grow(measure(RING, 4, link=WITHIN_HOST), ranks_per_node=4)
+    assert not inside.estimate(MIB, 2, 1e9, ranks_per_node=4).is_least
+    small, large = (inside.estimate(size, 8, 1e9, ranks_per_node=4) for size in (KIB, 64 * MIB))
+    assert small.is_least
+    assert large.is_least
+    assert large.start_up < 0.01
+    assert small.start_up > 0.9
+
+
+def test_intervals_widen_with_sizes_and_rates() -> None:
+    """Beyond the sizes and the rates that were measured, and the more the farther; not where only the link decides."""
+    local = Hop(alpha_us=50.0, beta_us_per_byte=12e-3)
+    curve = grow(*(measure(RING, ranks, hop=local) for ranks in (2, 3, 4)), backend="gloo")
+
+    def width(size: float, rate: float | None = None, ranks: int = 4) -> float:
+        found = curve.estimate(size, ranks, rate)
+        return found.high_us / found.low_us
+
+    assert width(16 * MIB) < width(64 * MIB) < width(1024 * MIB)
+    assert width(MIB) < width(MIB, 0.5e9) < width(MIB, 4e9)
+    rough = [measure(RING, 4, hop=local)]
+    few = grow(*rough)
+    slower = [few.estimate(16 * MIB, 4, rate) for rate in (1e9, 0.5e9, 1e7)]
+    assert slower[1].high_us / slower[1].time_us > slower[0].high_us / slower[0].time_us
+    assert slower[2].high_us / slower[2].low_us < 6
+
+
+def test_one_number_of_ranks_is_not_certain() -> None:
+    """Only sizes were held out: a quarter of error is assumed for each doubling of ranks, and no 95 % are claimed."""
+    alone, several = grow(measure(RING, 2)), grow(measure(RING, 2), measure(RING, 4))
+    here, far = alone.estimate(MIB, 2), alone.estimate(MIB, 10_000)
+    assert here.level == 0.95
+    assert far.level is None
+    assert far.high_us / far.time_us > 1.25 ** (2.9 * math.sqrt(12))
+    assert several.estimate(MIB, 10_000).level == 0.95
+
+
+def test_a_link_too_slow_rules_an_algorithm_out() -> None:
+    """On 8 ranks a doubling sends 3 n, which the measured ring shows to be impossible over the known link."""
+    names = mpi(RING, 8, link=LINK).estimate(16 * MIB, 8).algorithm.split(" or ")
+    assert "ring" in names
+    assert "recursive doubling" not in names
+    assert "recursive doubling" in mpi(RING, 8).estimate(16 * MIB, 8).algorithm.split(" or ")
+
+
+def test_what_cannot_grow_is_refused() -> None:
+    """Point-to-point has no ranks to grow with; some patterns have no textbook."""
+    with pytest.raises(InputError, match="How latency grows with the ranks is not known"):
+        grow(measure(RING, 2, link=LINK), operation="latency")
+    with pytest.raises(InputError, match="How pattern hierarchical of gloo broadcast grows is not known"):
+        grow(measure(RING, 2), operation="broadcast", pattern="hierarchical")
+    with pytest.raises(InputError, match="How pattern hierarchical of mpi all_reduce grows is not known"):
+        grow(measure(RING, 2), backend="mpi", pattern="hierarchical")

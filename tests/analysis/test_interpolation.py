@@ -1,0 +1,63 @@
+"""Tests of interpolation: isotonic regression against pooling, cubics that never overshoot."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commbench.analysis.prediction.fits import cubic, isotonic, monotone_cubics, place_between
+
+values = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
+
+
+def pooled(numbers: list[float]) -> list[float]:
+    """Return the isotonic regression by pooling adjacent violators."""
+    blocks: list[list[float]] = []
+    for number in numbers:
+        blocks.append([number])
+        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return [float(np.mean(block)) for block in blocks for _ in block]
+
+
+@given(values)
+def test_isotonic_is_what_pooling_finds(numbers: list[float]) -> None:
+    """Find the same as the classic algorithm, and never a step down."""
+    found = isotonic(np.array(numbers))
+    assert pooled(numbers) == pytest.approx(found, abs=1e-6)
+    assert (np.diff(found) >= 0).all()
+
+
+def test_isotonic_keeps_what_rises() -> None:
+    """Leave rising values as they are, in every row."""
+    rows = np.array([[1.0, 2.0, 5.0], [3.0, 2.0, 4.0]])
+    assert [[1.0, 2.0, 5.0], [2.5, 2.5, 4.0]] == isotonic(rows).tolist()
+
+
+@given(values)
+def test_cubics_never_overshoot(numbers: list[float]) -> None:
+    """Stay between two neighbours all the way from one to the other, and meet both."""
+    x, y = np.cumsum(1 + np.arange(len(numbers)) % 3).astype(float), np.sort(numbers)
+    for i, piece in enumerate(monotone_cubics(x, y).tolist()):
+        path = [cubic(piece, place) for place in np.linspace(0, 1, 21)]
+        assert (y[i], y[i + 1]) == pytest.approx((path[0], path[-1]), abs=1e-9)
+        assert (np.diff(path) >= -1e-9).all()
+
+
+def test_straight_lines_stay_straight() -> None:
+    """Interpolate a line by itself, on any grid, and two points too."""
+    for x in (np.array([0.0, 1.0, 3.0, 4.0]), np.array([0.0, 2.0])):
+        pieces = monotone_cubics(x, 2 * x + 1).tolist()
+        for at in np.linspace(0, x[-1], 9):
+            i, place = place_between(x.tolist(), at)
+            assert cubic(pieces[i], place) == pytest.approx(2 * at + 1)
+
+
+def test_smooth_curves_are_followed() -> None:
+    """Follow a smooth rising curve closer than straight lines would."""
+    x = np.linspace(0, 2, 6)
+    y, pieces = np.exp(x), monotone_cubics(x, np.exp(x)).tolist()
+    asked = np.linspace(0, 2, 101)
+    found = [cubic(pieces[i], place) for i, place in (place_between(x.tolist(), at) for at in asked)]
+    curved, straight = (np.abs(guess - np.exp(asked)).max() for guess in (np.array(found), np.interp(asked, x, y)))
+    assert curved < straight / 3

@@ -1,0 +1,136 @@
+"""Tests of how one family of comparisons is judged."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from commbench.analysis.stragglers.judging import ALPHA, Floats, judge, launches_needed, rank_sum_p
+
+
+def equals(units: int, launches: int, seed: int, *, humps: float = 0.0) -> Floats:
+    """Return logarithms of equals: 5 % of noise, 1 % far off, launches apart, a share of values in a slow hump."""
+    random = np.random.default_rng(seed)
+    values = random.normal(0, 0.05, (launches, units)) + random.normal(0, 0.1, (launches, 1))
+    values += (random.random(values.shape) < 0.01) * random.exponential(1.0, values.shape)
+    return np.asarray(values + (random.random(values.shape) < humps) * math.log(0.95 / 0.64))
+
+
+@pytest.mark.parametrize(("ranks", "launches"), [(2, 3), (4, 6), (7, 4)])
+def test_rank_sum_counts_arrangements(ranks: int, launches: int) -> None:
+    """Agree with counting all arrangements."""
+    sums = [sum(line) for line in itertools.product(range(1, ranks + 1), repeat=launches)]
+    for total in range(launches, launches * (ranks + 1) // 2):
+        assert pytest.approx(sum(s <= total for s in sums) / len(sums)) == rank_sum_p(total, ranks, launches)
+
+
+def test_rank_sum_of_many_is_cautious() -> None:
+    """Approach the exact value from above where it is not counted."""
+    exact, limit = rank_sum_p(300, 1000, 6), rank_sum_p(301, 1001, 6)
+    assert exact < limit < 1.1 * exact
+
+
+def test_middle_sum_proves_nothing() -> None:
+    """Give 1 at the middle and above."""
+    assert [1.0, 1.0] == [rank_sum_p(15, 4, 6), rank_sum_p(24, 4, 6)]
+
+
+def test_launches_needed() -> None:
+    """Tell the fewest launches in which one of four can be named at 1 %, one of two at 5 %."""
+    assert (4, 5) == (launches_needed(3, 0.01), launches_needed(1, 0.05))
+
+
+def test_slow_unit_is_named_with_its_factor() -> None:
+    """Name the one that is slower by half, in the unit of ratios."""
+    values = equals(8, 6, seed=1)
+    values[:, 5] += math.log(1.5)
+    judgement = judge(values, alpha=ALPHA)
+    assert [5] == judgement.slow
+    interval = judgement.interval(5)
+    assert interval is not None
+    assert interval.low < math.exp(judgement.effects[5]) < interval.high
+    assert pytest.approx(1.5, rel=0.1) == math.exp(judgement.effects[5])
+
+
+def test_two_slow_units_do_not_hide_each_other() -> None:
+    """Name both, the worse first, although each outranks the other in no launch."""
+    values = equals(4, 8, seed=2)
+    values[:, (0, 3)] += math.log(3.0), math.log(2.0)
+    assert [0, 3] == judge(values, alpha=ALPHA).slow
+
+
+def test_fast_unit_makes_no_one_slow() -> None:
+    """Take what most have for typical, not what the best has."""
+    values = equals(5, 8, seed=3)
+    values[:, 2] -= math.log(3.0)
+    assert [] == list(judge(values, alpha=ALPHA).slow)
+
+
+def test_majority_is_typical_unless_asked_otherwise() -> None:
+    """Name two thirds of the units only where slow ones may be many, as links may."""
+    values = equals(12, 6, seed=4)
+    values[:, :8] += math.log(4.0)
+    assert [] == list(judge(values, alpha=ALPHA).slow)
+    assert set(range(8)) == set(judge(values, alpha=ALPHA, minority=False).slow)
+
+
+def test_small_difference_does_not_matter() -> None:
+    """Name nothing that is slower by 5 %, however surely."""
+    values = equals(8, 20, seed=5) / 50
+    values[:, 1] += math.log(1.05)
+    assert [] == list(judge(values, alpha=ALPHA).slow)
+
+
+def test_slow_in_some_launches_is_no_proof() -> None:
+    """Name nothing that is slow in half of the launches."""
+    values = equals(8, 6, seed=6)
+    values[:3, 1] += math.log(4.0)
+    assert [] == list(judge(values, alpha=ALPHA).slow)
+
+
+@pytest.mark.parametrize("units", [0, 1, 2])
+def test_two_units_have_no_odd_one(units: int) -> None:
+    """Say nothing of fewer than three."""
+    judgement = judge(np.ones((10, units)) * np.arange(units), alpha=ALPHA)
+    assert ([], math.inf) == (list(judgement.slow), judgement.detectable)
+
+
+def test_one_launch_names_nothing() -> None:
+    """Name nothing, and claim to have seen nothing, where there is one launch of few."""
+    judgement = judge(np.array([[0.0, 0.0, 0.0, 2.0]]), alpha=ALPHA)
+    assert ([], math.inf) == (list(judgement.slow), judgement.detectable)
+    assert pytest.approx(2.0) == judgement.effects[3]
+
+
+def test_unit_that_lacks_a_launch_is_left_out() -> None:
+    """Judge the others as if it were not there."""
+    values = equals(6, 6, seed=7)
+    values[:, 4] += math.log(2.0)
+    values[2, 0] = math.nan
+    judgement = judge(values, alpha=ALPHA)
+    assert [4] == judgement.slow
+    assert math.isnan(judgement.effects[0])
+
+
+@pytest.mark.parametrize("humps", [0.0, 0.3])
+@pytest.mark.parametrize("units", [4, 12, 100])
+def test_equals_are_left_alone(units: int, humps: float) -> None:
+    """Name anything in at most 1 % of runs of equals, with tails and with humps."""
+    runs = 400
+    alarms = sum(
+        bool(judge(equals(units, 6, seed=s, humps=humps), alpha=ALPHA, minority=False).slow) for s in range(runs)
+    )
+    assert ALPHA * runs >= alarms
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+@pytest.mark.parametrize(("units", "launches"), [(4, 6), (12, 6), (64, 10)])
+def test_detectable_difference_would_have_been_seen(units: int, launches: int, noise: float) -> None:
+    """Find in nearly nine of ten runs what is as slow as the run of equals said it would have found."""
+    found, runs = 0, 200
+    for seed in range(runs):
+        values = np.random.default_rng(seed).normal(0, noise, (launches, units))
+        values[:, 1] += math.log(judge(values, alpha=ALPHA / 2).detectable)
+        found += 1 in judge(values, alpha=ALPHA / 2).slow
+    assert 0.85 * runs <= found

@@ -1,0 +1,127 @@
+"""What hooks send is what they say that they send, and what they cost is what their buckets showed."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from training_builders import make_bucket, make_training_case, make_training_record
+
+from commbench.analysis.prediction.messages import HookCost, Message, messages_of, needs_shapes
+from commbench.errors import InputError
+
+SHAPES = [(64, 3, 7, 7), (64,), (512, 1000), (5,), (128, 64, 3, 3)]
+TEXTS = [
+    "passthrough",
+    "fp16",
+    "bf16",
+    "topk:0.01",
+    "topk:0.01:values=float16",
+    "topk:0.001:scope=parameter",
+    "topk:0.01:dense_below=1000",
+    "topk:0.01:dense_vectors=true",
+    "topk:0.5:dense_below=10000000",
+    "randomk:0.013",
+    "powersgd:1",
+    "powersgd:4:min_compression_rate=8",
+]
+
+
+def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
+    """Return what a rank sends: a ring's share of a sum, and its own part of an all_gather to each other rank."""
+    factors = {"all_reduce": 2.0, "all_gather": 1.0}
+    return sum(factors[m.operation] * (world_size - 1) / world_size * m.message_bytes for m in messages)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_messages_are_as_long_as_the_hook_says(text: str, world_size: int) -> None:
+    """Send as many bytes as the hook's own wire_bytes for a bucket of matrices, vectors and a tiny tensor."""
+    pytest.importorskip("torch")
+    from commbench.hooks import make_hook
+
+    case = make_training_case(text, world_size=world_size)
+    hook = make_hook(case.hook, density=case.density, options=case.options)
+    assert hook is not None
+    elements = sum(math.prod(shape) for shape in SHAPES)
+    messages = messages_of(case, elements, world_size, shapes=SHAPES)
+    expected = hook.wire_bytes(elements, world_size, shapes=SHAPES)
+    assert sent_bytes(messages, world_size) == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", ("all_reduce", "float32", 4000)),
+        ("fp16", ("all_reduce", "float16", 2000)),
+        ("bf16", ("all_reduce", "bfloat16", 2000)),
+        ("topk:0.01", ("all_gather", "float32", 2 * 10 * 8)),
+        ("topk:0.01:values=float16", ("all_gather", "float32", 2 * 10 * 6)),
+        ("randomk:0.01", ("all_reduce", "float32", 40)),
+    ],
+)
+def test_messages_of_a_bucket_of_1000_elements(text: str, expected: tuple[str, str, int]) -> None:
+    """Tell operation, type and size as collectives.csv has them."""
+    messages = messages_of(make_training_case(text), 1000, 2)
+    assert [expected] == [(m.operation, m.dtype, m.message_bytes) for m in messages]
+
+
+def test_gradients_of_another_type_travel_in_it() -> None:
+    """Send bfloat16 gradients as such, unless the hook casts them."""
+    sent = {
+        text: messages_of(make_training_case(text), 1000, 2, dtype="bfloat16")[0] for text in ("none", "fp16", "bf16")
+    }
+    assert {"none": "bfloat16", "fp16": "float16", "bf16": "bfloat16"} == {t: m.dtype for t, m in sent.items()}
+    assert {2000} == {m.message_bytes for m in sent.values()}
+
+
+def test_a_step_without_ddp_sends_nothing() -> None:
+    """Have no messages where gradients stay."""
+    assert () == messages_of(make_training_case("local"), 1000, 2)
+
+
+@pytest.mark.parametrize("text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"])
+def test_what_depends_on_shapes_needs_them(text: str) -> None:
+    """Refuse to guess from the number of elements."""
+    case = make_training_case(text)
+    assert needs_shapes(case)
+    with pytest.raises(InputError, match="shapes"):
+        messages_of(case, 1000, 2)
+
+
+def cost_of(elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16") -> HookCost:
+    """Return the cost told by one record of buckets that cost so much, of which ``encoding`` is encoding."""
+    buckets = [make_bucket(4 * n, compress_ms=cost) for n, cost in zip(elements, compress_ms, strict=True)]
+    total = sum(compress_ms)
+    record = make_training_record(
+        make_training_case(hook), buckets=buckets, compress_ms=total, encode_ms=encoding * total
+    )
+    return HookCost.of([record])
+
+
+def test_cost_is_a_line_through_the_buckets() -> None:
+    """Find fixed cost and cost per element, and share them between encoding and decoding as the record does."""
+    elements = [1_000_000, 2_000_000, 8_000_000]
+    cost = cost_of(elements, [0.5 + 2e-6 * n for n in elements], 0.75)
+    assert cost.encoding_ms(4_000_000) == pytest.approx(0.75 * 8.5)
+    assert cost.decoding_ms(4_000_000) == pytest.approx(0.25 * 8.5)
+    assert cost.encode_ms == pytest.approx(0.375)
+
+
+def test_cost_of_like_buckets_is_proportional() -> None:
+    """Take no fixed cost from buckets that are too alike to tell it."""
+    cost = cost_of([1_000_000, 1_500_000], [2.0, 2.1], 1.0)
+    assert 0.0 == cost.encode_ms
+    assert cost.encoding_ms(1_250_000) == pytest.approx(2.05, rel=0.05)
+
+
+@pytest.mark.parametrize("compress_ms", [[3.0, 1.0], [1.0, 9.0]])
+def test_cost_is_never_negative(compress_ms: Sequence[float]) -> None:
+    """Leave out what a line would give below 0, whichever of its two numbers that is."""
+    cost = cost_of([1_000_000, 4_000_000], compress_ms, 0.5)
+    assert min(cost.encode_ms, cost.encode_ms_per_element, cost.decode_ms, cost.decode_ms_per_element) >= 0
+    assert cost.encoding_ms(0) >= 0
+
+
+def test_ddp_without_hook_costs_nothing_of_its_own() -> None:
+    """Leave to DDP's copies what the pass-through hook, which watches hook none, spends on dividing."""
+    assert HookCost() == cost_of([1_000_000, 4_000_000], [1.0, 4.0], 1.0, hook="none")

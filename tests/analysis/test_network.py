@@ -1,0 +1,193 @@
+"""Tests of the network's model: which records make which curve, what stands in for what, and its file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import KIB, make_case, make_launches, make_record
+from laws import SIZES, sweep
+
+from commbench.analysis.prediction.network import MOST_SIZES, CurveKey, NetworkModel
+from commbench.errors import InputError
+from commbench.results import load_run
+
+RESULTS = Path(__file__).parents[2] / "results"
+KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="flat", world_size=2)
+
+
+def test_curves_are_told_apart() -> None:
+    """Make a curve for each operation, backend, data type, pattern and number of ranks."""
+    records = [
+        *sweep(),
+        *sweep(make_case("all_gather")),
+        *sweep(make_case(backend="gloo")),
+        *sweep(make_case(dtype="float16")),
+        *sweep(make_case(pattern="ring")),
+        *sweep(make_case(world_size=4), group_size=4),
+    ]
+    model = NetworkModel.fit(records)
+    others = [
+        {"operation": "all_gather"},
+        {"backend": "gloo"},
+        {"dtype": "float16"},
+        {"pattern": "ring"},
+        {"world_size": 4},
+    ]
+    assert {KEY, *(replace(KEY, **change) for change in others)} == set(model.curves)
+    curve = model.curves[KEY]
+    assert SIZES == curve.sizes
+    assert curve.segments[0].alpha_us == pytest.approx(20, rel=0.01)
+    assert 6 == len(curve.launches_us[0])
+
+
+def test_scaling_studies_make_a_curve_per_number_of_ranks() -> None:
+    """Know how many ranks took part where the others stood aside."""
+    records = [*sweep(make_case(world_size=2), group_size=2), *sweep(group_size=8, factor=3)]
+    assert [2, 8] == sorted(key.world_size for key in NetworkModel.fit(records).curves)
+
+
+def test_two_ends_of_a_study_are_not_mixed() -> None:
+    """Take point-to-point times between the ends of the whole run, not those of its first ranks."""
+    studied = sweep(make_case("latency", world_size=4), factor=9)
+    model = NetworkModel.fit([*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))])
+    ((key, curve),) = model.curves.items()
+    assert 2 == key.world_size
+    assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
+    assert {} == model.variants
+
+
+def test_what_has_too_few_sizes_makes_no_curve() -> None:
+    """Leave out two sizes, failures, barriers, matrices and pipelined operations."""
+    records = [
+        *sweep(sizes=SIZES[:2]),
+        *sweep(make_case("all_gather"), status="failed", reason="It broke."),
+        *make_launches([5.0] * 6, make_case("barrier")),
+        *sweep(make_case("latency", pattern="matrix")),
+        *sweep(make_case("broadcast", sync="none")),
+        *sweep(make_case("reduce"), status="wrong", reason="Wrong."),
+    ]
+    assert {} == NetworkModel.fit(records).curves
+    assert NetworkModel.fit([]).held_out_error is None
+
+
+def test_repeated_cases_count_once() -> None:
+    """Take the last record of a case and launch, and pair launches by their numbers."""
+    records = [*sweep(factor=9), *sweep(), make_record(replace(make_case(), message_bytes=KIB), launch=7, time_us=21.0)]
+    (curve,) = NetworkModel.fit(records).curves.values()
+    assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
+    assert [7, 7, 7, 7] == [len(launches) for launches in curve.launches_us]
+    assert [21.0, None] == [pytest.approx(curve.launches_us[0][6]), curve.launches_us[1][6]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"in_place": False}, "out of place"),
+        ({"redop": "max"}, "reduction max"),
+        ({"sync": "barrier"}, "synchronised by barrier"),
+        ({"redop": "max", "in_place": False, "loop": "python"}, "reduction max, out of place, python loop"),
+    ],
+)
+def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], said: str) -> None:
+    """Prefer sums in place as they are measured by default, else take what there is and say so."""
+    odd = sweep(make_case(**changes), factor=2)
+    both = NetworkModel.fit([*odd, *sweep()])
+    assert both.curves == NetworkModel.fit(sweep()).curves
+    assert {} == both.variants
+    alone = NetworkModel.fit([*odd, *sweep(sizes=SIZES[:2])])
+    assert {KEY: said} == alone.variants
+    assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
+
+
+# ------------------------------------------------------------------------------------------------------ network
+
+
+def test_a_network_is_one_backend_on_so_many_ranks() -> None:
+    """Give the times of the curve asked for; Gloo serves two collectives at a time."""
+    model = NetworkModel.fit([*sweep(), *sweep(make_case(backend="gloo"), factor=10)])
+    mpi, gloo = model.at("mpi", 2), model.at("gloo", 2)
+    assert (2, 1, 2) == (mpi.world_size, mpi.servers, gloo.servers)
+    assert gloo.time_us("all_reduce", "float32", 5000) == pytest.approx(10 * mpi.time_us("all_reduce", "float32", 5000))
+
+
+def test_moving_data_takes_as_long_for_any_type() -> None:
+    """Let another type's curve serve what only moves data, the one with the most sizes, and none a reduction."""
+    model = NetworkModel.fit(
+        [
+            *sweep(),
+            *sweep(make_case("all_gather", dtype="int8")),
+            *sweep(make_case("all_gather"), sizes=SIZES[:3], factor=5),
+        ]
+    )
+    network = model.at("mpi", 2)
+    assert network.curve("all_gather", "int32") is model.curves[replace(KEY, operation="all_gather", dtype="int8")]
+    for operation, words in (
+        ("all_reduce", "--collective all_reduce --dtype float16 -n 2"),
+        ("broadcast", "--collective broadcast --dtype float16 -n 2"),
+    ):
+        with pytest.raises(InputError, match=f"Nothing is known of mpi {operation} of float16 on 2 ranks.*{words}"):
+            network.time_us(operation, "float16", KIB)
+
+
+def test_a_network_that_was_not_measured_is_refused() -> None:
+    """Say what was measured, and how to measure what was not."""
+    model = NetworkModel.fit(sweep())
+    for backend, ranks, pattern in (("gloo", 2, "flat"), ("mpi", 4, "flat"), ("mpi", 2, "ring")):
+        with pytest.raises(InputError, match=rf"there is mpi on 2 ranks \(flat\)\. Measure it: .* -n {ranks}\."):
+            model.at(backend, ranks, pattern)
+    with pytest.raises(InputError, match="there are no curves, which need 3 sizes"):
+        NetworkModel.fit([]).at("mpi", 2)
+
+
+# --------------------------------------------------------------------------------------------------------- file
+
+
+def test_model_comes_back_from_json() -> None:
+    """Read what was written, with what a curve's variant is."""
+    model = NetworkModel.fit([*sweep(), *sweep(make_case("all_gather", in_place=True))])
+    assert ["in place"] == list(model.variants.values())
+    back = NetworkModel.from_json(json.loads(json.dumps(model.to_json())))
+    assert model == back
+    assert back.worst_residual is not None
+    assert {"schema", "held_out_error", "worst_residual", "curves"} == model.to_json().keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"curves": None}, "This is no model of commbench"),
+        ({"curves": [{}]}, "This is no model of commbench"),
+        ({"curves": [7]}, "This is no model of commbench"),
+        ({"curves": [{"operation": "x", "backend": "y", "dtype": "z", "pattern": "p", "world_size": 2}]}, "no curve"),
+        ({"schema": 99}, "This model has schema 99 and this commbench knows 1"),
+        ({"schema": None}, "This model has schema None"),
+    ],
+)
+def test_a_foreign_model_is_refused(change: dict[str, Any], words: str) -> None:
+    """Say in one sentence what it is not."""
+    with pytest.raises(InputError, match=words):
+        NetworkModel.from_json({**NetworkModel.fit(sweep()).to_json(), **change})
+    with pytest.raises(InputError, match="no list of curves"):
+        NetworkModel.from_json([])  # type: ignore[arg-type] - whatever a file holds
+
+
+@pytest.mark.parametrize("name", ["bench_xeon2core_20261121", "quick_xeon2core_20261121"])
+def test_kept_runs_are_predicted(name: str) -> None:
+    """Predict sizes left out of kept runs, whose sizes are 4 to 8 apart, with a median error of at most 10 %."""
+    model = NetworkModel.fit(load_run(RESULTS / name).records)
+    assert 6 == len(model.curves)
+    assert model.held_out_error is not None
+    assert model.held_out_error <= 0.10
+    for curve in model.curves.values():
+        assert all(np.diff([curve.time_us(2.0**k) for k in range(40)]) >= 0)
+
+
+def test_a_curve_of_very_many_sizes_is_fitted_to_a_few() -> None:
+    """Fit four hundred sizes as quickly as fifty: evenly thinned, with both ends."""
+    records = [make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)]
+    (curve,) = NetworkModel.fit(records).curves.values()
+    assert (MOST_SIZES, 4, 1600) == (len(curve.sizes), curve.sizes[0], curve.sizes[-1])
+    assert 211 == pytest.approx(curve.time_us(804), rel=0.01)

@@ -1,0 +1,157 @@
+"""Tests of scaling studies: which rows belong together, how time grows, what is printed."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import KIB, make_case, make_info, make_record
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from commbench.analysis.scaling import Growth, growths, law_of, order_of, whole_rows
+from commbench.cli.presentation import print_run
+from commbench.collectives.patterns import rank_list
+from commbench.engine.records import GroupTimes, Record, Row
+from commbench.results import Run
+from commbench.results.summary import keyed_rows
+
+RANKS = (2, 4, 8, 16)
+INFO = make_info(world_size=16)
+
+
+def study(
+    law: Callable[[int], float], *, launches: int = 6, noise: float = 0.01, ranks: tuple[int, ...] = RANKS
+) -> list[Record]:
+    """Return the records of an all-gather on so many of 16 ranks, whose time in us follows a law."""
+    random, records = np.random.default_rng(3), []
+    for number in ranks:
+        whole = number == max(RANKS)
+        case = make_case("all_gather", message_bytes=KIB + (number == 4) * 8, world_size=None if whole else number)
+        for launch in range(launches):
+            record = make_record(case, launch=launch, time_us=law(number) * np.exp(random.normal(0, noise)))
+            part = GroupTimes(
+                group=rank_list(range(number)),
+                group_size=number,
+                message_bytes=case.message_bytes,
+                times_us=record.times_us,
+            )
+            records.append(replace(record, group_size=number, groups=() if whole else (part,)))
+    return records
+
+
+def law_in(records: list[Record]) -> str:
+    """Return the law of the only case."""
+    (growth,) = growths(records, INFO)
+    return growth.law
+
+
+def test_numbers_of_ranks_are_put_together() -> None:
+    """Make one growth of a case on several numbers of ranks, although sizes are rounded differently."""
+    (growth,) = growths(study(lambda n: 10.0 * n), INFO)
+    assert list(RANKS) == list(growth.rows)
+    assert [2, 4, 8, 16] == [row.group_size for row in growth.rows.values()]
+    assert ["0-1", "0-3", "0-7", "0-1"] == [row.group for row in growth.rows.values()]
+    assert growth.case.world_size is None
+
+
+def test_ratio_is_over_launches() -> None:
+    """Give the time on the most ranks over that on the fewest, with its interval."""
+    (growth,) = growths(study(lambda n: 10.0 * n), INFO)
+    assert growth.interval is not None
+    assert growth.interval.low < growth.ratio < growth.interval.high
+    assert pytest.approx(8.0, rel=0.05) == growth.ratio
+    (alone,) = growths(study(lambda n: 10.0 * n, launches=1, noise=0), INFO)
+    assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        (lambda n: 5.0 + 10.0 * n, "n"),
+        (lambda n: 5.0 + 10.0 * np.log2(n), "log2 n"),
+        (lambda _: 20.0, "constant"),
+        (lambda n: 0.1 * n**3, "neither"),
+        (lambda n: 100.0 / n, "neither"),
+    ],
+)
+def test_law_is_found(law: Callable[[int], float], expected: str) -> None:
+    """Tell growth with n from growth with its logarithm, from none, and from any other."""
+    assert expected == law_in(study(law))
+
+
+def test_law_stays_open_where_intervals_allow_both() -> None:
+    """Name both laws where noise hides the difference, and neither growth nor its absence where it hides all."""
+    assert "log2 n or n" == law_in(study(lambda n: 5.0 + 10.0 * n, noise=0.4, ranks=(4, 8, 16)))
+    assert "undecided" == law_in(study(lambda _: 20.0, noise=0.5))
+
+
+def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
+    """Return rows on 2, 4, 8, ... ranks with so long times and their intervals."""
+    return {
+        2**place: Row(time_us=time, time_us_ci_low=low, time_us_ci_high=high)
+        for place, (time, low, high) in enumerate(intervals, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)], "log2 n"),  # 10, 16, 22 is one, the best fit is not
+        ([(10, 9.9, 10.1), (18, 17, 40), (22, 21.9, 22.1)], "neither"),
+        ([(10, 9, 40), (20, 10, 21), (12, 11, 30)], "constant"),
+        ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
+    ],
+)
+def test_law_is_said_wherever_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
+    """Say a law if any line runs through all intervals, and none if no line does."""
+    assert expected == law_of(rows_within(*intervals))
+
+
+@given(
+    slope=st.floats(0.1, 100),
+    ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6),
+)
+def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float, float]]) -> None:
+    """Keep the law that the times follow wherever in the intervals the medians lie."""
+    lines = [(1 + slope * 2**place, *end) for place, end in enumerate(ends, 1)]
+    rows = rows_within(*((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines))
+    assert law_of(rows) in {"constant", "n", "log2 n or n"}
+
+
+def test_two_numbers_of_ranks_make_no_law() -> None:
+    """Look for no law with two unknowns in two times, nor without intervals."""
+    assert "" == law_in(study(lambda n: 10.0 * n, ranks=(8, 16)))
+    assert "" == law_of({n: Row(time_us=10.0 * n) for n in RANKS})
+
+
+def test_ordinary_runs_are_no_study() -> None:
+    """Make nothing of runs in which all ranks always took part."""
+    records = [make_record(), make_record(launch=1)]
+    assert [] == growths(records, make_info())
+    assert 1 == len(whole_rows(records, keyed_rows(records, make_info())))
+
+
+def test_patterns_follow_the_order_of_the_rows() -> None:
+    """List all ranks together first, and two in a group before sixteen."""
+    cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
+    studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
+    assert ["flat", "split:2", "split:16"] == [growth.case.pattern for growth in sorted(studied, key=order_of)]
+
+
+def test_study_is_printed_as_a_table_of_its_own() -> None:
+    """Show the times side by side, and in the table of operations only those of all ranks."""
+    run = Run(path=Path("mine"), info=INFO, records=tuple(study(lambda n: 10.0 * n, noise=0.001)))
+    stream = io.StringIO()
+    print_run(run, "table", Console(file=stream, width=200, color_system=None))
+    lines = stream.getvalue().splitlines()
+    (line,) = [line for line in lines if line.startswith("mpi ")]
+    cells = line.split()
+    assert ["mpi", "all_gather", "1", "KiB", "20.0", "us", "40.0", "us", "80.0", "us", "160", "us", "8.00"] == cells[
+        :13
+    ]
+    assert "n" == cells[-1]
+    assert 1 == sum(line.startswith("1 KiB ") for line in lines)

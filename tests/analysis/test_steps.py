@@ -1,0 +1,245 @@
+"""A model of the step, calibrated on steps made by formula, says what the formula does, and refuses what it cannot."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from builders import KIB
+from step_builders import (
+    LinearNetwork,
+    make_facts,
+    make_local_records,
+    make_step_model,
+    make_step_records,
+)
+from training_builders import make_training_case
+
+from commbench.analysis.prediction.curves import fit_curve
+from commbench.analysis.prediction.messages import HookCost
+from commbench.analysis.prediction.network import MeasuredNetwork
+from commbench.analysis.prediction.steps import StepModel
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
+
+FACTS = make_facts([9, 9, 5, 3, 2, 2, 1, 0.5, 0.5, 0.25])
+#: Encoding and decoding at 0.2 and 0.1 ns an element and 0.1 ms a bucket.
+COST = HookCost(encode_ms=0.1, encode_ms_per_element=2e-7, decode_ms=0.05, decode_ms_per_element=1e-7)
+CAPS = ("default", "0.25", "1", "4", "10", "100")
+
+
+def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, slowdown: float = 1.0) -> StepModel:
+    """Return what steps are made by: a step of 150 ms without DDP, and 32 MiB of gradients."""
+    return make_step_model(
+        FACTS,
+        LinearNetwork(beta_us_per_byte=beta, servers=servers),
+        ddp_forward_ms=1.5,
+        other_ms=0.5,
+        copy_ms_per_byte=2e-7,
+        hooks={"none": HookCost(), "fp16": COST, "topk:0.01": COST},
+        overlap={"none": overlap, "fp16": overlap, "topk:0.01": overlap},
+        slowdown=slowdown,
+    )
+
+
+def records_of(truth: StepModel, *cases: TrainingCase) -> list[TrainingRecord]:
+    """Return records of the step without DDP, the baseline and ``cases``."""
+    wanted = dict.fromkeys([make_training_case(), *cases])
+    return [*make_local_records(truth), *(record for case in wanted for record in make_step_records(truth, case))]
+
+
+@pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        make_truth(),
+        make_truth(beta=3e-4),
+        make_truth(servers=1, overlap=0.4),
+        make_truth(overlap=1.0),
+        make_truth(overlap=0.0),
+        make_truth(overlap=0.0, slowdown=1.3),
+        make_truth(overlap=1.0, slowdown=0.8),
+    ],
+)
+def test_other_bucket_sizes_are_predicted_from_one(truth: StepModel, hook: str) -> None:
+    """Predict every bucket size within 5 % from the default's step, also where that lies outside both bounds."""
+    case = make_training_case(hook)
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, case))
+    for cap in CAPS:
+        other = dataclasses.replace(case, bucket_cap_mb=cap)
+        assert model.predict(other).step_ms == pytest.approx(truth.predict(other).step_ms, rel=0.05)
+    assert model.predict(case).step_ms == pytest.approx(truth.predict(case).step_ms, rel=0.005)
+
+
+def test_several_measured_settings_are_all_used() -> None:
+    """Find overlap and slowdown from two settings that one alone could not tell apart."""
+    truth = make_truth(beta=2e-3, overlap=0.6, slowdown=1.25)
+    cases = [make_training_case(cap=cap) for cap in ("default", "100", "1")]
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, *cases))
+    assert model.slowdown == pytest.approx(1.25, rel=0.05)
+    assert model.overlap["none"] == pytest.approx(0.6, abs=0.1)
+
+
+def test_extremes_agree_where_it_was_measured_and_part_on_slower_networks() -> None:
+    """Meet the measured step with the least and the most slowdown, and show how unsure a network of a tenth is."""
+    truth = make_truth()
+    case, sparse = make_training_case(), make_training_case("topk:0.01")
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, sparse))
+    low, high = model.extremes()
+    assert low.slowdown < model.slowdown < high.slowdown
+    for one in (case, sparse):
+        steps = [each.predict(one).step_ms for each in (low, model, high)]
+        assert steps == pytest.approx([truth.predict(one).step_ms] * 3, rel=0.005)
+    slower = LinearNetwork(beta_us_per_byte=3e-2)
+    there = [dataclasses.replace(each, network=slower).predict(case).step_ms for each in (low, model, high)]
+    assert there == sorted(there)
+    assert there[2] > 1.02 * there[0]
+    assert truth.extremes() == (truth, truth)
+
+
+def test_bounds_know_nothing_of_slowdown() -> None:
+    """Give the bounds of communication as long as on the network alone, but always around the prediction."""
+    case = make_training_case(cap="1")
+    usual, slow = make_truth().predict(case), make_truth(slowdown=1.05).predict(case)
+    assert (slow.overlapped_ms, slow.serial_ms) == (usual.overlapped_ms, usual.serial_ms)
+    much = make_truth(slowdown=2.0).predict(case)
+    assert much.overlapped_ms == usual.overlapped_ms
+    assert much.serial_ms == much.step_ms
+
+
+def test_what_a_step_is_made_of_is_found() -> None:
+    """Take forward, backward, optimiser and the rest from the step without DDP, and what DDP adds from the others."""
+    truth = make_truth()
+    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, make_training_case("fp16")))
+    for name in ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte"):
+        assert getattr(model, name) == pytest.approx(getattr(truth, name)), name
+    assert model.hooks["fp16"].encoding_ms(1e6) == pytest.approx(COST.encoding_ms(1e6), rel=0.05)
+    assert HookCost() == model.hooks["none"]
+
+
+def test_bounds_hold_the_prediction() -> None:
+    """Predict between both bounds, which are the further apart the more there is to overlap."""
+    model = make_truth()
+    several, one = (model.predict(make_training_case(cap=cap)) for cap in ("1", "100"))
+    assert several.overlapped_ms < several.step_ms < several.serial_ms
+    assert one.overlapped_ms == pytest.approx(one.step_ms) == pytest.approx(one.serial_ms)
+    assert 0 < several.exposed_comm_ms < several.step_ms
+
+
+def test_ready_times_grow_with_the_backward_pass() -> None:
+    """Scale the inspection's ready times to the backward pass as all ranks measured it side by side."""
+    model = dataclasses.replace(make_truth(), backward_ms=200.0)
+    ready = [bucket.ready_ms for bucket in model.work(make_training_case(cap="0.25"))]
+    assert [2 * time for time in [bucket.ready_ms for bucket in make_truth().work(make_training_case(cap="0.25"))]] == (
+        pytest.approx(ready)
+    )
+
+
+def test_accumulation_exchanges_in_the_last_pass() -> None:
+    """Add a forward and a backward pass for every further micro-batch, and nothing else."""
+    model = make_truth()
+    once, four = (model.predict(make_training_case(accumulation=passes)) for passes in (1, 4))
+    assert four.step_ms - once.step_ms == pytest.approx(3 * (model.forward_ms + model.backward_ms))
+    assert four.exposed_comm_ms == pytest.approx(once.exposed_comm_ms)
+
+
+def test_bucket_views_cost_as_much() -> None:
+    """Predict gradients that are views of buckets like others: set to None after each step, they are copied, too."""
+    model = make_truth()
+    assert model.predict(make_training_case(bucket_view=True)).step_ms == model.predict(make_training_case()).step_ms
+
+
+def test_the_step_without_ddp_is_predicted_as_measured() -> None:
+    """Add up the parts of a step that exchanges nothing."""
+    assert make_truth().predict(make_training_case("local")).step_ms == pytest.approx(40 + 100 + 10 + 0.5)
+
+
+def test_confirmations_count_as_the_same_setting() -> None:
+    """Give the same model for records of the sweep and of fresh blocks."""
+    truth = make_truth()
+    records = records_of(truth)
+    again = [dataclasses.replace(r, case=dataclasses.replace(r.case, phase="confirm")) for r in records]
+    models = [StepModel.calibrate(FACTS, truth.network, some) for some in (records, records + again)]
+    assert models[0] == models[1]
+
+
+def test_a_hook_whose_collectives_nobody_measured_is_left_out() -> None:
+    """Calibrate the others, and say of that one what is missing."""
+    truth = make_truth()
+    records = records_of(truth, make_training_case("fp16"))
+    model = StepModel.calibrate(FACTS, dataclasses.replace(truth.network, knows=("float32",)), records)
+    assert ["none"] == list(model.hooks)
+    with pytest.raises(InputError, match="hook fp16 was to be predicted"):
+        model.predict(make_training_case("fp16"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"), [("local", "one without DDP, which was not measured"), ("none", "baseline")]
+)
+def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, sentence: str) -> None:
+    """Refuse records in which one of them is missing."""
+    truth = make_truth()
+    records = [r for r in records_of(truth, make_training_case("fp16")) if r.case.hook != missing]
+    with pytest.raises(InputError, match=sentence):
+        StepModel.calibrate(FACTS, truth.network, records)
+
+
+def test_failed_records_do_not_count() -> None:
+    """Calibrate on what was measured soundly only."""
+    truth = make_truth()
+    failed = [
+        dataclasses.replace(r, status="wrong", step_ms=[1.0]) for r in make_step_records(truth, make_training_case())
+    ]
+    models = [StepModel.calibrate(FACTS, truth.network, [*records_of(truth), *more]) for more in ([], failed)]
+    assert models[0] == models[1]
+
+
+def noisy_network(truth: StepModel, seed: int) -> MeasuredNetwork:
+    """Return curves of two launches, each up to twice as long as it should be below 256 KiB, and 3 % off above."""
+    draw = np.random.default_rng(seed)
+    sizes = [KIB * 4**power for power in range(9)]
+    curves = {}
+    for operation, dtype in (("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")):
+        launches = [
+            [
+                truth.network.time_us(operation, dtype, size)
+                * (draw.uniform(1, 2) if size < 256 * KIB else draw.normal(1, 0.03))
+                for _ in range(2)
+            ]
+            for size in sizes
+        ]
+        curves[operation, dtype] = fit_curve(sizes, launches)
+    return MeasuredNetwork(backend="gloo", world_size=2, pattern="flat", curves=curves)
+
+
+@pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
+def test_noise_of_small_messages_does_not_spoil_predictions(hook: str) -> None:
+    """Predict other bucket sizes nearly as well where two launches of a loaded machine disagree on small messages."""
+    truth = make_truth()
+    case = make_training_case(hook)
+    errors = []
+    for seed in range(4):
+        network = noisy_network(truth, seed)
+        assert network.time_us("all_reduce", "float32", KIB) > 1.1 * truth.network.time_us("all_reduce", "float32", KIB)
+        model = StepModel.calibrate(FACTS, network, records_of(truth, case))
+        others = [dataclasses.replace(case, bucket_cap_mb=cap) for cap in CAPS[1:]]
+        errors += [abs(model.predict(other).step_ms / truth.predict(other).step_ms - 1) for other in others]
+    assert np.median(errors) < 0.02
+    assert max(errors) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"workload": "resnet18"}, "workload resnet18 was to be predicted, but mlp"),
+        ({"batch_per_rank": 8}, "batch 8"),
+        ({"precision": "amp-bf16"}, "precision amp-bf16 was to be predicted, but fp32"),
+        ({"world_size": 8}, "world_size 8"),
+        ({"hook": "bf16"}, "hook bf16"),
+    ],
+)
+def test_other_conditions_are_refused(changes: dict[str, object], sentence: str) -> None:
+    """Name what was asked for and what was measured."""
+    case = dataclasses.replace(make_training_case(), **changes)
+    with pytest.raises(InputError, match=sentence):
+        make_truth().predict(case)

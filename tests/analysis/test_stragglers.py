@@ -1,0 +1,381 @@
+"""Tests of who is named as slow, from a matrix and from ordinary cases."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_case, make_record
+from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching, without
+
+from commbench.analysis.stragglers import ALPHA, Findings, find_suspects
+from commbench.analysis.stragglers.matrix import grouped_quantile, judge_matrix
+from commbench.engine.records import GroupTimes, Record
+from commbench.results import Store, load_run
+from commbench.results.pairs import Matrix, matrices
+
+
+def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Findings:
+    """Return what is found in one made-up matrix."""
+    records, info = make_matrix(hosts, ranks_per_host, **rule), make_hosts(hosts, ranks_per_host)
+    return find_suspects(matrices(records, info), records, info)
+
+
+def named(findings: Findings) -> list[tuple[str, str]]:
+    """Return kind and name of all suspects."""
+    return [(suspect.kind, suspect.name) for suspect in findings.suspects]
+
+
+# ------------------------------------------------------------------------------------------------------- hosts
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("hosts", [3, 4, 5, 16])
+def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) -> None:
+    """Name the one host at a quarter of the rate, not its links, with its factor."""
+    findings = findings_of(hosts, host_slowness=touching(2, 4.0), symmetric=symmetric)
+    assert [("host", "host3")] == named(findings)
+    (suspect,) = findings.suspects
+    assert pytest.approx(4.0, rel=0.1) == suspect.factor
+    assert suspect.ci is not None
+    assert suspect.ci[0] < suspect.factor < suspect.ci[1]
+    assert ": its links take {} as long as the others'" == suspect.does
+    assert suspect.evidence.startswith("mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = ")
+
+
+@pytest.mark.parametrize(("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")])
+def test_one_way_host_is_named_with_its_way(rule: Any, does: str) -> None:
+    """Say that a host is slow only as a sender, or only as a receiver."""
+    findings = findings_of(5, host_slowness=rule(1, 3.0))
+    assert [("host", "host2")] == named(findings)
+    assert findings.suspects[0].does.startswith(does)
+
+
+def test_two_slow_hosts_are_both_named() -> None:
+    """Name two hosts of four, the worse first, where each healthy one is left one good link."""
+
+    def rule(a: int, b: int) -> float:
+        return max(5.0 if 3 in {a, b} else 1.0, 3.0 if 0 in {a, b} else 1.0)
+
+    assert [("host", "host4"), ("host", "host1")] == named(findings_of(4, host_slowness=rule))
+
+
+def test_two_hosts_cannot_be_told_apart() -> None:
+    """Say that with two hosts nobody can tell, and which direction is the slower one."""
+    findings = findings_of(2, host_slowness=sending(1, 3.0))
+    (remark,) = findings.remarks
+    assert [] == findings.suspects
+    assert remark.startswith("host2 to host1 takes 3")
+    assert remark.endswith("with two hosts it cannot be told which of the two is slow; add a third")
+    assert ["with two hosts it cannot be told which of the two is slow; add a third"] == findings_of(2).remarks
+
+
+def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
+    """Compare no directions where there is one, and those of the launches that have both."""
+    records, info = make_matrix(2, host_slowness=sending(1, 3.0)), make_hosts(2)
+    alone = without(records, (0, 1))
+    assert ["with two hosts it cannot"] == [
+        text[:24] for text in find_suspects(matrices(alone, info), alone, info).remarks
+    ]
+    mixed = [*without(records[:1], (0, 1)), *records[1:]]
+    (remark,) = find_suspects(matrices(mixed, info), mixed, info).remarks
+    assert remark.startswith("host2 to host1 takes 3")
+
+
+def test_host_is_named_by_its_own_pairs() -> None:
+    """Name a host within which all pairs are slow, although it is fast with others."""
+    findings = findings_of(4, 4, host_slowness=lambda a, b: 1.5 if a == b == 1 else 1.0)
+    assert [("host", "host2")] == named(findings)
+    assert ": pairs of its own ranks take {} as long as the others'" == findings.suspects[0].does
+
+
+# ------------------------------------------------------------------------------------------- ranks and links
+
+
+def test_rank_is_named_within_its_host() -> None:
+    """Name the rank behind a slow rail of a healthy host, also with two hosts."""
+    for hosts in (2, 4):
+        findings = findings_of(hosts, 2, rank_slowness=lambda a, b: 3.0 if 3 in {a, b} and 2 not in {a, b} else 1.0)
+        assert [("rank", "rank 3 on host2")] == named(findings)
+
+
+def test_rank_of_a_single_host_is_named() -> None:
+    """Name a slow rank among the ranks of one host."""
+    assert [("rank", "rank 5")] == named(findings_of(1, 8, rank_slowness=touching(5, 2.0)))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_single_link_is_named(*, symmetric: bool) -> None:
+    """Name one slow link and neither of its hosts, with its direction where that was measured."""
+    links = {(1, 2), (2, 1)} if symmetric else {(1, 2)}
+    findings = findings_of(4, host_slowness=lambda a, b: 4.0 if (a, b) in links else 1.0, symmetric=symmetric)
+    assert [("link", "host2 - host3" if symmetric else "host2 -> host3")] == named(findings)
+    assert findings.suspects[0].covers("host2", "host3")
+    assert symmetric == findings.suspects[0].covers("host3", "host2")
+
+
+def test_link_is_named_beside_a_slow_host() -> None:
+    """Name a slow link that the slow host does not explain."""
+
+    def rule(a: int, b: int) -> float:
+        return 4.0 if 0 in {a, b} or (a, b) == (3, 4) else 1.0
+
+    assert [("host", "host1"), ("link", "host4 -> host5")] == named(findings_of(6, host_slowness=rule))
+
+
+def test_link_within_a_host_is_named() -> None:
+    """Name one slow pair among the ranks of a host."""
+    findings = findings_of(1, 6, rank_slowness=lambda a, b: 3.0 if (a, b) == (4, 2) else 1.0)
+    assert [("link", "rank 4 -> rank 2")] == named(findings)
+
+
+@pytest.mark.parametrize(("hosts", "first"), [(4, 2), (8, 4), (9, 3)])
+def test_uplink_is_named_once(hosts: int, first: int) -> None:
+    """Name what joins two racks instead of all links between them."""
+    findings = findings_of(hosts, host_slowness=crossing(first, 4.0))
+    (suspect,) = findings.suspects
+    assert "uplink" == suspect.kind
+    assert suspect.name.startswith("links between host1, host2")
+    assert pytest.approx(4.0, rel=0.1) == suspect.factor
+    assert suspect.covers("host1", f"host{hosts}")
+    assert not suspect.covers("host1", "host2")
+
+
+# ---------------------------------------------------------------------------------------------------- no alarm
+
+
+def test_equals_name_nobody_and_say_what_would_be_seen() -> None:
+    """Name nothing of equals, count what was compared, and say what would have been found."""
+    findings = findings_of(4, 2)
+    assert [] == findings.suspects
+    counted = {(family.kind, family.count) for family in findings.families}
+    assert {("host", 4), ("rank", 8), ("link", 12)} == counted
+    assert 4 + 8 + 12 + 4 == findings.comparisons
+    assert all(1.1 < family.judgement.detectable < 1.5 for family in findings.families)
+
+
+def test_one_launch_is_too_few() -> None:
+    """Name nothing from one launch of four hosts, and say how many it takes."""
+    findings = findings_of(4, launches=1, host_slowness=touching(0, 4.0))
+    assert [] == findings.suspects
+    assert all(family.launches < family.needed for family in findings.families)
+    assert findings.families[0].slowest.startswith("host1, ")
+
+
+def test_wrong_data_is_left_out() -> None:
+    """Judge a host by the pairs whose data was right."""
+    records, info = make_matrix(5), make_hosts(5)
+    broken = [replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p for p in records[0].pairs]
+    records = [replace(record, pairs=broken) for record in records]
+    assert [] == find_suspects(matrices(records, info), records, info).suspects
+
+
+def logs_as_matrix(logs: np.ndarray) -> Matrix:
+    """Return one rank a host with such logarithms of times, (launches, hosts, hosts)."""
+    source, target = np.nonzero(~np.eye(logs.shape[1], dtype=bool))
+    times = np.exp(logs[:, source, target])
+    return Matrix(
+        case=make_case("bandwidth", pattern="matrix"),
+        records=[make_record() for _ in logs],
+        hosts=[f"host{rank}" for rank in range(logs.shape[1])],
+        source=source,
+        target=target,
+        times_us=times,
+        p95_us=times,
+        repetitions=np.full(len(source), 30),
+        wrong=np.zeros(len(source)),
+    )
+
+
+def noise(kind: str, hosts: int, spread: float, random: np.random.Generator, launches: int = 6) -> np.ndarray:
+    """Return what launches make of equals: noise per pair and launch, 1 % of pairs far off, and of a kind besides.
+
+    ``launches`` in two humps, ``hosts`` disturbed for a launch, or 30 % of ``pairs`` in a slow hump.
+    """
+    shape = (launches, hosts, hosts)
+    logs = random.normal(0, spread, shape) + (random.random(shape) < 0.01) * random.exponential(1.0, shape)
+    slow_hump = math.log(0.95 / 0.64)
+    if kind == "launches":
+        logs += (random.random((launches, 1, 1)) < 0.4) * slow_hump
+    if kind == "hosts":
+        disturbed = random.normal(0, 0.05, (launches, hosts))
+        logs += np.maximum(disturbed[:, :, None], disturbed[:, None, :])
+    if kind == "pairs":
+        logs += (random.random(shape) < 0.3) * slow_hump
+    return np.asarray(logs)
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.1])
+@pytest.mark.parametrize("kind", ["plain", "launches", "hosts", "pairs"])
+@pytest.mark.parametrize(("hosts", "runs"), [(3, 100), (4, 200), (8, 100), (64, 10)])
+def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) -> None:
+    """Name anything in at most 1 % of runs of equal hosts, and one more for the luck of the seed."""
+    random = np.random.default_rng(hosts)
+    alarms = sum(
+        bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).suspects) for _ in range(runs)
+    )
+    assert ALPHA * runs + 1 >= alarms
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.1])
+@pytest.mark.parametrize(("hosts", "runs", "least"), [(4, 100, 0.95), (8, 50, 0.98), (64, 10, 1.0)])
+def test_host_at_three_quarters_is_found(hosts: int, runs: int, least: float, spread: float) -> None:
+    """Name the host that has three quarters of the others' rate, and nothing else."""
+    random, hits = np.random.default_rng(hosts), 0
+    for _ in range(runs):
+        logs = noise("launches", hosts, spread, random)
+        logs[:, 1, :] = logs[:, 1, :] - math.log(0.75)
+        logs[:, :, 1] = logs[:, :, 1] - math.log(0.75)
+        hits += [("host", "host1")] == named(judge_matrix(logs_as_matrix(logs), ALPHA))
+    assert least * runs <= hits
+
+
+def test_grouped_quantile_is_of_values_that_occur() -> None:
+    """Take the lower quartile of three as the least, of eight as the second; NaN for none."""
+    values = np.array([[3.0, 1.0, 2.0, *range(8), math.nan]])
+    group = np.array([0] * 3 + [1] * 8 + [2])
+    first, second, none = grouped_quantile(values, group, 3, 0.25)[0]
+    assert (1.0, 1.0) == (first, second)
+    assert math.isnan(none)
+
+
+# ----------------------------------------------------------------------------------------------- ordinary cases
+
+
+def ordinary(
+    operations: dict[str, list[float]], *, launches: int = 6, backend: str = "mpi", arrivals: Any = None, **changes: Any
+) -> list[Record]:
+    """Return records of operations whose ranks take 100 us times what is given, with 2 % of noise."""
+    random = np.random.default_rng(5)
+    return [
+        make_record(
+            make_case(operation, backend=backend, message_bytes=size),
+            launch=launch,
+            time_us=100.0,
+            rank_median_us=(100 * np.array(factors) * np.exp(random.normal(0, 0.02, len(factors)))).tolist(),
+            rank_arrival_us=(np.array(arrivals) + random.random(len(factors))).tolist() if arrivals else (),
+            group_size=len(factors),
+            **changes,
+        )
+        for operation, factors in operations.items()
+        for size in (1024, 65536)
+        for launch in range(launches)
+    ]
+
+
+def ordinary_findings(records: list[Record], hosts: int = 4) -> Findings:
+    """Return what ordinary records of four ranks say."""
+    return find_suspects([], records, make_hosts(hosts, 4 // hosts))
+
+
+SLOW = [1.0, 1.0, 1.4, 1.0]
+EQUAL = [1.0] * 4
+
+
+def test_rank_that_takes_long_in_everything_is_named() -> None:
+    """Name the rank whose own time is the longest in two kinds of operation."""
+    findings = ordinary_findings(ordinary({"all_reduce": SLOW, "all_gather": SLOW}))
+    assert [("rank", "rank 2 on host3")] == named(findings)
+    assert "mpi all_reduce, all_gather" == findings.suspects[0].measured
+    assert pytest.approx(1.4, rel=0.1) == findings.suspects[0].factor
+
+
+def test_rank_that_arrives_late_is_named() -> None:
+    """Name the rank that all wait for."""
+    records = ordinary({"all_reduce": EQUAL, "barrier": EQUAL}, arrivals=[0, 30.0, 0, 0])
+    findings = ordinary_findings(records, hosts=1)
+    assert [("rank", "rank 1")] == named(findings)
+    assert "late" in findings.suspects[0].does
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        {"all_reduce": SLOW, "all_gather": EQUAL},
+        {"all_reduce": SLOW},
+        {"broadcast": SLOW, "reduce": SLOW},
+        {"all_reduce": [1.0, 2.0], "all_gather": [1.0, 2.0]},
+    ],
+    ids=["one of two", "one kind", "unequal parts", "two ranks"],
+)
+def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -> None:
+    """Name nobody who is slow in one kind of operation, by the part it has, or of two."""
+    assert [] == ordinary_findings(ordinary(operations)).suspects
+
+
+def test_shared_cores_say_nothing() -> None:
+    """Say nothing where ranks share cores, not even that all are alike."""
+    records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
+    assert {} == ordinary_findings(records).to_json()
+
+
+def grouped(factors: list[float], **changes: Any) -> list[Record]:
+    """Return records of the pattern node: two ranks on each host, whose operations take so long."""
+    random = np.random.default_rng(6)
+    return [
+        make_record(
+            make_case(pattern="node"),
+            launch=launch,
+            groups=[
+                GroupTimes(
+                    group=f"{2 * host}-{2 * host + 1}",
+                    group_size=2,
+                    message_bytes=1024,
+                    times_us=(100 * factor * np.exp(random.normal(0, 0.02, 40))).tolist(),
+                )
+                for host, factor in enumerate(factors)
+            ],
+            **changes,
+        )
+        for launch in range(6)
+    ]
+
+
+def test_slow_group_is_named() -> None:
+    """Name the group that is slower than those that ran beside it, with its host."""
+    findings = find_suspects([], grouped([1, 1, 1, 1.5]), make_hosts(4, 2))
+    assert [("group", "ranks 6-7 on host4")] == named(findings)
+    assert [] == find_suspects([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).suspects
+    assert {} == find_suspects([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
+
+
+@pytest.mark.parametrize("last", ["all_reduce", "latency"])
+def test_slow_group_is_named_in_any_order(last: str) -> None:
+    """Compare the ends of pair operations for themselves, whichever operation was measured last."""
+    ends = [
+        replace(
+            record,
+            case=make_case("latency", pattern="node"),
+            groups=[replace(group, group=group.group.replace("-", ",")) for group in record.groups],
+        )
+        for record in grouped([1, 1, 1, 1])
+    ]
+    slow = grouped([1, 1, 1, 1.5])
+    records = [*ends, *slow] if last == "all_reduce" else [*slow, *ends]
+    findings = find_suspects([], records, make_hosts(4, 2))
+    assert [("group", "ranks 6-7 on host4")] == named(findings)
+    assert {"group": 2} == Counter(family.kind for family in findings.families)
+
+
+# ------------------------------------------------------------------------------------------------------ run.json
+
+
+def test_run_states_who_is_slow(tmp_path: Path) -> None:
+    """Write suspects and the number of comparisons into run.json, and nothing where there was nothing to compare."""
+    with Store.open(tmp_path / "mine", make_hosts(4)) as store:
+        store.append(make_record())
+        store.write_summary()
+        assert "suspects" not in json.loads((tmp_path / "mine" / "run.json").read_text())
+        for record in make_matrix(4, host_slowness=touching(3, 4.0)):
+            store.append(record)
+        store.write_summary()
+    info = json.loads((tmp_path / "mine" / "run.json").read_text())
+    (suspect,) = info["suspects"]
+    assert ("host", "host4") == (suspect["kind"], suspect["name"])
+    assert ["kind", "name", "factor", "ci", "evidence"] == list(suspect)
+    assert (4 + 6, []) == (info["suspects_comparisons"], info["suspects_remarks"])
+    assert info["suspects"] == load_run(tmp_path / "mine").findings.to_json()["suspects"]

@@ -1,0 +1,35 @@
+"""Tests of naming the slow host on an emulated cluster of four."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from launching import records_from_lab
+
+from commbench.engine.records import Record
+from commbench.results import load_run
+
+pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow]
+
+#: A window of such messages is large beside what an emulated link lets through unshaped.
+MATRIX = ("matrix", "-c", "bandwidth", "--backend", "mpi", "--sizes", "8K", "-n", "4", "--launches", "6")
+
+
+def suspects_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
+    """Measure the matrix in a lab of four hosts; return kind, name and factor of who is named."""
+    records = records_from_lab(out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280)
+    assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
+    return [(suspect.kind, suspect.name, suspect.factor) for suspect in load_run(out).findings.suspects]
+
+
+def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
+    """Name exactly the host whose link has a quarter of the others' rate, none of its links, and by how much."""
+    ((kind, name, factor),) = suspects_of(tmp_path / "r", "--slow", "host2=25mbit")
+    assert ("host", "host2") == (kind, name)
+    assert 2.5 < factor < 5.5
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_equal_hosts_are_left_alone(tmp_path: Path, attempt: int) -> None:
+    """Name nobody where all links have the same rate."""
+    assert [] == suspects_of(tmp_path / f"r{attempt}")

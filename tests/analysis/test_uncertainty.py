@@ -1,0 +1,98 @@
+"""Tests of how sure steps and break-evens are: as sure as the network and the steps that were left out, no surer."""
+
+import dataclasses
+import math
+
+import pytest
+from networks import HOP, growing, measured_run
+from test_larger_steps import calibrated
+
+from commbench.analysis.prediction.growth import HeldOut
+from commbench.analysis.prediction.larger import GrowingNetwork, best_buckets
+from commbench.analysis.prediction.uncertainty import NetworkEnd, UncertainSteps
+
+CAPS = ["default", "8"]
+SURE = HeldOut(error=0.0, over="nothing")
+
+
+def unsure_network() -> GrowingNetwork:
+    """Return a network whose 4 ranks took twice what its 2 ranks foretold."""
+    slower = dataclasses.replace(HOP, beta_us_per_byte=2 * HOP.beta_us_per_byte)
+    return GrowingNetwork.fit([measured_run((2,)), measured_run((4,), hop=slower)])
+
+
+def steps_on(ranks: int, network: GrowingNetwork | None = None, error: float = 0.0) -> UncertainSteps:
+    """Return the calibrated workload on so many ranks."""
+    model, network = calibrated(network)
+    return UncertainSteps.on(model, network.at("gloo", ranks), HeldOut(error=error, over="settings"))
+
+
+def test_a_step_is_no_surer_than_its_network() -> None:
+    """Nearly all of this step is communication, so that its interval is nearly as wide as the all_reduce's."""
+    for network in (growing((2, 4)), unsure_network()):
+        steps = steps_on(1024, network)
+        best = best_buckets(steps.likely, "none", CAPS)
+        interval = dataclasses.replace(steps, ends=steps.ends[:1]).interval_ms(best)
+        estimate = network.at("gloo", 1024).curve("all_reduce", "float32").estimate(8 * 2**20, 1024)
+        assert interval.low <= best.step_ms <= interval.high
+        share = math.log(interval.high / best.step_ms) / math.log(estimate.high_us / estimate.time_us)
+        assert 0.5 < share < 1.1
+        assert steps.interval_ms(best).high >= interval.high
+
+
+def test_the_ends_of_a_network_enclose_it() -> None:
+    """Of every operation and size; on measured ranks closely."""
+    network = unsure_network()
+    for ranks in (2, 4, 64):
+        there = network.at("gloo", ranks)
+        low, high = (NetworkEnd(network=there, is_high=is_high) for is_high in (False, True))
+        assert (ranks, there.servers) == (low.world_size, low.servers)
+        for operation in ("all_reduce", "all_gather"):
+            for size in (4, 2**16, 3e6):
+                times = [each.time_us(operation, "float32", size) for each in (low, there, high)]
+                assert sorted(times) == times
+                assert ranks == 64 or times[2] < 1.1 * times[0]
+
+
+def test_the_error_of_steps_widens_the_interval() -> None:
+    """A median error of 10 % means 95 % within 1.1 to the power of 2.9, where the network is known."""
+    steps = steps_on(2, error=0.1)
+    best = best_buckets(steps.likely, "none", CAPS)
+    interval = steps.interval_ms(best)
+    assert interval.high / best.step_ms == pytest.approx(1.1**2.906, rel=0.02)
+    assert best.step_ms / interval.low == pytest.approx(1.1**2.906, rel=0.02)
+
+
+def test_what_calibration_allows_widens_the_interval() -> None:
+    """Where the steps leave open how slow communication is in training, so does the prediction."""
+    steps = steps_on(64)
+    best = best_buckets(steps.likely, "none", CAPS)
+    network_alone = dataclasses.replace(steps, ends=steps.ends[:1]).interval_ms(best)
+    slower = dataclasses.replace(steps.likely, slowdown=1.5 * steps.likely.slowdown)
+    open_steps = dataclasses.replace(steps, ends=[*steps.ends[:1], (steps.likely, slower)])
+    assert open_steps.interval_ms(best).high > 1.2 * network_alone.high
+    assert open_steps.interval_ms(best).low == network_alone.low
+
+
+def test_a_break_even_is_no_surer_than_what_it_is_from() -> None:
+    """It lies in its interval, which both the network's and the steps' errors widen."""
+    widths = []
+    for network, error in ((growing((2, 4)), 0.0), (growing((2, 4)), 0.05), (unsure_network(), 0.0)):
+        found, interval = steps_on(16, network, error).break_even(CAPS)
+        assert found.density is not None
+        assert interval.low <= found.density <= interval.high
+        widths.append(interval.high / max(interval.low, 1e-5))
+    assert widths[1] > 1.05 * widths[0]
+    assert widths[2] > 1.5 * widths[0]
+
+
+def test_a_break_even_may_be_anywhere() -> None:
+    """Where steps are off by far more than top-k gains, it may pay never or always."""
+    _, interval = steps_on(8, error=20.0).break_even(CAPS)
+    assert (interval.low, interval.high) == (0.0, 1.0)
+    model, network = calibrated()
+    cost = dataclasses.replace(model.hooks["topk:0.01"], encode_ms=1000.0)
+    dear = dataclasses.replace(model, hooks={**model.hooks, "topk:0.01": cost})
+    there = network.at("gloo", 8, rate_bps=1e12)
+    found, interval = UncertainSteps.on(dear, there, SURE).break_even(CAPS)
+    assert (found.density, interval.low) == (None, 0.0)

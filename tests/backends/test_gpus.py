@@ -1,0 +1,77 @@
+"""Tests of which GPU each rank gets, from what the ranks see; no CUDA is asked."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from commbench.backends.gpus import Placement, place, share_out
+from commbench.engine.control import Control, run_threads
+
+FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin with nothing set for NCCL, and leave nothing behind."""
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    before = set(os.environ)
+    yield
+    for name in os.environ.keys() - before:
+        del os.environ[name]
+
+
+@pytest.mark.parametrize(
+    ("seen", "numbers", "shared"),
+    [
+        ([FOUR] * 4, [0, 1, 2, 3], 1),
+        ([FOUR] * 6, [0, 1, 2, 3, 0, 1], 2),
+        ([FOUR[:1]] * 3, [0, 0, 0], 3),
+        ([(gpu,) for gpu in FOUR], [0, 0, 0, 0], 1),
+        ([(gpu,) for gpu in FOUR * 2], [0] * 8, 2),
+        ([FOUR[:2], FOUR[:2], FOUR[2:], FOUR[2:]], [0, 1, 0, 1], 1),
+        ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], [0, 0, 1, 0], 2),
+        ([FOUR, FOUR[::-1]], [0, 0], 1),
+    ],
+    ids=["all", "two more", "one GPU", "each its own", "two for each", "halves", "overlapping", "in another order"],
+)
+def test_ranks_take_what_the_fewest_have(seen: Sequence[Sequence[str]], numbers: list[int], shared: int) -> None:
+    """Count physical GPUs, whatever each rank sees of them and in whatever order."""
+    assert (numbers, shared) == share_out([("node1", gpus) for gpus in seen])
+
+
+def test_machines_have_gpus_of_their_own() -> None:
+    """Take equal addresses on two machines for two GPUs."""
+    assert ([0, 0, 1, 1], 1) == share_out([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
+
+
+@pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
+def test_hosts_of_one_machine_share_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, machines: Sequence[str], shared: int
+) -> None:
+    """Count ranks in containers with other host names; they reach each other by whatever network those have."""
+    own = threading.local()
+    monkeypatch.setattr("commbench.backends.gpus.machine_id", lambda: machines[own.rank])
+    monkeypatch.setattr("socket.gethostname", lambda: f"host{own.rank}")
+
+    def placed(control: Control) -> int:
+        own.rank = control.rank
+        return place(control, FOUR[:1]).ranks_per_gpu
+
+    assert [shared] * 2 == run_threads(2, placed)
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("seen", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
+)
+def test_nccl_is_told_where_ranks_share_a_gpu(seen: Sequence[Sequence[str]], shared: bool) -> None:
+    """Keep ranks with a GPU each on NCCL's own ways, also where each sees but one; parts of one GPU are shared."""
+    placed = run_threads(2, lambda control: place(control, seen[control.rank]))
+    assert {1 + shared} == {placement.ranks_per_gpu for placement in placed}
+    assert Placement(device=0, ranks_per_gpu=1 + shared) == placed[0]
+    told = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
+    wanted = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
+    assert (wanted if shared else set()) == told

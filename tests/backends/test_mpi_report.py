@@ -1,0 +1,183 @@
+"""Tests of what is read from Open MPI's own words, and that nobody else's are lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commbench.backends.mpi_report import VERBOSE, Inquiry, algorithm_of, captured, parse_component, takes_gpu_memory
+
+REPORT = """\
+[n0:12] coll:base:comm_select: new communicator: MPI COMM 3 DUP FROM 0 (cid 3)
+[n0:12] (3/MPI COMM 3 DUP FROM 0): no underlying reduce; disqualifying myself
+[n0:12] coll:base:comm_select: selecting       adapt, priority  40, Disabled
+[n0:12] coll:base:comm_select: selecting       basic, priority  10, Enabled
+[n0:12] coll:base:comm_select: selecting         han, priority  35, Enabled
+[n0:12] coll:base:comm_select: selecting       tuned, priority  30, Enabled
+"""
+
+
+def answer_with(answer: Any, value: int, code: int = 0) -> int:
+    """Answer through a pointer, as MPICH does, and return a code."""
+    answer._obj.value = value
+    return code
+
+
+def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> None:
+    """Read the report of Open MPI 5; know nothing where there is none."""
+    assert "han" == parse_component(REPORT)
+    assert "" == parse_component("something else")
+
+
+@pytest.mark.parametrize(
+    ("component", "operation", "expected"),
+    [
+        ("han", "all_reduce", "coll/han"),
+        ("han", "all_to_all", ""),
+        ("tuned", "all_to_all", "coll/tuned"),
+        ("tuned", "bandwidth", ""),
+        ("ucc", "all_reduce", ""),
+        ("", "all_reduce", ""),
+    ],
+)
+def test_only_what_the_component_has_is_claimed(component: str, operation: str, expected: str) -> None:
+    """Say nothing of operations that another component may carry."""
+    assert expected == algorithm_of(component, operation)
+
+
+class FakeOpenMpi:
+    """Has streams of output with levels, and writes where and as much as Open MPI would."""
+
+    def __init__(self) -> None:
+        self.levels = {3: 30}
+        self.channel = 2
+
+    def start(self) -> None:
+        """Open a stream at the level that the environment asks for, as MPI_Init does."""
+        if VERBOSE in os.environ:
+            self.levels[5] = int(os.environ[VERBOSE])
+            self.channel = int(os.environ.get("OPAL_OUTPUT_STDERR_FD", "2"))
+        self.make()
+
+    def make(self) -> str:
+        """Make a communicator."""
+        if self.levels.get(5):
+            os.write(self.channel, REPORT.encode())
+        os.write(self.channel, b"a warning\n")
+        return "made"
+
+    def opal_output_get_verbosity(self, stream: int) -> int:
+        """The level of a stream."""
+        return self.levels.get(stream, -1)
+
+    def opal_output_set_verbosity(self, stream: int, level: int) -> None:
+        """Change it."""
+        self.levels[stream] = level
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
+    """Open MPI before its start, in an environment where nobody asks for words."""
+    monkeypatch.delenv(VERBOSE, raising=False)
+    return FakeOpenMpi()
+
+
+def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
+    """Keep the answer to our question off the terminal, and nothing else."""
+    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    with captured(2) as seen:
+        with inquiry.starting():
+            library.start()
+        assert ("made", "han") == inquiry.with_component(library.make)
+    assert 2 * "a warning\n" == seen.text
+
+
+def test_stderr_stays_free(library: FakeOpenMpi) -> None:
+    """Let heartbeats through at once, while MPI starts and while it makes a communicator."""
+    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    for around in (inquiry.starting, lambda: captured(inquiry._channel)):
+        with captured(2) as seen:
+            reader = os.dup(2)
+            with around():
+                library.start()
+                os.write(2, b"@commbench heartbeat\n")
+                assert b"@commbench heartbeat\n" in os.pread(reader, 1000, 0)
+            os.close(reader)
+        assert "@commbench heartbeat\n" in seen.text
+
+
+def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpenMpi) -> None:
+    """Lower their streams, and only theirs, before anything is timed, also where making fails."""
+    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    with captured(2), inquiry.starting():
+        library.start()
+    assert {3: 30, 5: 0} == library.levels
+
+    def fail() -> None:
+        library.make()
+        raise ValueError(library.levels[5])
+
+    with captured(2) as seen, pytest.raises(ValueError, match="9"):
+        inquiry.with_component(fail)
+    assert {3: 30, 5: 0} == library.levels
+    assert "a warning\n" == seen.text
+
+
+def test_a_person_s_own_question_is_left_alone(library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catch nothing where she has chosen how much Open MPI says."""
+    monkeypatch.setenv(VERBOSE, "100")
+    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    with captured(2) as seen:
+        with inquiry.starting():
+            library.start()
+        assert ("made", "") == inquiry.with_component(library.make)
+    assert 2 * f"{REPORT}a warning\n" == seen.text
+
+
+def test_other_libraries_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the environment alone where the question could not be taken back."""
+    monkeypatch.delenv(VERBOSE, raising=False)
+    inquiry = Inquiry(object())  # type: ignore[arg-type]
+    with inquiry.starting():
+        assert VERBOSE not in os.environ
+    assert ("made", "") == inquiry.with_component(lambda: "made")
+
+
+DYING = """
+import os
+from test_mpi_report import FakeOpenMpi, Inquiry
+library = FakeOpenMpi()
+with Inquiry(library).starting():
+    library.start()
+    os.write(library.channel, b"no such fabric")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass on what was said before MPI_Init ended the process, even half a line."""
+    monkeypatch.delenv(VERBOSE, raising=False)
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", DYING], env=here, capture_output=True, text=True, check=False)
+    assert -9 == done.returncode
+    assert "a warning\nno such fabric" == done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (SimpleNamespace(), False),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), True),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 0, MPIX_GPU_query_support=lambda *_: 1 / 0), False),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda kind, answer: answer_with(answer, int(kind == 0))), True),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 0)), False),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 1, code=3)), False),
+    ],
+)
+def test_only_a_library_that_says_so_takes_gpu_memory(library: SimpleNamespace, expected: bool) -> None:
+    """Ask Open MPI's question, else MPICH's older one, and take no answer for a no."""
+    assert expected is takes_gpu_memory(library)

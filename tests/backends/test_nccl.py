@@ -1,0 +1,560 @@
+"""Tests of the NCCL backend on a simulated library: what it asks NCCL for is what each operation means."""
+
+import dataclasses
+import importlib
+import os
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import pytest
+import simulated_cupy
+from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
+from simulated_nvml import SimulatedNvml
+
+from commbench.collectives.cases import Case, Sweep, all_cases
+from commbench.collectives.datatypes import DTYPES, Content
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.control import Control, run_threads
+from commbench.engine.measure import Session, frozen_from, measure
+from commbench.engine.records import Frozen
+from commbench.engine.setup import GRAPH_OPERATIONS, prepare
+from commbench.engine.stopping import Sampler
+from commbench.engine.timing.loops import Call, Progress
+from commbench.errors import InputError, UnsupportedError
+from commbench.stats.budgets import BUDGETS
+
+#: Those that import cupy.
+MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_gpus", "cupy_memory"))
+ELEMENTS = 301
+MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
+REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The backend's module over a simulated cupy."""
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    for name, module in simulated().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(MODULES[0])
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+
+
+def cases(size: int) -> list[Case]:
+    """Every operation in every type, by sum; in two types by every reduction."""
+    common: dict[str, Any] = {"backends": ["nccl"], "in_place": "both", "roots": sorted({0, size - 1})}
+    sweeps = []
+    for name, dtype in DTYPES.items():
+        sizes = [size * ELEMENTS * dtype.itemsize]
+        sweeps.append(Sweep(operations=MOVING, dtypes=[name], sizes=sizes, **common))
+        if name in {"float32", "int8"}:
+            redops = ["min", "max", "prod", "avg"]
+            sweeps.append(Sweep(operations=REDUCING, dtypes=[name], sizes=sizes, redops=redops, **common))
+    return all_cases(sweeps, size)
+
+
+def refusal(case: Case) -> str:
+    """The beginning of the sentence that must refuse a case; empty for a case that must work."""
+    if case.redop == "avg" and case.dtype == "int8":
+        return "the average of int8 has no exact answer"
+    if OPERATIONS[case.operation].overlaps:
+        return "nccl has no non-blocking"
+    if case.operation == "all_to_all" and case.in_place:
+        return "NCCL has no in-place all_to_all"
+    return ""
+
+
+def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None = None) -> dict[str, list[str]]:
+    """What verification says of every case on so many ranks: cases by finding."""
+
+    def work(control: Control) -> dict[str, list[str]]:
+        communicator = nccl.NcclCommunicator(control)
+        found: dict[str, list[str]] = {}
+        for case in cases(size):
+            try:
+                prepared = prepare(case, communicator)
+            except UnsupportedError as error:
+                right = refusal(case) and str(error).startswith(refusal(case))
+                found.setdefault("refused" if right else str(error), []).append(str(case))
+                continue
+            if change is not None:
+                prepared = dataclasses.replace(prepared, calls=[Call(run=lambda: None)])
+            checked = prepared.verify(control, shared_clock=True)
+            found.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(str(case))
+        communicator.close()
+        return found
+
+    return run_threads(size, work)[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
+    """Find no wrong element in any operation, type, reduction and place, and refuse only what NCCL lacks."""
+    found = verified(nccl, size)
+    pairs = ["needs at least 2 ranks" in name for name in found if name not in {"right", "refused"}]
+    assert all(pairs)
+    assert bool(pairs) == (size == 1)
+    possible = {name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size}
+    assert possible == {case.split()[1] for case in found["right"]}
+
+
+def test_an_operation_that_does_nothing_is_caught(nccl: ModuleType) -> None:
+    """Find wrong elements in everything where nothing is communicated."""
+    found = verified(nccl, 3, change=lambda _: None)
+    assert set(found) <= {"wrong", "refused"}
+
+
+def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
+    """Divide four ranks into two groups, of which each reduces for itself."""
+
+    def work(control: Control) -> tuple[int, int, int]:
+        communicator = nccl.NcclCommunicator(control)
+        part = communicator.split([(0, 2), (1, 3)])
+        buffer = part.allocate(DTYPES["int32"], 1)
+        buffer.memory[:] = 10**control.rank
+        part.all_reduce(buffer, buffer, "sum").run()
+        found = (part.rank, part.size, int(buffer.memory[0]))
+        communicator.close()
+        return found
+
+    assert [(0, 2, 101), (0, 2, 1010), (1, 2, 101), (1, 2, 1010)] == run_threads(4, work)
+
+
+@pytest.mark.parametrize(("sync", "cadence"), [("auto", "isolated"), ("none", "pipelined")])
+def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str) -> None:
+    """Measure through the whole engine: rows say event, NCCL's version, the GPU, and how ranks start."""
+    case = Case(
+        backend="nccl",
+        operation="all_reduce",
+        message_bytes=4096,
+        dtype="float32",
+        redop="sum",
+        in_place=True,
+        sync=sync,
+    )
+    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.05)
+
+    def work(control: Control) -> Any:
+        communicator = nccl.NcclCommunicator(control)
+        return measure(case, communicator, Session(control=control, budget=budget, progress=Progress()), launch=0)
+
+    record = run_threads(2, work)[0]
+    assert ("ok", 0, "event") == (record.status, record.wrong, record.loop)
+    assert ("NCCL 2.28.9", "Simulated GPU 0") == (record.library, record.device)
+    assert {"auto": "barrier", "none": "none"}[sync] == record.sync
+    assert len(record.times_us) + record.late_discarded > 5
+    assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us)), "nothing of what the host does"
+    assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
+    assert (record.harness_us or 0) > 0
+    assert cadence == case.cadence
+
+
+def test_instants_are_refused(nccl: ModuleType) -> None:
+    """Say that events know no common clock."""
+    case = Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None, sync="round-time")
+
+    def work(control: Control) -> Any:
+        communicator = nccl.NcclCommunicator(control)
+        return measure(
+            case, communicator, Session(control=control, budget=BUDGETS["quick"], progress=Progress()), launch=0
+        )
+
+    record = run_threads(2, work)[0]
+    assert "unsupported" == record.status
+    assert "nccl cannot start ranks by round-time; use --sync auto or barrier or none" == record.reason
+
+
+def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each rank a host of its own in NCCL's eyes, and TCP, but only where GPUs are too few."""
+
+    def settings(devices: int) -> dict[str, str]:
+        monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
+        for name in [name for name in os.environ if name.startswith("NCCL_")]:
+            del os.environ[name]
+        run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
+        return {name: os.environ[name] for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
+
+    assert {} == settings(2)
+    shared = settings(1)
+    assert {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}.items() <= shared.items()
+    assert "NCCL_HOSTID" in shared
+
+
+def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Translate CUDA's error, and the absence of an error."""
+
+    def fail() -> int:
+        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", fail)
+    with pytest.raises(
+        InputError, match=r"needs a GPU, and CUDA finds none on .* \(no CUDA-capable device is detected\)"
+    ):
+        sys.modules[MODULES[1]].find_gpus("nccl")
+    monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    with pytest.raises(InputError, match="CUDA finds none"):
+        sys.modules[MODULES[1]].find_gpus("nccl")
+
+
+def test_without_nccl_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notice what cupy has swallowed, and say what to install for its CUDA; say nothing where there is NCCL."""
+    check = sys.modules[MODULES[1]]
+    check.check_nccl()
+
+    def fail(name: str) -> None:
+        assert "cupy_backends.cuda.libs.nccl" == name
+        raise ImportError("libnccl.so.2: cannot open shared object file")
+
+    monkeypatch.setattr(check.importlib, "import_module", fail)
+    monkeypatch.setattr(nccl.nccl, "available", False, raising=False)
+    monkeypatch.delattr(nccl.nccl, "get_version")
+    with pytest.raises(InputError, match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$"):
+        check.check_nccl()
+
+
+# ------------------------------------------------------------------------------------------------ cadences and buffers
+
+
+def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, frozen: Frozen | None = None) -> list[Any]:
+    """What rank 0 records of cases on so many ranks, and last what its communicator was asked for."""
+    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.02)
+
+    def work(control: Control) -> list[Any]:
+        communicator = nccl.NcclCommunicator(control)
+        session = Session(control=control, budget=budget, progress=Progress())
+        found = [measure(case, communicator, session, launch=0, frozen=frozen) for case in cases]
+        token, asked = communicator._token.address, communicator._comm
+        communicator.close()  # which asserts that no graph holds the communicator
+        return [*found, ([address for address in asked.addresses if address != token], asked.calls)]
+
+    return run_threads(size, work)[0]
+
+
+def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
+    """Return an all_reduce in place."""
+    fields = {"operation": "all_reduce", "dtype": "float32", "redop": "sum", "in_place": True, **changes}
+    return Case(backend="nccl", message_bytes=message_bytes, **fields)
+
+
+def alone(record: Any) -> bool:
+    """Whether a record says that one rank alone has nothing to do."""
+    return "among one rank nccl has nothing to do in place" in record.reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
+    """Capture every operation, find the very graph right that is timed, and time it; the barrier, too."""
+    names = [name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size]
+    common: dict[str, Any] = {"backends": ["nccl"], "sizes": [size * ELEMENTS * 4], "cadences": ["graph"]}
+    sweeps = [
+        Sweep(operations=[*names, "barrier"], in_place="both", roots=[size - 1], **common),
+        Sweep(operations=REDUCING[:3], in_place="both", redops=["max", "prod", "avg"], **common),
+    ]
+    *records, _ = records_of(nccl, size, all_cases(sweeps, size))
+    refused = {record.case.operation for record in records if record.status != "ok" and not alone(record)}
+    assert {"all_to_all"} == refused
+    timed = [record for record in records if record.status == "ok"]
+    idle = {"barrier", "broadcast"} if size == 1 else set()
+    assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
+    assert {("graph", 0, 0)} == {(r.case.cadence, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
+
+
+def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
+    """Carry out many times what was asked for seventeen times: once to try it, sixteen times to capture it."""
+    record, (addresses, _) = records_of(nccl, 2, [plain_case(graph=True)])
+    assert 0 == (len(addresses) - 1) % GRAPH_OPERATIONS
+    replayed = (len(addresses) - 1) // GRAPH_OPERATIONS
+    assert replayed > len(record.times_us) * record.batch // GRAPH_OPERATIONS
+    assert (record.harness_us or 0) > 0
+
+
+def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
+    """Replay as many operations together as the first launch did."""
+    first, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    second, _ = records_of(nccl, 2, [plain_case(graph=True)], frozen=frozen_from(first))
+    assert (first.batch, first.warmups) == (second.batch, second.warmups)
+
+
+@pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
+def test_a_graph_that_does_nothing_is_caught(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Find wrong elements, in place too, where what was captured is not what is carried out."""
+    monkeypatch.setattr(Graph, "launch", lambda *_: None)
+    record, _ = records_of(nccl, 3, [case])
+    assert ("wrong", True) == (record.status, (record.wrong or 0) > 0)
+
+
+@pytest.mark.parametrize("redop", ["sum", "avg"])
+def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) -> None:
+    """Refuse what one rank alone does in place, but an average, which NCCL computes; out of place it copies."""
+    cases = [plain_case(in_place=in_place, redop=redop) for in_place in (True, False)]
+    inside, outside, _ = records_of(nccl, 1, cases)
+    assert [redop == "sum", False] == [alone(record) for record in (inside, outside)]
+    assert ("unsupported" if redop == "sum" else "ok", "ok") == (inside.status, outside.status)
+    assert OPERATION_NS / 1e3 == pytest.approx(median(outside.times_us))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_our_own_cost_is_that_of_a_copy(nccl: ModuleType, *, graph: bool) -> None:
+    """Time by the same loop what NCCL really does something for, and nothing of what the host does for it."""
+    record, _ = records_of(nccl, 2, [plain_case(graph=graph)])
+    assert OPERATION_NS / 1e3 == pytest.approx(record.harness_us)
+
+
+def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
+    """Say on all ranks what the root alone had no room for, and go on with other cases."""
+    large = Case(
+        backend="nccl",
+        operation="gather",
+        message_bytes=MEMORY_BYTES // 2,
+        dtype="float32",
+        root=1,
+        in_place=False,
+    )
+    full, fine, _ = records_of(nccl, 2, [large, plain_case()])
+    sentence = "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
+    assert ("unsupported", sentence, "ok") == (full.status, full.reason, fine.status)
+
+
+@pytest.mark.parametrize("step", ["write", "count_wrong"])
+def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Refuse what could be timed but not be filled or compared."""
+
+    def full(*_: object) -> None:
+        raise simulated_cupy.OutOfMemoryError
+
+    monkeypatch.setattr(Content, step, full)
+    record, _ = records_of(nccl, 2, [plain_case()])
+    assert "unsupported" == record.status
+    assert record.reason.startswith("the GPU's memory has no room for another 4 KiB")
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+@pytest.mark.parametrize("ranks", [{0}, {0, 1}])
+def test_a_failing_capture_is_a_row(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: set[int], algorithm: str
+) -> None:
+    """Say what CUDA says on one rank or all, and go on with other cases on the same stream, by the same algorithm."""
+    all_gather = simulated_cupy.NcclCommunicator.allGather
+
+    def refuse(self: Any, *arguments: int) -> None:
+        if self.rank in ranks and simulated_cupy._STREAMS[arguments[-1]].captured is not None:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted\nand more")
+        all_gather(self, *arguments)
+
+    monkeypatch.setattr(simulated_cupy.NcclCommunicator, "allGather", refuse)
+    fields = {"operation": "all_gather", "redop": None, "in_place": False, "graph": True, "algorithm": algorithm}
+    failed, fine, _ = records_of(nccl, 2, [plain_case(**fields), plain_case(graph=True, algorithm=algorithm)])
+    sentence = (
+        "no graph can hold all_gather here: RuntimeError: cudaErrorStreamCaptureUnsupported: operation not permitted"
+    )
+    assert ("unsupported", sentence, "ok") == (failed.status, failed.reason, fine.status)
+
+
+def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
+    """Carry out at once what is asked for after an error within a group."""
+
+    def work(control: Control) -> int:
+        communicator = nccl.NcclCommunicator(control)
+        buffer = communicator.allocate(DTYPES["int32"], 1)
+        with pytest.raises(AssertionError):
+            communicator.send_receive(buffer, 5, buffer, 5).run()  # there is no such rank
+        buffer.memory[:] = 10**control.rank
+        communicator.all_reduce(buffer, buffer, "sum").run()
+        found = int(buffer.memory[0])
+        communicator.close()
+        return found
+
+    assert [11, 11] == run_threads(2, work)
+
+
+def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say which version has."""
+    monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
+    record, _ = records_of(nccl, 2, [plain_case(graph=True)])
+    assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
+        record.status,
+        record.reason,
+    )
+
+
+def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what a part of the ranks does between the events of the whole."""
+
+    def work(control: Control) -> bool:
+        communicator = nccl.NcclCommunicator(control)
+        part = communicator.split([(0,), (1,)])
+        buffer = part.allocate(DTYPES["int32"], 1)
+        part.all_reduce(buffer, buffer, "sum").run()
+        found = part._comm.streams == {communicator._stream.ptr}
+        communicator.close()
+        return bool(found)
+
+    assert [True, True] == run_threads(2, work)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
+    """Use twice as much memory as the L2 has before any of it is used again."""
+    message_bytes, sets = L2_BYTES // 16, 32
+    record, (addresses, _) = records_of(nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)])
+    assert ("ok", 0, "rotated") == (record.status, record.wrong, record.case.buffers)
+    assert "in_cache" not in record.flags
+    counts = Counter(addresses)
+    assert sets == len(counts)
+    assert max(counts.values()) <= 2 * min(counts.values())
+    assert all(len(set(addresses[at : at + sets // 2])) == sets // 2 for at in range(len(addresses) - sets // 2))
+
+
+def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
+    """Say so where even many sets of buffers fit into the L2, and use one alone where that exceeds it."""
+    small, _ = records_of(nccl, 2, [plain_case(64, buffers="rotated")])
+    large, (addresses, _) = records_of(nccl, 2, [plain_case(2 * L2_BYTES, buffers="rotated")])
+    assert [True, False] == ["in_cache" in record.flags for record in (small, large)]
+    assert 1 == len(set(addresses))
+
+
+def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the clock of the rank's own GPU before and after a case."""
+    nvml = SimulatedNvml(["0000:00:00.0"], clocks_MHz=[1980] * 3 + [1100], reasons=[0x1] * 3 + [0x4])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    record, _ = records_of(nccl, 2, [plain_case()])
+    assert ("throttled" in record.flags, ("power cap",)) == (True, record.clocks.slowed_by)
+    assert (1100, 1980) == (record.clocks.sm_low_MHz, record.clocks.sm_high_MHz)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    record, _ = records_of(nccl, 2, [plain_case()])
+    assert (False, None) == ("throttled" in record.flags, record.clocks)
+
+
+def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read it after warming up, and again before anything else is done."""
+    order: list[str] = []
+
+    def noted(kind: type, name: str) -> None:
+        original = getattr(kind, name)
+
+        def wrapper(self: Any, *arguments: Any) -> Any:
+            if self.control.rank == 0:
+                order.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(kind, name, wrapper)
+
+    for kind, name in ((Sampler, "settle"), (Session, "read_clock"), (Sampler, "collect"), (Session, "harness_us")):
+        noted(kind, name)
+    records_of(nccl, 2, [plain_case()])
+    assert ["settle", "read_clock", "collect", "read_clock", "harness_us"] == order
+
+
+# ---------------------------------------------------------------------------------------------- ranks that share a GPU
+
+
+def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) -> Callable[[], object]:
+    """Return what opens two ranks on so many GPUs where NCCL answers ncclInvalidUsage."""
+
+    def refuse(*_: object) -> None:
+        raise NcclError(5)
+
+    monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
+    monkeypatch.setattr(nccl.nccl, "NcclCommunicator", refuse)
+    return lambda: run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
+
+
+def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say what to unset where ranks share a GPU, and nothing of that where they do not."""
+    monkeypatch.setenv("NCCL_HOSTID", "mine")
+    with pytest.raises(InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"):
+        refused(nccl, monkeypatch, devices=1)()
+    with pytest.raises(NcclError):
+        refused(nccl, monkeypatch, devices=2)()
+
+
+def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take them from NCCL's log, whatever number of GPUs CUDA shows."""
+    line = "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA device 1000\n"
+    (tmp_path / "log").write_text(line)
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "log"))
+    with pytest.raises(InputError, match="NCCL finds ranks 1 and 3 on one GPU"):
+        refused(nccl, monkeypatch, devices=2)()
+
+
+# ---------------------------------------------------------------------------------------------------------- algorithms
+
+
+def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
+    """Records of an all_reduce as it is, by an algorithm, and as it is again, in one launch of so many ranks."""
+    simulated_cupy.COMMUNICATORS.clear()
+    cases = [plain_case(algorithm=each, in_place=False) for each in ("auto", algorithm, "auto")]
+    *records, _ = records_of(nccl, size, cases)
+    return records
+
+
+def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
+    """Ask for it when a communicator is made, carry out the case by that alone, and ask for nothing afterwards."""
+    assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
+    asked = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    assert {"", "tree"} == set(asked)
+    assert min(asked.values()) > 5
+    assert "NCCL_ALGO" not in os.environ
+
+
+def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
+    """Say what NCCL says, go on with other cases, and give up the communicator that has failed."""
+    records = by_algorithm(nccl, "nvls")
+    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert "NCCL_ERROR_INVALID_USAGE" in records[1].reason
+    assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
+
+
+@pytest.mark.parametrize("algorithm", ["nvlstree", "collnetdirect"])
+def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: str) -> None:
+    """Name it where an operation or a communicator gets it, and go on with other cases."""
+    records = by_algorithm(nccl, algorithm)
+    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
+    assert "NCCL answers ncclRemoteError" in records[1].reason
+
+
+def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
+    """Say what to use instead."""
+    record = by_algorithm(nccl, "ring/8ch", size=2)[1]
+    assert "unsupported" == record.status
+    assert "use --backend torch-nccl" in record.reason
+
+
+def test_a_row_says_what_ran_in_it_and_in_no_other(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say of graphs what NCCL said when they were captured, and nothing where it said nothing."""
+    script = [{"all_reduce": "tree/ll/1ch"}, {}, {"all_reduce": "ring/ll/1ch"}, {"all_reduce": "nvls/simple/4ch"}, {}]
+    said = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
+
+    @contextmanager
+    def hearing() -> Iterator[dict[str, str]]:
+        heard: dict[str, str] = {}
+        yield heard
+        heard |= next(said[threading.get_ident()])
+
+    monkeypatch.setattr(nccl.LOG, "hearing", hearing)
+    monkeypatch.setattr(nccl.LOG, "transport", lambda: "P2P/CUMEM")
+    *records, _ = records_of(nccl, 2, [plain_case(), plain_case(8192), plain_case(graph=True)])
+    assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == [record.algorithm for record in records]
+    assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == [record.transport for record in records]
+
+
+def test_other_algorithms_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
+    """Queue what is carried in another way between the events of the whole, else they would time nothing."""
+    by_algorithm(nccl, "tree")
+    streams = [made.streams for made in simulated_cupy.COMMUNICATORS if made.calls]
+    assert all(each == streams[0] for each in streams)

@@ -1,0 +1,51 @@
+"""Tests of what is read from NCCL's log."""
+
+from commbench.backends.nccl_library import algorithms_in, duplicates_in, transports_in
+
+LOG = """\
+node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
+node1:4242:4260 [0] NCCL INFO Channel 00/02 : 0 1
+node1:4242:4260 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+node1:4242:4260 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+node1:4242:4260 [0] NCCL INFO Channel 01 : 0[0] -> 2[1] via SHM/direct/direct
+node1:4242:4260 [0] NCCL INFO Channel 02/0 : 0[0] -> 3[2] via P2P/CUMEM
+node1:4242:4260 [0] NCCL INFO Connected all rings
+node1:4242:4260 [0] NCCL INFO NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)
+node1:4242:4260 [0] NCCL INFO NVLS multicast support is available on dev 1 (NVLS_NCHANNELS 16)
+"""
+CHOSEN = """\
+node1:1:1 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..0}
+node1:1:1 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}
+node1:1:1 [0] NCCL INFO ReduceScatter: 4096 Bytes -> Algo COLLNET_DIRECT proto Simple channel{Lo..Hi}={2..3}
+node1:1:1 [0] NCCL INFO Broadcast: 32768 Bytes -> Algo NVLS_TREE proto LL channel{Lo..Hi}={0..3}
+node1:1:1 [0] NCCL INFO AllGather [Symmetric]: 4096 Bytes -> Kernel AllGather_LLMC nchannels 2 nthreads 512
+node1:1:1 [0] NCCL INFO SendRecv: 4096 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..0}
+node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synchronization with NVLS
+"""
+
+
+def test_transports_are_read() -> None:
+    """Name each kind once, without the adapter's number, and nothing that the GPUs only could do."""
+    assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
+    assert [] == transports_in("")
+
+
+def test_algorithms_are_read() -> None:
+    """Say of each operation how it was carried last, in the words in which it is asked for."""
+    assert {
+        "all_reduce": "ring/ll128/16ch",
+        "reduce_scatter": "collnetdirect/simple/2ch",
+        "broadcast": "nvlstree/ll/4ch",
+        "all_gather": "symmetric/allgather_llmc",
+        "reduce": "copy",
+    } == algorithms_in(CHOSEN)
+    across = "AllGather [Hierarchical CE]: 4096 Bytes -> {}RMA proxy + CE"
+    assert [{"all_gather": "copy"}] * 2 == [algorithms_in(across.format(by)) for by in ("", "Rail Ring ")]
+    assert {} == algorithms_in(LOG)
+
+
+def test_ranks_on_one_gpu_are_read() -> None:
+    """Find the two ranks of NCCL's warning."""
+    warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
+    assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
+    assert duplicates_in(LOG) is None

@@ -1,0 +1,104 @@
+"""Tests of what commands make of a machine's GPUs: how many ranks, over what they train, what is left out and why."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from commands import Command
+
+from commbench.backends import Trial
+from commbench.cli import measure as measuring
+from commbench.cli.conduct import Place, default_ranks
+from commbench.cli.train import backend_at
+from commbench.launch.probe import probe_workload
+
+pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
+
+
+def test_ranks_follow_the_gpus_of_this_machine() -> None:
+    """Start one for each where several are measured, as far as CPUs go, but for what was said on ranks or hosts."""
+
+    def ranks(*, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4) -> int:
+        launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
+        return default_ranks(launcher, lambda: gpus)
+
+    assert [4, 2, 16] == [ranks(), ranks(slots=2), ranks(gpus=16)]
+    assert [8, 2] == [ranks(gpus=None), ranks(gpus=None, slots=2)]
+    assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
+
+
+def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave NCCL out where two ranks would share a GPU, and say that training is on CPUs; use both of two."""
+    monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
+    for gpus in (1, 2):
+        monkeypatch.setattr("commbench.cli.request.try_device", lambda _, gpus=gpus: Trial(gpus=gpus))
+        said = " ".join(commbench("bench --dry-run").out.split())
+        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in said)
+        assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in said)
+        assert (gpus == 2) == ("nccl all_reduce" in said)
+        assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in said)
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (None, "auto"),
+        (("mpi",), None),
+        (("mpi", "gloo"), "gloo"),
+        (("nccl",), "nccl"),
+        (("mpi", "torch-nccl"), "nccl"),
+        (("gloo", "nccl"), "auto"),
+    ],
+)
+def test_bench_trains_over_what_it_measures(backends: Sequence[str] | None, expected: str | None) -> None:
+    """Train over Gloo or NCCL where collectives over it are asked for, over neither where MPI alone is."""
+    assert expected == measuring._trains_over(backends)
+
+
+def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave the training out, with a sentence, where GPUs are named that only other hosts have."""
+    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: Trial(refusal="torch finds no GPU."))
+    outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
+    assert 0 == outcome.code
+    assert "Left out: torch finds no GPU." in outcome.out
+    assert "torch-nccl all_reduce" in outcome.out
+    assert "mlp" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "expected"),
+    [
+        ("mlp", "auto", "nccl"),
+        ("trace:resnet50", "auto", "gloo"),
+        ("trace:resnet50", "nccl", "nccl"),
+    ],
+)
+def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: str, asked: str, expected: str) -> None:
+    """Replay on CPUs what was recorded on them, unless NCCL is named."""
+    monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: Trial(gpus=2))
+    backend, left_out = backend_at(Place(ranks=2, ranks_here=2), asked, workload)
+    assert (expected, expected == "gloo") == (backend, bool(left_out))
+
+
+def probe_on_host(*arguments: Any, **options: Any) -> Any:
+    """Try a workload out where there is no GPU."""
+    return probe_workload(*arguments, **options | {"backend": "gloo"})
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_training_on_a_single_gpu_takes_a_number_of_ranks(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Say how to train on it all the same, rather than let ranks share it unasked."""
+    monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
+    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: Trial(gpus=1))
+    ended = commbench(f"{command} --backend nccl --out mine")
+    assert 2 == ended.code
+    assert "this machine has 1 GPU for them; give -n 2 to have both share it" in ended.err

@@ -1,0 +1,111 @@
+"""Tests of what docs/comparing.md proposes for continuous integration: its script is run, its job is read."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from test_comparing import KIB, write_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text(encoding="utf-8")
+#: Takes a run that is there for one that it measures; compares as ever.
+STAND_IN = f"""#!/bin/bash
+if [ "$1" = run ]; then
+    for last; do :; done
+    cp -r measured "$last"; exit "$MEASURED_CODE"
+fi
+exec {sys.executable} -m commbench "$@"
+"""
+
+
+def block(language: str) -> str:
+    """Return the page's only code block in a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five baselines, and a stand-in for measuring."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "commbench").write_text(STAND_IN)
+    (tmp_path / "bin" / "commbench").chmod(0o755)
+    (tmp_path / "results").mkdir()
+    for number in range(5):
+        write_run(tmp_path / "good" / f"run{number}", number)
+    return tmp_path
+
+
+def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run the script as a job does."""
+    variables = {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "COMMBENCH_BASELINES": str(folder / "good"),
+        "MEASURED_CODE": str(code),
+    }
+    return subprocess.run(
+        ["bash", "-c", block("bash")],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.03, 0), (1.2, 5)])
+def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int) -> None:
+    """Pass an equal run and a small loss, and end with 5 at a large one, with a page either way."""
+    write_run(folder / "measured", 9, {KIB: factor})
+    done = run_job(folder)
+    assert code == done.returncode, done.stderr
+    assert (folder / "comparison.html").exists()
+
+
+def test_the_script_measures_anew_each_time(folder: Path) -> None:
+    """Judge what is there now, not the run that an earlier job left behind."""
+    write_run(folder / "measured", 9)
+    assert 0 == run_job(folder).returncode
+    shutil.rmtree(folder / "measured")
+    write_run(folder / "measured", 8, {KIB: 1.2})
+    time.sleep(1)  # runs are named by the second
+    done = run_job(folder)
+    assert 5 == done.returncode, done.stderr
+
+
+def test_the_script_stops_where_nothing_was_measured(folder: Path) -> None:
+    """Hand on the measurement's exit code, and compare nothing."""
+    write_run(folder / "measured", 9)
+    assert 3 == run_job(folder, code=3).returncode
+    assert not (folder / "comparison.html").exists()
+
+
+def test_the_script_begins_without_baselines(folder: Path) -> None:
+    """Ask for the first one."""
+    write_run(folder / "measured", 9)
+    shutil.rmtree(folder / "good")
+    done = run_job(folder)
+    assert (0, True) == (done.returncode, done.stdout.startswith("No baseline yet"))
+
+
+def test_the_script_hands_on_that_conditions_changed(folder: Path) -> None:
+    """End with 2 and the sentence."""
+    write_run(folder / "measured", 9, nodes=2)
+    done = run_job(folder)
+    assert (2, True) == (done.returncode, "nodes: 1 vs 2" in done.stderr)
+
+
+def test_the_job_can_be_read() -> None:
+    """Find in the YAML the variables that the script takes, and that it keeps what it made."""
+    (job,) = yaml.safe_load(block("yaml"))["jobs"].values()
+    measure, keep = job["steps"][1:]
+    taken = set(re.findall(r"\$\{(COMMBENCH_\w+)", block("bash")))
+    assert taken == set(measure["env"])
+    assert "comparison.html" in keep["with"]["path"]
+    assert "always()" == keep["if"]

@@ -1,0 +1,534 @@
+"""Tests of the command predict: from a run's directory alone, in seconds, labelled; one sentence on what is missing."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import KIB, MIB, make_info
+from networks import (
+    HOP,
+    RING,
+    measured_run,
+    network_info,
+    network_records,
+    training_of,
+    workload_facts,
+    write_run,
+)
+
+from commbench import cli
+from commbench.analysis.prediction.closed_forms import Hop
+from commbench.cli.predict import hook_name, parse_rates, parse_world_sizes
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
+
+KEPT = Path(__file__).parents[2] / "results" / "bench_xeon2core_20261121"
+STEPS = {"none": 420.0, "topk:0.01": 140.0}
+
+
+class Predict:
+    """The command, run in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        self._monkeypatch.setattr(sys, "argv", ["commbench", "predict", *map(str, words)])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        said = self._capsys.readouterr()
+        return int(ending.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def predict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Predict:
+    """The command."""
+    return Predict(monkeypatch, capsys)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A run of collectives on 2 and 4 hosts."""
+    return write_run(tmp_path / "network", network_records((2, 4)), **network_info(4))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A run of collectives and training on 2 hosts."""
+    info = network_info(2, facts=workload_facts().to_json())
+    return write_run(tmp_path / "both", network_records((2,)), training_of(STEPS), **info)
+
+
+def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
+    """The header says from what, how and how far off; every time is called predicted and has an interval."""
+    code, out, _ = predict(network, "--world-size", "8:32", "--sizes", "1M")
+    assert code == 0
+    assert out.startswith("PREDICTED, not measured, from network\n")
+    words = " ".join(out.split())
+    assert "gloo all_reduce of float32 2, 4 1gbit (emulated) ring" in words
+    assert "All figures below are predicted, busbw, efficiency and exposed time, too." in words
+    assert words.count("Held-out error: the median over * larger numbers of ranks") == 1
+    assert "larger numbers of ranks, predicted from the smaller" in words
+    assert "gloo all_reduce, float32, links as measured" in out
+    assert "predicted time [95 % interval]" in out
+    lines = [line.split() for line in out.split("gloo all_reduce, float32")[1].splitlines()]
+    (cells,) = (line for line in lines if line[:3] == ["1", "MiB", "16"])
+    assert float(cells[3]) == pytest.approx(float(RING(16, MIB, HOP)) / 1e3, rel=0.1)
+    assert cells[4] == "ms"
+
+
+def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
+    """The same rows for programs: labelled, with the rate asked for and the held-out error."""
+    line = (network, "--world-size", "8,16", "--rate", "measured,10gbit", "--sizes", "64K,16M")
+    rows = list(csv.DictReader(io.StringIO(predict(*line, "--format", "csv")[1])))
+    assert {"collective"} == {row["about"] for row in rows}
+    assert len(rows) == 2 * 2 * 2 * 2
+    assert {"predicted"} == {row["kind"] for row in rows}
+    assert {"", "10gbit"} == {row["rate"] for row in rows}
+    assert all(float(row["held_out_error"]) < 0.1 for row in rows)
+    plain = json.loads(predict(*line, "--format", "json")[1])
+    assert [float(row["time_us"]) for row in rows] == pytest.approx(
+        [row["time_us"] for row in plain["collectives"]], 1e-4
+    )
+    assert (plain["runs"], plain["steps"], plain["break_evens"]) == (["network"], [], [])
+    reduced = [row for row in plain["collectives"] if row["operation"] == "all_reduce" and row["rate"] == ""]
+    for row in reduced:
+        expected = float(RING(row["world_size"], row["message_bytes"], HOP))
+        assert row["time_us"] == pytest.approx(expected, rel=0.1)
+        assert row["time_us_low"] < row["time_us"] < row["time_us_high"]
+
+
+def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
+    """Step, efficiency and best bucket size of every hook, and the map of densities, beside the byte crossover."""
+    code, out, _ = predict(both, "--world-size", "2,8", "--rate", "1gbit,25gbit")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
+    assert "predicted ms [interval] [overlapped, serial] efficiency exposed ms best MiB" in words
+    assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
+    assert "the density below which top-k is predicted to pay" in words
+    assert "one world size only: the algorithm is assumed" in words
+    plain = json.loads(predict(both, "--world-size", "2,8,64", "--hook", "none", "--format", "json")[1])
+    assert {"none"} == {row["hook"] for row in plain["steps"]}
+    efficiencies = [row["scaling_efficiency"] for row in plain["steps"]]
+    assert sorted(efficiencies, reverse=True) == efficiencies
+    assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.15)
+    assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in plain["steps"])
+    assert all(row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"])
+    assert all(row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"])
+    densities = [row["density"] for row in plain["break_evens"]]
+    assert sorted(densities, reverse=True) == densities
+    assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
+
+
+def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
+    """Return records of two bucket sizes of each hook, so that one can be left out, and of the step without DDP."""
+    records = training_of(steps_ms, ranks)
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, **changes)) for r in records]
+    others = [dataclasses.replace(r, case=dataclasses.replace(r.case, bucket_cap_mb="5")) for r in records[1:]]
+    return [*records, *others]
+
+
+def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Claim 95 % only where the errors of the network and of steps are known, in every table and row."""
+    info = network_info(2, facts=workload_facts().to_json())
+    few = write_run(tmp_path / "few", training=training_of(STEPS), **info)
+    several = write_run(tmp_path / "several", training=settings_of(STEPS), **info)
+    one = write_run(tmp_path / "one", network_records((2,)), settings_of(STEPS), **info)
+    for runs, level, said in (
+        ((network, several), 0.95, "predicted ms [95 %]"),
+        ((network, few), None, "intervals lack the error of steps"),
+        ((one,), None, "No 95 % interval: with one number of ranks"),
+    ):
+        words = " ".join(predict(*runs, "--world-size", "8")[1].split())
+        assert said in words
+        assert (level is None) == ("predicted ms [interval]" in words)
+        plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
+        assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}
+    (step, _) = json.loads(predict(one, "--world-size", "2", "--format", "json")[1])["steps"]
+    assert (0.95, None) == (step["level"], step["network_error"])
+
+
+def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path: Path) -> None:
+    """Derive nothing from steps whose collectives were off by far, and warn; other hooks are as they were."""
+    slow = Hop(alpha_us=500.0, beta_us_per_byte=8e-2)
+    parts = [((2,), HOP, {"all_reduce": "ring", "all_gather": "ring"}), ((8,), HOP, {"all_reduce": "ring"})]
+    parts += [((8,), slow, {"all_gather": "ring"})]
+    records = [r for ranks, hop, chosen in parts for r in network_records(ranks, hop=hop, algorithms=chosen)]
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    info = network_info(8, facts=workload_facts().to_json())
+    path = write_run(tmp_path / "off", records, settings_of(STEPS), **info)
+    out = predict(path, "--world-size", "16")[1]
+    table = out.split("mlp (gloo, batch 32 a rank), links")[1].split("Without DDP")[0]
+    dense, sparse = (next(line for line in table.splitlines() if line.startswith(hook)) for hook in ("none", "topk"))
+    assert ("%" in dense, "%" in sparse) == (True, False)
+    assert " ".join(out.split()).count("Too uncertain to use") == 3  # the all_gather, the steps and the break-even
+    plain = json.loads(predict(path, "--world-size", "16", "--format", "json")[1])
+    errors = {row["hook"]: row["network_error"] for row in plain["steps"]}
+    assert errors["none"] < 0.5 < errors["topk:0.01"] == plain["break_evens"][0]["network_error"]
+
+
+def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Make a model of every precision that was trained, and name it."""
+    info = network_info(2, facts=workload_facts().to_json())
+    faster = {hook: 0.9 * step_ms for hook, step_ms in STEPS.items()}
+    training = [*settings_of(STEPS), *settings_of(faster, precision="amp-bf16")]
+    path = write_run(tmp_path / "swept", training=training, **info)
+    out = predict(network, path, "--world-size", "8")[1]
+    assert "mlp (gloo, batch 32 a rank), links" in out
+    assert "mlp (gloo, batch 32 a rank, amp-bf16), links" in out
+    assert "was measured: measure" not in out
+    rows = json.loads(predict(network, path, "--world-size", "8", "--format", "json")[1])
+    for name, each in (("steps", 2), ("break_evens", 1)):
+        assert {"fp32": each, "amp-bf16": each} == Counter(row["precision"] for row in rows[name])
+
+
+def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
+    """Say of each table from which ranks and run it is."""
+    info = {ranks: network_info(ranks, facts=workload_facts().to_json()) for ranks in (2, 4)}
+    paths = [write_run(tmp_path / f"t{n}", training=settings_of(STEPS, n), **info[n]) for n in info]
+    out = predict(network, *paths, "--world-size", "8,16")[1]
+    for where in ("2 ranks in t2", "4 ranks in t4"):
+        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {where})") == 2
+    rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])["break_evens"]
+    assert {"2 ranks in t2": 2, "4 ranks in t4": 2} == Counter(row["trained_on"] for row in rows)
+
+
+def test_training_within_a_host_met_no_link(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Understand it with what was measured within a host, and not at all without."""
+    inside = network_info(2, None, nodes=1, ranks_per_node=2, facts=workload_facts().to_json())
+    trained = write_run(tmp_path / "trained", training=settings_of(STEPS), **inside)
+    out = " ".join(predict(network, trained, "--world-size", "8", "--rate", "1gbit")[1].split())
+    assert "was measured across hosts alone and is not predicted for 2 ranks, which fit on one host of 2" in out
+    assert "predicted ms" not in out
+    fast = network_records((2,), hop=Hop(alpha_us=5.0, beta_us_per_byte=8e-4))
+    within = write_run(tmp_path / "within", fast, **inside)
+    line = (network, within, trained, "--world-size", "8", "--rate", "1gbit", "--ranks-per-node", "1")
+    rows = json.loads(predict(*line, "--format", "json")[1])["steps"]
+    assert {"ok"} == {row["status"] for row in rows}
+
+
+def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, tmp_path: Path) -> None:
+    """Take for the bus bandwidth of pattern cross the ranks of a group, as collectives.csv does."""
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="cross", world_size=None))
+        for r in network_records((8,))
+    ]
+    path = write_run(tmp_path / "cross", records, **network_info(4, world_size=8, ranks_per_node=2))
+    line = (path, "--world-size", "16", "--sizes", "1M", "--format", "json")
+    (row,) = (r for r in json.loads(predict(*line)[1])["collectives"] if r["operation"] == "all_reduce")
+    assert row["busbw_GBps"] == pytest.approx(2 * (8 - 1) / 8 * MIB / row["time_us"] / 1e3)
+
+
+def test_hosts_are_those_of_the_runs_across_hosts(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Take as many ranks a host as the fit does, whatever a run on one host had."""
+    inside = write_run(tmp_path / "one", network_records((8,)), **network_info(8, None, nodes=1, ranks_per_node=8))
+    line = (network, inside, "--world-size", "16", "--rate", "1gbit", "--format", "json")
+    assert {1} == {row["ranks_per_node"] for row in json.loads(predict(*line)[1])["collectives"]}
+
+
+def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """The page's example has the titles and headings that the command prints, and nothing is left to be filled in."""
+    info = network_info(2, facts=workload_facts().to_json())
+    both = write_run(tmp_path / "both", network_records((2,)), settings_of(STEPS), **info)
+    page = (Path(__file__).parents[2] / "docs" / "predicting.md").read_text(encoding="utf-8")
+    assert "EXAMPLE" not in page
+    (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))
+    out = predict(network, both, "--world-size", "8", "--rate", "200mbit,10gbit")[1]
+
+    def headings(text: str) -> set[str]:
+        lines = text.splitlines()
+        return {" ".join(above.split()) for above, line in itertools.pairwise(lines) if line.startswith("───")}
+
+    assert len(headings(example)) == 4
+    assert headings(example) <= headings(out)
+
+
+def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
+    """A program reads collectives, steps and break-evens in one go; sentences go elsewhere."""
+    rows = list(csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1])))
+    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(row["about"] for row in rows)
+    assert all(None not in row and None not in row.values() for row in rows)
+    for row in rows:
+        assert (row["operation"] != "") == (row["about"] == "collective")
+        assert (row["step_ms"] != "") == (row["about"] == "step")
+    unknown = write_run(tmp_path / "old", training=training_of(STEPS), **network_info(2))
+    _, out, err = predict(both, unknown, "--world-size", "8", "--format", "csv")
+    assert "keeps no facts of mlp" not in out
+    assert "keeps no facts of mlp" in " ".join(err.split())
+
+
+def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """What one run lacks another has."""
+    trained = write_run(
+        tmp_path / "trained", training=training_of(STEPS), **network_info(2, facts=workload_facts().to_json())
+    )
+    code, out, _ = predict(network, trained, "--world-size", "8", "--workload", "mlp")
+    assert code == 0
+    assert "from network and trained" in out
+    assert "mlp (gloo, batch 32 a rank)" in out
+
+
+def test_training_over_other_links(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Training is understood with the links it had, which need not be those over which collectives were measured."""
+    training = training_of(STEPS)
+    densities = []
+    for rate in ("1gbit", "100mbit"):
+        info = network_info(2, rate, facts=workload_facts().to_json())
+        path = write_run(tmp_path / rate, training=training, **info)
+        asked = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
+        rows = json.loads(predict(network, path, *asked)[1])["steps"]
+        densities.append(rows[0]["exposed_comm_ms"])
+    assert densities[1] < densities[0], "the same step over a slower link means better overlap or fewer bytes"
+
+
+def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """They join, but which of the rates is "measured" is not for us to say."""
+    slow = write_run(
+        tmp_path / "slow",
+        network_records((8,), hop=Hop(alpha_us=50.0, beta_us_per_byte=8e-2)),
+        **network_info(8, "100mbit"),
+    )
+    trained = write_run(
+        tmp_path / "t", training=training_of(STEPS), **network_info(2, "100mbit", facts=workload_facts().to_json())
+    )
+    for other in (slow, trained):
+        code, out, err = predict(network, other, "--world-size", "16")
+        assert (code, out) == (2, "")
+        words = " ".join(err.split())
+        assert "measured over links of different rates (100mbit and 1gbit)" in words
+        assert "such as --rate 100mbit" in words
+        assert predict(network, other, "--world-size", "16", "--rate", "100mbit,1gbit")[0] == 0
+
+
+def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
+    """Of ranks that took far longer than the smaller ones foretold: a warning, and nothing that is derived."""
+    records = [
+        *network_records((2,)),
+        *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),
+    ]
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    path = write_run(tmp_path / "off", records, **network_info(8))
+    line = (path, "--world-size", "16", "--sizes", "1M")
+    words = " ".join(predict(*line)[1].split())
+    assert "Too uncertain to use: such predictions were off by" in words
+    (cells,) = (ln.split() for ln in predict(*line)[1].split("gloo all_reduce, float32")[1].splitlines() if "MiB" in ln)
+    assert cells[-2].endswith("]"), "no busbw"
+    rows = json.loads(predict(*line, "--format", "json")[1])["collectives"]
+    assert all(row["held_out_error"] > 0.5 for row in rows)
+
+
+def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
+    """From a laptop to 10000 ranks over three rates, training included."""
+    begun = time.process_time()
+    code, out, _ = predict(both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv")
+    assert code == 0
+    assert "10000" in out
+    assert time.process_time() - begun < 60, "seconds of one core; a few where nothing else runs"
+
+
+def test_kept_run_of_one_host(predict: Predict) -> None:
+    """What Gloo does is known; what MPI does is not: from 2 ranks it is declined far away, with reasons."""
+    code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
+    assert code == 0
+    words = " ".join(out.split())
+    assert re.search(r"gloo all_gather of float32 +2 +within one host +ring", out)
+    assert "which algorithm the library takes there is not known" in words
+    assert "tells nothing of a network's start-up time" in words
+    assert "keeps no facts of mlp (an earlier version trained it)" in words
+    assert "commbench train --workload mlp" in words
+    assert words.count("which algorithm the library takes there is not known") == 1
+    assert "So it is with" in words
+
+
+@pytest.mark.parametrize("style", ["table", "csv"])
+def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
+    """The first that one tries on a single host: one sentence with the way out, exit code 2, no tables of dashes."""
+    code, out, err = predict(KEPT, "--world-size", "8:1024", "--format", style)
+    assert (code, out) == (2, "")
+    words = " ".join(err.split())
+    assert "Nothing of this can be predicted: gloo all_gather was measured within one host" in words
+    assert "give --rate, or measure across hosts" in words
+    assert words.count("nothing is known of links") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["absent", "--world-size", "8"], "There is no absent"),
+        (["RUN", "--world-size", "many"], "World sizes 'many' are not understood"),
+        (["RUN", "--world-size", "1,8"], "World sizes '1,8' are not all from 2 to 10000"),
+        (["RUN", "--world-size", "8:20000"], "are not all from 2 to 10000"),
+        (["RUN", "--world-size", "64:8"], "World sizes '64:8' end below their start; write the fewer ranks first"),
+        (["RUN", "--world-size", "8:16:1"], "World sizes '8:16:1' have a factor below 2; write e.g. 8:512:4"),
+        (["RUN", "--world-size", "8,,16"], "World sizes '8,,16' are not understood"),
+        (["RUN", "--world-size", ""], "World sizes '' are not understood; write ranks such as 8"),
+        (["RUN", "--world-size", "8", "--rate", ""], "The rate '' is not understood"),
+        (["RUN", "--world-size", "8", "--sizes", "0"], "Messages of 0 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", "4,7"], "Messages of 7 B were to be predicted, but float32"),
+        (["RUN", "--world-size", "8", "--sizes", ""], "hold an empty item"),
+        (["RUN", "--world-size", "8", "--hook", ""], "Unknown hook ''"),
+        (["RUN", "--world-size", "8", "--hook", "nope"], "Unknown hook 'nope'; choose from none"),
+        (["RUN", "--world-size", "8", "--hook", "fp16"], "but no training is in these runs"),
+        (["RUN", "--world-size", "8", "--rate", "fast"], "The rate 'fast' is not understood; write rates such as"),
+        (["RUN", "--world-size", "8", "--format", "osu"], "Unknown format 'osu'; choose from table, csv, json"),
+        (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
+        (["RUN", "--world-size", "8", "--ranks-per-node", "0"], "0 ranks per node were asked for"),
+        (["RUN", "--world-size", "8", "--workload", "bert"], "No training of 'bert' is in these runs"),
+    ],
+)
+def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[str], sentence: str) -> None:
+    """Exit code 2, what was asked and what to do, nothing on stdout."""
+    code, out, err = predict(*(str(network) if word == "RUN" else word for word in words))
+    assert (code, out) == (2, "")
+    assert sentence in " ".join(err.split())
+
+
+def test_hooks_as_typed(predict: Predict, both: Path) -> None:
+    """Spaces and other ways to write a number do not matter; what was not trained is refused."""
+    assert hook_name(" topk:0.010") == "topk:0.01"
+    line = (both, "--world-size", "8", "--format", "json", "--hook")
+    assert ["none", "topk:0.01"] == [row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]]
+    code, _, err = predict(*line, "none,fp16")
+    assert code == 2
+    assert "hook fp16 were to be predicted, but only none, topk:0.01 can be" in " ".join(err.split())
+
+
+def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
+    """Too few sizes: the command that measures more."""
+    few = write_run(tmp_path / "few", network_records((2,), sizes=[64 * KIB]), **network_info(2))
+    code, _, err = predict(few, "--world-size", "8")
+    assert code == 2
+    assert "has no curve of a collective over at least 3 message sizes" in " ".join(err.split())
+    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4" in " ".join(err.split())
+    assert "on two hosts or more" in " ".join(err.split())
+    trained = write_run(tmp_path / "trained", training=training_of(STEPS), **network_info(2))
+    words = " ".join(predict(few, trained, "--world-size", "8")[2].split())
+    assert f"{few} and {trained} have no curve" in words
+
+
+def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) -> None:
+    """No all_gather, no top-k: the rest is predicted, and a sentence says what is missing."""
+    info = network_info(2, facts=workload_facts().to_json())
+    reduced = {"all_reduce": "ring"}
+    lacking = write_run(tmp_path / "lacking", network_records((2,), algorithms=reduced), training_of(STEPS), **info)
+    words = " ".join(predict(lacking, "--world-size", "8")[1].split())
+    assert "topk:0.01 was to be predicted, but only none can be" in words
+    assert "measure with commbench run -c all_gather" in words
+    assert words.count("topk:0.01 was to be predicted") == 1
+    assert "topk:0.01 all not predicted" in words
+    assert "the density below which" not in words, "no table of dashes"
+    dense = write_run(tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info)
+    out = predict(dense, "--world-size", "8")[1]
+    assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
+    assert "predicted ms" in out
+
+
+def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_path: Path) -> None:
+    """Hook none is predicted beside two that send what was not measured, each of which has a line."""
+    info = network_info(2, facts=workload_facts().to_json())
+    steps = STEPS | {"fp16": 250.0}
+    lacking = {"all_reduce": "ring"}
+    path = write_run(tmp_path / "run", network_records((2,), algorithms=lacking), training_of(steps), **info)
+    code, out, _ = predict(path, "--world-size", "2,8")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "fp16 all not predicted" in words
+    assert "topk:0.01 all not predicted" in words
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("none") and line.split()[1] == "2")
+    assert float(row[2]) > 0
+
+
+def test_crowded_training_is_freed(predict: Predict, tmp_path: Path) -> None:
+    """Trained by two ranks on one core: the step without DDP is half as long as measured, and the table says why."""
+    info = network_info(2, cores=1, facts=workload_facts().to_json())
+    path = write_run(tmp_path / "run", network_records((2,)), training_of(STEPS), **info)
+    words = " ".join(predict(path, "--world-size", "8")[1].split())
+    assert "Without DDP a step takes 65.0 ms, as measured by 2 ranks a core, divided by that" in words
+
+
+def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
+    """The command leaves them alone."""
+    code = (
+        "import sys; sys.argv = ['commbench', 'predict', sys.argv[1], '--world-size', '8']\n"
+        "from commbench import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "sys.stderr.write(' '.join({'torch', 'mpi4py', 'numba'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(network)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.startswith("PREDICTED")
+    assert done.stderr == ""
+
+
+def test_lists_of_ranks_and_rates() -> None:
+    """Lists and ranges, each once; measured is a rate, too."""
+    assert parse_world_sizes("64, 2,8:32") == [2, 8, 16, 32, 64]
+    assert parse_world_sizes("8:128:4") == [8, 32, 128]
+    assert parse_rates(None) == [None]
+    assert parse_rates("measured,1gbit,2.5gbit,1gbit") == [None, 1e9, 2.5e9]
+    with pytest.raises(InputError, match="The rate '0gbit'"):
+        parse_rates("0gbit")
+
+
+def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
+    """A ring is predicted for hosts of any number of ranks, what is no ring for those measured only."""
+    run = measured_run((2,), algorithms={"all_reduce": "ring", "broadcast": "binomial"})
+    path = write_run(tmp_path / "run", run.records, **make_info(**network_info(2)))
+    words = " ".join(predict(path, "--world-size", "64", "--ranks-per-node", "8")[1].split())
+    assert "8 ranks a host" in words
+    assert "gloo broadcast, float32, links" not in words, "no table of dashes"
+    assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "json"])
+def test_who_reads_may_have_enough(network: Path, style: str) -> None:
+    """With ``head`` behind it, it ends as other tools do: code 141 in a shell, and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["predict", str(network), "--world-size", "8", "--format", style]
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "code"), [(1, 0), (2, 2)])
+def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_gpu: int, code: int) -> None:
+    """Predict nothing from ranks that shared a GPU, and say why."""
+    info = network_info(4, ranks_per_gpu=ranks_per_gpu)
+    run = write_run(tmp_path / "gpus", network_records((2, 4), backend="nccl"), **info)
+    ended, _, said = predict(run, "--world-size", "8")
+    assert code == ended, said
+    assert (code == 2) == ("is of ranks that share one" in said)
+
+
+def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path, tmp_path: Path) -> None:
+    """Predict the collectives of another run, and say what is the matter with the steps."""
+    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend="nccl")) for r in training_of(STEPS)]
+    info = network_info(2, facts=workload_facts().to_json(), ranks_per_gpu=2)
+    trained = write_run(tmp_path / "trained", [], records, **info)
+    code, out, _ = predict(network, trained, "--world-size", "8")
+    assert 0 == code
+    assert "trained shared a GPU, so that its steps tell nothing" in " ".join(out.split())

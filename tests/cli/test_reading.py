@@ -1,0 +1,158 @@
+"""Tests of the command that draws pages: where they go, what else is printed, and what is refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MIB, STEADY, make_case, make_launches
+from pages import write_run
+
+from commbench import cli
+from commbench.cli import conduct as conducting
+from commbench.cli.conduct import Task
+from commbench.cli.terminal import make_console
+from commbench.errors import InputError
+from commbench.results import load_run
+
+HERE = Path(__file__).parents[1]
+TWO_SIZES = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
+
+
+class Outcome:
+    """What a command ended with and said."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """``commbench`` within this process, beside the runs ``monday`` and ``friday``."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("monday", "friday"):
+        write_run(tmp_path / name, TWO_SIZES)
+
+    def command(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["commbench", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), said.out, said.err)
+
+    return command
+
+
+def test_report_prints_the_table_and_last_where_the_page_is(run: Any, tmp_path: Path) -> None:
+    """Write the page into the run, name it in the last line, and print the table before."""
+    outcome = run("report", "monday")
+    assert 0 == outcome.code
+    assert "busbw" in outcome.out
+    assert "Page: monday/report.html" == outcome.out.splitlines()[-1]
+    assert (tmp_path / "monday" / "report.html").is_file()
+    assert list((tmp_path / "monday" / "figures").glob("*.png"))
+
+
+def test_report_of_one_run_goes_where_out_says(run: Any, tmp_path: Path) -> None:
+    """Leave the run's directory alone where another one is named."""
+    assert 0 == run("report", "monday", "--out", "pages/mine").code
+    assert (tmp_path / "pages" / "mine" / "report.html").is_file()
+    assert {"run.json", "samples.jsonl"} == {path.name for path in (tmp_path / "monday").iterdir()}
+
+
+def test_several_runs_are_one_page_among_the_results(run: Any) -> None:
+    """Lay runs over each other in a directory of its own, and print no table."""
+    outcome = run("report", "monday", "friday")
+    assert 0 == outcome.code
+    page = Path(outcome.out.removeprefix("Page: ").strip())
+    assert "results" == page.parts[0]
+    assert "report" in page.parts[1]
+    assert "monday" in page.read_text(encoding="utf-8")
+    assert "busbw" not in outcome.out
+
+
+@pytest.mark.parametrize("style", ["csv", "nccl-tests", "osu"])
+def test_other_formats_draw_no_page(run: Any, tmp_path: Path, style: str) -> None:
+    """Print rows and write nothing."""
+    assert 0 == run("report", "monday", "--format", style).code
+    assert not (tmp_path / "monday" / "report.html").exists()
+
+
+def test_terminal_draws_curves_in_place_of_the_page(run: Any, tmp_path: Path) -> None:
+    """Draw bandwidth over size in the terminal and write nothing."""
+    outcome = run("report", "monday", "friday", "--terminal")
+    assert 0 == outcome.code
+    assert "all_reduce: busbw in GB/s over message size" in outcome.out
+    assert not (tmp_path / "monday" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["monday", "friday", "--format", "csv"], "--format csv is of one run and 2 were named"),
+        (["monday", "friday", "--model"], "--model is of one run and 2 were named"),
+        (["monday", "--model", "--format", "csv"], "model.json has all its numbers"),
+        (["monday", "--terminal", "--format", "csv"], "--terminal and --format csv were asked for; choose one"),
+        (["monday", "--format", "csv", "--out", "x"], "--format csv writes no page"),
+        (["monday", "--out", "file/x"], "name another directory with --out"),
+        (["monday", "absent"], "There is no absent"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(run: Any, tmp_path: Path, words: list[str], sentence: str) -> None:
+    """Refuse with code 2 and one line that says what to do; print and write nothing."""
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run("report", *words)
+    assert (2, "") == (outcome.code, outcome.out)
+    assert sentence in outcome.err
+    assert 1 == outcome.err.count("\n")
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say before anything is printed that a page cannot go into the run's directory, and which option helps."""
+    monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
+    outcome = run("report", "monday")
+    assert (2, "") == (outcome.code, outcome.out)
+    assert "No page can be written into monday (Permission denied); name another directory with --out." in outcome.err
+
+
+def test_page_that_fails_costs_bench_nothing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Say in one sentence that no page was drawn, whatever went wrong, and raise nothing."""
+    del run
+    finished = load_run(tmp_path / "monday")
+
+    def fail(*_: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(conducting, "write_page", fail)
+    for error in (InputError("The disk is full."), ValueError("odd data"), MemoryError()):
+        conducting._draw_page(finished, make_console())
+        said = capsys.readouterr().out
+        assert 1 == said.count("\n")
+        assert said.startswith(f"No page was drawn: {error or 'MemoryError'}")
+
+
+def test_only_bench_draws_and_others_say_how(run: Any, tmp_path: Path) -> None:
+    """Let no task draw unless it says so."""
+    del run, tmp_path
+    assert not Task(name="x", requests=(), stages=()).draws_page
+
+
+def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
+    """Import the command line without what only a page needs: every command would wait for it."""
+    code = "import sys, commbench.cli; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "[]" == done.stdout.strip()
+
+
+def test_page_of_a_run_that_was_moved(run: Any, tmp_path: Path) -> None:
+    """Draw a run under another name by that name, whatever it was called when it was measured."""
+    shutil.move(tmp_path / "monday", tmp_path / "tuesday")
+    assert 0 == run("report", "tuesday").code
+    assert "<h1>tuesday</h1>" in (tmp_path / "tuesday" / "report.html").read_text(encoding="utf-8")

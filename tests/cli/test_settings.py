@@ -1,0 +1,60 @@
+"""Tests of the options that commands share: where they stand, what they make."""
+
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from commbench.cli.measure import bench, run
+from commbench.cli.options import Settings, takes_settings
+from commbench.cli.train import train
+from commbench.cli.tune import tune
+
+#: What a command was called with.
+SEEN: list[tuple[Settings, str, int]] = []
+
+
+@takes_settings
+def command(
+    settings: Settings,
+    suite: Annotated[str, typer.Argument()] = "quick",
+    depth: Annotated[int, typer.Option("--depth")] = 1,
+) -> int:
+    """Remember the call."""
+    SEEN.append((settings, suite, depth))
+    return 0
+
+
+def called(line: str) -> tuple[Settings, str, int]:
+    """Return what the command gets for a command line."""
+    app = typer.Typer()
+    app.command()(command)
+    outcome = CliRunner().invoke(app, line.split())
+    assert 0 == outcome.exit_code, outcome.output
+    return SEEN.pop()
+
+
+def test_without_options_a_command_gets_the_defaults() -> None:
+    """Make of an empty command line what `Settings` is by itself."""
+    settings, suite, depth = called("")
+    assert (Settings(), "quick", 1) == (settings, suite, depth)
+
+
+def test_options_become_settings_beside_the_own() -> None:
+    """Tell own arguments and options from the shared ones, wherever they stand."""
+    line = "-n 4 mine --out there --launcher-arg -x --depth 3 --launcher-arg -y --case-timeout 5 --fail-fast"
+    settings, suite, depth = called(line)
+    expected = Settings(ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True)
+    assert (expected, "mine", 3) == (settings, suite, depth)
+
+
+@pytest.mark.parametrize("measuring", [bench, run, train, tune, command])
+def test_shared_options_stand_behind_the_own(measuring: object) -> None:
+    """List them last, in the order of the fields, in every command that measures; `style` is no option."""
+    names = list(inspect.signature(measuring).parameters)  # type: ignore[arg-type]  # parametrize knows no types
+    shared = [name for name in inspect.signature(Settings).parameters if name != "style"]
+    assert shared == names[-len(shared) :]
+    assert not {"settings", "style"} & set(names)

@@ -1,0 +1,275 @@
+"""Tests of ``commbench train`` from end to end: real ranks, configurations that do harm, resuming, bad input."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HERE
+from launching import marked_environment
+
+from commbench import cli
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
+from commbench.launch.launchers import MpirunLauncher
+from commbench.results import load_run
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.mpi
+
+WORKLOADS = HERE / "ranks" / "train_workloads.py"
+HARM = "COMMBENCH_TEST_HARM"
+FEW = ("--steps", "5", "--launches", "1", "--confirm-launches", "1", "--seed", "1")
+
+
+def arguments(workload: str, *more: str) -> list[str]:
+    """Return what follows ``commbench``."""
+    return ["train", "--backend", "gloo", "--workload", f"{WORKLOADS}:{workload}", *FEW, "--out", "r", *more]
+
+
+def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command and wait for its end."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+def train(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``commbench train`` as a person would."""
+    return start([sys.executable, "-m", "commbench", *words], cwd, **variables)
+
+
+def read_csv(file: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """Return the lines of a table, whose columns are these."""
+    with file.open(encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        assert list(columns) == reader.fieldnames
+        return list(reader)
+
+
+def rows_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the lines of ``ddp.csv`` by hook and bucket size."""
+    rows = read_csv(folder / "ddp.csv", DDP_COLUMNS)
+    return {(row["hook"], row["bucket_cap_mb"]): row for row in rows}
+
+
+def info_of(folder: Path) -> dict[str, Any]:
+    """Return run.json."""
+    info: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return info
+
+
+def statuses(folder: Path) -> list[tuple[str, str, str]]:
+    """(phase, hook, status) of all records, sorted."""
+    records = load_run(folder).training_records
+    return sorted((record.case.phase, record.case.hook, record.status) for record in records)
+
+
+def sweep_records(folder: Path) -> list[TrainingRecord]:
+    """Return the records of the sweep in the order of writing."""
+    return [record for record in load_run(folder).training_records if record.case.phase == "sweep"]
+
+
+@pytest.fixture
+def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process may be left behind."""
+    for _ in marked_environment(monkeypatch):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------ harm, and resuming
+
+
+@pytest.mark.usefixtures("_leaves_nothing")
+def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
+    """Measure everything else, recommend, and end with 3; the same command then measures what is missing."""
+    hooks = ("--hook", "none,randomk:0.1,fp16,bf16,topk:0.1", "--bucket-cap-mb", "default")
+    words = arguments("harmful", *hooks, "-n", "2", "--oversubscribe", "--case-timeout", "5")
+    broken = train(tmp_path, *words, **{HARM: "1"})
+    assert 3 == broken.returncode, broken.stdout + broken.stderr
+    rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
+    found = {hook: row["status"] for (hook, _), row in rows.items()}
+    assert {"none": "ok", "topk": "ok", "randomk": "failed", "bf16": "failed", "fp16": "hung"} == found
+    reasons = {hook: row["reason"] for (hook, _), row in rows.items()}
+    assert "rank 1" in reasons["bf16"]
+    assert "killed by signal 9" in reasons["bf16"]
+    assert "rank 1 on host" in reasons["fp16"]
+    assert "no such luck" in reasons["randomk"]
+    assert "3 cases failed" in info["reason"], broken.stdout + broken.stderr
+    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    assert "topk" in {each["hook"] for each in recommended["alternatives"]}
+    assert ("confirm", "topk", "ok") in statuses(tmp_path / "r")
+    assert "partial" == info["status"]
+
+    mended = train(tmp_path, *words)
+    assert 0 == mended.returncode, mended.stdout + mended.stderr
+    assert "Resuming" in mended.stdout
+    assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
+    again = statuses(tmp_path / "r")
+    for hook in ("none", "local", "topk", "randomk", "bf16", "fp16"):
+        assert ("sweep", hook, "ok") in again
+    last = {record.case.hook: number for number, record in enumerate(sweep_records(tmp_path / "r"))}
+    assert sorted(last.values()) == list(range(min(last.values()), max(last.values()) + 1)), (
+        "not one start of the ranks"
+    )
+    assert "complete" == info_of(tmp_path / "r")["status"]
+
+
+# ------------------------------------------------------------------------------------- ranks that a person starts
+
+
+@pytest.mark.usefixtures("_leaves_nothing")
+def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: Path, mpirun: MpirunLauncher) -> None:
+    """Write both tables and the recommendation with each mpirun, a launch of either stage at a time."""
+    words = arguments("tiny", "--hook", "none,fp16", "--bucket-cap-mb", "default")
+    for count in (1, 2):
+        command = mpirun.command(2, ["-m", "commbench", *words], training=True)
+        done = start(command, tmp_path, **mpirun.environment())
+        assert 0 == done.returncode, done.stdout + done.stderr
+        rows = rows_of(tmp_path / "r")
+        assert {("none", "default"), ("fp16", "default")} == rows.keys()
+        assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
+        stages = [(entry["stage"], entry["launch"]) for entry in info_of(tmp_path / "r")["launches"]]
+        assert [(stage, launch) for launch in range(count) for stage in ("sweep", "confirm")] == stages
+        assert 1 == done.stdout.count("Results: r/ddp.csv")
+    check_tables(tmp_path / "r", rows)
+    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
+
+
+def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> None:
+    """Find in ``buckets.csv`` the buckets that ``ddp.csv`` counts, and half the bytes with half precision."""
+    buckets = read_csv(folder / "buckets.csv", BUCKET_COLUMNS)
+    for (hook, cap), row in rows.items():
+        own = [each for each in buckets if (hook, cap) == (each["hook"], each["bucket_cap_mb"])]
+        assert row["bucket_count"] == str(len(own))
+        assert 4 * 81_710 == sum(int(each["size_bytes"]) for each in own)
+        assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
+    sent = {hook: float(rows[hook, "default"]["sent_MB_per_step"]) for hook in ("none", "fp16")}
+    assert 0.5 == pytest.approx(sent["fp16"] / sent["none"], rel=0.02)
+    assert 0.327 == pytest.approx(sent["none"], rel=0.02)
+
+
+@pytest.mark.usefixtures("_leaves_nothing")
+def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
+    """Do the same where torchrun starts the ranks."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = arguments("tiny", "--hook", "none,powersgd:1", "--bucket-cap-mb", "default")
+    done = start([*torchrun, "-m", "commbench", *words], tmp_path, OMP_NUM_THREADS="1")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert {("none", "default"), ("powersgd", "default")} == rows_of(tmp_path / "r").keys()
+    assert "torchrun" == info_of(tmp_path / "r")["launcher"]
+    assert (tmp_path / "r" / "buckets.csv").is_file()
+    assert (tmp_path / "r" / "recommendation.json").is_file()
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+OWN = """
+import torch
+from torch import nn
+def wrong(): return 7
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.left_out = nn.Linear(3, 1), nn.Linear(3, 1)
+    def forward(self, batch): return self.used(batch)
+def half(): return Half(), lambda m, b: m(b).sum(), [torch.ones(2, 3)]
+def sparse(): return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [torch.tensor([1, 2])]
+"""
+
+
+def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path) -> str:
+    """Run a command line in an empty directory; return the one sentence that it says on stderr."""
+    for name in os.environ:
+        if name.startswith(("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(home)
+    before = sorted(home.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["commbench", "train", "-n", "2", "--oversubscribe", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert (2, "") == (ended.value.code, said.out), said
+    assert [path for path in before if "__pycache__" not in str(path)] == [
+        path for path in sorted(home.rglob("*")) if "__pycache__" not in str(path)
+    ]
+    (sentence,) = said.err.splitlines()
+    assert sentence.startswith("commbench: ")
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--hook nonsense", "Unknown hook 'nonsense'"),
+        ("--hook topk:0", "density of hook 'topk:0' is not in (0, 1]"),
+        ("--hook topk:2", "density of hook 'topk:2' is not in (0, 1]"),
+        ("--hook randomk:nan", "density of hook 'randomk:nan' is not in (0, 1]"),
+        ("--hook topk", "Hook 'topk' is not understood"),
+        ("--bucket-cap-mb 0", "Bucket size '0' is not above 0"),
+        ("--bucket-cap-mb=-1", "Bucket size '-1' is not above 0"),
+        ("--bucket-cap-mb abc", "Bucket size 'abc' is not understood"),
+        ("--bucket-cap-mb nan", "Bucket size 'nan' is not above 0"),
+        ("--precision fp8", "Unknown precision 'fp8'"),
+        ("--bucket-view maybe", "--bucket-view maybe is not understood"),
+        ("--static-graph 1", "--static-graph 1 is not understood"),
+        ("--batch 0", "Batch 0 was asked for"),
+        ("--batch few", "--batch few is not a list of whole numbers"),
+        ("--accumulation 0", "Accumulation 0 was asked for"),
+        ("--world-size 0", "World size 0 was asked for"),
+        ("--steps 0", "--steps 0 was asked for"),
+        ("--threads 0", "--threads 0 was asked for"),
+        ("--launches 0", "--launches 0 was asked for"),
+        ("--confirm-launches 0", "--confirm-launches 0 was asked for"),
+        ("--budget endless", "Unknown budget 'endless'"),
+        ("--backend mpi", "Unknown training backend 'mpi'"),
+    ],
+)
+def test_bad_words_are_refused_at_once(
+    line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Say what was asked and what to do, before anything is tried out."""
+
+    def probe(*_: object, **__: object) -> None:
+        pytest.fail("the workload was tried out")
+
+    monkeypatch.setattr("commbench.cli.train.probe_workload", probe)
+    assert words in refused(line, capsys, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--workload missing.py:make", "There is no file missing.py"),
+        ("--workload own.py:half", "left_out.weight, left_out.bias got no gradient"),
+        ("--world-size 3 --workload mlp", "A world size of 3 was asked for but 2 ranks are started"),
+        pytest.param(
+            *("--backend nccl", "Backend nccl needs a GPU, and torch"),
+            marks=pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a host without a GPU"),
+        ),
+        *(
+            pytest.param(line, words, marks=pytest.mark.slow)
+            for line, words in (
+                ("--workload nonsense", "There is no workload 'nonsense'"),
+                ("--workload failing.py:make", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
+                ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
+                ("--workload own.py:sparse", "weight got a sparse gradient"),
+            )
+        ),
+    ],
+)
+def test_workloads_that_cannot_be_trained_are_refused(
+    line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Say it in one sentence after trying them out, and leave no results."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "failing.py").write_text("import no_such_module\n")
+    assert words in refused(line, capsys, monkeypatch, tmp_path)

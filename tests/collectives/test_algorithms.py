@@ -1,0 +1,76 @@
+"""Tests of how algorithms are asked for and named."""
+
+import pytest
+
+from commbench.collectives.algorithms import Choice, transport_by
+from commbench.collectives.cases import Case, Sweep
+from commbench.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("auto", Choice()),
+        ("ring", Choice(algorithm="ring")),
+        ("LL128", Choice(protocol="ll128")),
+        ("tree/ll", Choice(algorithm="tree", protocol="ll")),
+        ("ring/8ch", Choice(algorithm="ring", channels=8)),
+        ("ring/simple/16ch", Choice(algorithm="ring", protocol="simple", channels=16)),
+        ("4ch", Choice(channels=4)),
+    ],
+)
+def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> None:
+    """Read any of the parts, and write them as they are read."""
+    assert choice == Choice.parse(text)
+    assert choice == Choice.parse(str(choice))
+    assert text.lower() == str(choice)
+
+
+@pytest.mark.parametrize("text", ["", "rings", "ll/ring", "ring/ring", "0ch", "ring/8", "ring/ll/8ch/", "ring//8ch"])
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    """Name the words that there are."""
+    with pytest.raises(InputError, match=r"is not understood; write auto, or any of ring, tree, .*e\.g\. tree"):
+        Choice.parse(text)
+
+
+def test_nccl_is_asked_by_its_variables() -> None:
+    """Set those that are asked for."""
+    assert {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll"} == Choice.parse("tree/ll/2ch").variables
+    assert {} == Choice.parse("auto").variables
+
+
+def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
+    """Ask for each where NCCL chooses, once elsewhere, and leave keys of what asks for nothing as they were."""
+    sweep = Sweep(operations=("all_reduce", "all_to_all"), sizes="1K", backends=("nccl",), algorithms=("auto", "RING"))
+    cases = sweep.cases(2)
+    assert [("all_reduce", "auto"), ("all_reduce", "ring"), ("all_to_all", "auto")] == [
+        (case.operation, case.algorithm) for case in cases
+    ]
+    assert [False, True, False] == ["algorithm" in case.key for case in cases]
+    assert "nccl all_reduce 1 KiB float32 sum by ring" == str(cases[1])
+    assert 3 == len({case.key for case in cases})
+    with pytest.raises(InputError, match="is not understood"):
+        Sweep(algorithms=("rings",))
+
+
+def test_older_cases_ask_for_nothing() -> None:
+    """Read a case that was written before there was the choice."""
+    assert "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "transport"),
+    [
+        ("nvls/simple/16ch", "NVLS+P2P/CUMEM"),
+        ("nvlstree/simple/16ch", "NVLS+P2P/CUMEM"),
+        ("symmetric/allreduce_rsxldmc_agxstmc", "NVLS+P2P/CUMEM"),
+        ("symmetric/allreduce_agxll_r", "P2P/CUMEM"),
+        ("ring/ll128/8ch", "P2P/CUMEM"),
+        ("copy", "P2P/CUMEM"),
+        ("", "P2P/CUMEM"),
+    ],
+)
+def test_switches_carry_what_is_carried_by_them(algorithm: str, transport: str) -> None:
+    """Name NVLS beside what channels go by where the algorithm that ran uses it, and alone where there are none."""
+    assert transport == transport_by(algorithm, "P2P/CUMEM")
+    assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(algorithm, "")

@@ -1,0 +1,201 @@
+"""Tests of cases and sweeps."""
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from builders import make_case
+
+from commbench.collectives.cases import Sweep, all_cases, shuffled
+from commbench.errors import InputError
+
+
+def test_axes_that_do_not_apply_are_dropped() -> None:
+    """Leave out the reduction of a gather and the type of a barrier, and keep one case of equals."""
+    sweep = Sweep(
+        operations=["all_gather", "barrier"],
+        sizes=[8, 64],
+        backends=["mpi"],
+        dtypes=["float32", "int32"],
+        redops=["sum", "max"],
+        roots=[0, 1],
+    )
+    cases = sweep.cases(2)
+    assert 2 * 2 + 1 == len(cases)
+    assert {(None, None)} == {(case.redop, case.root) for case in cases}
+    assert [(0, None, None)] == [(c.message_bytes, c.dtype, c.in_place) for c in cases if c.operation == "barrier"]
+
+
+def test_sizes_that_round_to_one_are_one_case() -> None:
+    """Measure once what 8 and 12 bytes on 3 ranks both become."""
+    assert [12] == [
+        case.message_bytes for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("in_place", "operation", "expected"),
+    [
+        ("default", "all_reduce", [True]),
+        ("default", "all_gather", [False]),
+        ("in", "all_gather", [True]),
+        ("out", "all_reduce", [False]),
+        ("both", "reduce", [False, True]),
+        ("both", "broadcast", [None]),
+    ],
+)
+def test_places_follow_the_operation(in_place: str, operation: str, expected: list[bool | None]) -> None:
+    """Offer in place and out of place only where there are both."""
+    cases = Sweep(operations=[operation], sizes=[8], backends=["mpi"], in_place=in_place).cases(2)
+    assert expected == [case.in_place for case in cases]
+
+
+def test_the_product_of_all_axes_is_measured() -> None:
+    """Multiply axes that apply."""
+    sweep = Sweep(
+        operations=["reduce"],
+        backends=["mpi", "gloo"],
+        sizes="8:32",
+        dtypes=["float32", "float64"],
+        redops=["sum", "max"],
+        roots=[0, 2],
+        in_place="both",
+    )
+    assert 3 * 2 * 2 * 2 * 2 * 2 == len(sweep.cases(3))
+
+
+def test_several_sweeps_share_cases() -> None:
+    """Measure a case that two sweeps name once, in the order named."""
+    a, b = (Sweep(sizes=sizes, backends=["mpi"]) for sizes in ([8, 64], [64, 512]))
+    assert [8, 64, 512] == [case.message_bytes for case in all_cases([a, b], 2)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"operations": ["allreduce"]}, "Unknown operation 'allreduce'; choose from all_reduce"),
+        ({"backends": ["smoke"]}, "Unknown backend 'smoke'; choose from mpi, gloo"),
+        ({"dtypes": ["float8"]}, "Unknown dtype 'float8'; choose from float64"),
+        ({"redops": ["mean"]}, "Unknown reduction 'mean'; choose from sum"),
+        ({"patterns": ["star"]}, "Unknown pattern 'star'; choose from flat"),
+        ({"sync": "never"}, "Unknown synchronisation 'never'; choose from auto"),
+        ({"loop": "endless"}, "Unknown loop 'endless'; choose from auto"),
+        ({"in_place": "yes"}, "Unknown in_place value 'yes'; choose from default"),
+        ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph."),
+        ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric."),
+        ({"sizes": [0]}, "Message size 0 is not a positive number of bytes."),
+        ({"sizes": [-8]}, "Message size -8 is not a positive number of bytes."),
+        ({"sizes": [8.5]}, "Message size 8.5 is not a positive number of bytes."),
+        ({"sizes": [6]}, "Message size 6 B is not a multiple of float32's 4 B"),
+        ({"sizes": "8K:4K"}, "range '8K:4K' ends below its start"),
+    ],
+)
+def test_bad_axes_are_refused_in_one_sentence(axes: dict[str, Any], sentence: str) -> None:
+    """Say what was asked for and what there is, on one line."""
+    with pytest.raises(InputError) as caught:
+        Sweep(**axes)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("root", [-1, 2])
+def test_a_root_must_be_a_rank(root: int) -> None:
+    """Refuse a root beyond the ranks of the run."""
+    with pytest.raises(InputError, match=f"Root {root} is not a rank of a run with 2 ranks"):
+        Sweep(operations=["broadcast"], roots=[root]).cases(2)
+
+
+def test_a_key_names_every_field() -> None:
+    """Tell cases apart that differ in any field, and spell equal ones equally."""
+    case = make_case()
+    changes = {
+        "loop": "python",
+        "sync": "barrier",
+        "in_place": False,
+        "redop": "max",
+        "buffers": "cold",
+        "world_size": 2,
+        "graph": True,
+        "algorithm": "ring",
+    }
+    keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
+    assert 1 + len(changes) == len(keys)
+    assert make_case().key == case.key
+    fields = asdict(make_case(world_size=2, graph=True, algorithm="ring"))
+    assert fields == json.loads(make_case(world_size=2, graph=True, algorithm="ring").key)
+    later = {"world_size", "graph", "algorithm"}
+    assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
+
+
+def test_names_tell_what_differs_from_the_defaults() -> None:
+    """Name backend, operation, size and type, and only unusual choices."""
+    assert "mpi all_reduce 1 KiB float32 sum" == str(make_case())
+    assert "mpi reduce 1 KiB float32 max out of place root 1" == str(
+        make_case("reduce", redop="max", in_place=False, root=1)
+    )
+    assert "mpi barrier" == str(make_case("barrier"))
+    assert "mpi all_reduce 1 KiB float32 sum pipelined" == str(make_case(sync="none"))
+    assert "mpi all_reduce 1 KiB float32 sum from a graph in rotated buffers" == str(
+        make_case(graph=True, sync="none", buffers="rotated")
+    )
+    assert str(make_case()) == str(make_case(buffers=""))
+
+
+def test_unsynchronised_operations_are_pipelined() -> None:
+    """Call operations that follow each other pipelined."""
+    assert ("isolated", "pipelined") == (make_case().cadence, make_case(sync="none").cadence)
+
+
+def test_cadences_and_buffers_are_axes() -> None:
+    """Measure each cadence in each kind of buffers; a barrier has none."""
+    sweep = Sweep(
+        operations=["all_reduce", "barrier"],
+        sizes=[8],
+        backends=["nccl"],
+        cadences=["isolated", "pipelined", "graph"],
+        buffers=["hot", "rotated"],
+    )
+    cases = sweep.cases(2)
+    cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto")]
+    assert [(*cadence, kind) for cadence in cadences for kind in ("hot", "rotated")] == [
+        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
+    ]
+    assert [(*cadence, "hot") for cadence in cadences] == [
+        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "barrier"
+    ]
+    assert "nccl all_reduce 8 B float32 sum from a graph in rotated buffers" == str(cases[5])
+    assert "barrier" == replace(sweep, sync="barrier", cadences=["graph"]).cases(2)[0].sync
+
+
+def test_isolated_operations_start_together() -> None:
+    """Refuse a cadence that contradicts the synchronisation."""
+    with pytest.raises(InputError, match="by synchronisation none they do not"):
+        Sweep(cadences=["graph", "isolated"], sync="none")
+
+
+def test_the_order_follows_from_seed_and_launch() -> None:
+    """Shuffle all cases alike for one seed and launch, otherwise for another."""
+    cases = [make_case(message_bytes=4 * i) for i in range(1, 20)]
+    assert shuffled(cases, 7, 0) == shuffled(cases, 7, 0)
+    orders = [shuffled(cases, seed, launch) for seed, launch in ((7, 0), (7, 1), (8, 0))]
+    assert 3 == len({tuple(order) for order in orders})
+    assert all(set(cases) == set(order) for order in orders)
+
+
+def test_scaling_study_measures_each_number_of_ranks() -> None:
+    """Make each case for each number of ranks, sizes rounded for it; all ranks are the case that there is without."""
+    sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
+    cases = sweep.cases(4)
+    assert [(2, 1024), (3, 1032), (None, 1024)] == [(case.world_size, case.message_bytes) for case in cases]
+    assert replace(sweep, world_sizes=()).cases(4) == cases[2:]
+    assert "mpi all_gather 1 KiB float32 on 2 ranks" == str(cases[0])
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "words"), [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")]
+)
+def test_scaling_study_needs_its_ranks(world_sizes: list[int], words: str) -> None:
+    """Refuse more ranks than there are, and one alone."""
+    with pytest.raises(InputError, match=words):
+        Sweep(world_sizes=world_sizes).cases(4)

@@ -1,0 +1,137 @@
+"""Tests of the operations' entries: sizes, factors and the geometry of buffers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commbench.collectives.operations import (
+    OPERATIONS,
+    WINDOW_BYTES,
+    Shape,
+    check_ranks,
+    find_operation,
+    true_message_bytes,
+    window_of,
+)
+from commbench.errors import InputError, UnsupportedError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+#: busbw over algbw on 2, 4 and 8 ranks (nccl-tests, doc/PERFORMANCE.md and src/*.cu), and what OSU 7.4 prints for a
+#: message of 8 KiB on 4 ranks (c/mpi/collective/blocking, c/mpi/pt2pt): reductions and broadcasts the whole message.
+CONVENTIONS = {
+    "all_reduce": ((1.0, 1.5, 1.75), 8192),
+    "all_gather": ((0.5, 0.75, 0.875), 2048),
+    "reduce_scatter": ((0.5, 0.75, 0.875), 8192),
+    "all_to_all": ((0.5, 0.75, 0.875), 2048),
+    "broadcast": ((1.0, 1.0, 1.0), 8192),
+    "reduce": ((1.0, 1.0, 1.0), 8192),
+    "gather": ((0.5, 0.75, 0.875), 2048),
+    "scatter": ((0.5, 0.75, 0.875), 2048),
+    "barrier": ((1.0, 1.0, 1.0), 8192),
+    "latency": ((1.0, 1.0, 1.0), 8192),
+    "bandwidth": ((1.0, 1.0, 1.0), 8192),
+    "bibandwidth": ((1.0, 1.0, 1.0), 8192),
+    "sendrecv": ((1.0, 1.0, 1.0), 8192),
+    "iall_reduce": ((1.0, 1.5, 1.75), 8192),
+    "iall_gather": ((0.5, 0.75, 0.875), 2048),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_conventions_are_those_of_nccl_tests_and_osu(name: str) -> None:
+    """Find each operation's busbw factor and OSU's size in the table."""
+    operation = OPERATIONS[name]
+    factors = tuple(operation.busbw_factor(size) for size in (2, 4, 8))
+    assert CONVENTIONS[name] == (factors, operation.osu_bytes(8192, 4))
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"])
+def test_one_rank_has_no_bus(name: str) -> None:
+    """Find the factor 0 on one rank, as nccl-tests does."""
+    assert 0 == OPERATIONS[name].busbw_factor(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "requested", "itemsize", "size", "expected"),
+    [
+        ("all_reduce", 8, 4, 3, 8),
+        ("all_gather", 8, 4, 3, 12),
+        ("all_gather", 12, 4, 3, 12),
+        ("reduce_scatter", 16, 4, 3, 24),
+        ("all_to_all", 1, 1, 8, 8),
+        ("gather", 64 * KIB, 8, 4, 64 * KIB),
+        ("scatter", 1000, 8, 4, 1024),
+        ("barrier", 8, 4, 3, 0),
+        ("latency", 8, 4, 3, 8),
+    ],
+)
+def test_shares_are_rounded_up_to_an_element(
+    name: str, requested: int, itemsize: int, size: int, expected: int
+) -> None:
+    """Round messages that are made of blocks up, and no others."""
+    assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
+
+
+@given(requested=st.integers(1, 10**9), itemsize=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 1000))
+def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
+    """Take the least multiple of one element a rank that is not smaller than asked."""
+    rounded = true_message_bytes(OPERATIONS["all_gather"], requested, itemsize, size)
+    assert (0, True) == (rounded % (itemsize * size), requested <= rounded < requested + itemsize * size)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_pieces_fill_the_buffers(name: str, size: int) -> None:
+    """Cover each rank's inputs and answers without gap or overlap, and nothing beyond the buffer."""
+    operation = OPERATIONS[name]
+    shape = Shape(rank=0, size=size, elements=12 * size, root=size - 1)
+    for rank in range(size):
+        here = replace(shape, rank=rank)
+        sent = operation.send(here) or (operation.receive(here) if name == "broadcast" and here.is_root else 0)
+        for pieces, length in ((operation.inputs(here), sent), (operation.answer(here), operation.receive(here))):
+            covered = sorted((piece.offset, piece.count) for piece in pieces)
+            ends = [0, *(offset + count for offset, count in covered)]
+            assert ends[:-1] == [offset for offset, _ in covered]
+            assert ends[-1] == length
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_somebody_receives(name: str) -> None:
+    """Have an answer to check on some rank of every operation that moves data."""
+    operation = OPERATIONS[name]
+    answers = [operation.answer(Shape(rank=rank, size=4, elements=16)) for rank in range(4)]
+    assert operation.moves_data == any(answers)
+
+
+def test_a_pair_is_the_two_ends() -> None:
+    """Choose the first and the last rank for operations between two, everybody otherwise."""
+    assert (0, 4) == OPERATIONS["latency"].participants(5)
+    assert (0, 1, 2) == OPERATIONS["sendrecv"].participants(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("bandwidth", 8, 64),
+        ("bandwidth", MIB, 64),
+        ("bibandwidth", 4 * MIB, 16),
+        ("bandwidth", 128 * MIB, 1),
+        ("latency", 8, 1),
+    ],
+)
+def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> None:
+    """Keep 64 messages in flight, fewer where they would exceed 64 MiB."""
+    assert expected == window_of(OPERATIONS[name], size)
+    assert 64 * MIB == WINDOW_BYTES
+
+
+def test_bad_requests_are_refused() -> None:
+    """Name an unknown operation and the choices; refuse a pair on one rank."""
+    with pytest.raises(InputError, match=r"^Unknown operation 'allreduce'; choose from all_reduce, .*sendrecv.*\.$"):
+        find_operation("allreduce")
+    with pytest.raises(UnsupportedError, match="sendrecv needs at least 2 ranks, this run has 1"):
+        check_ranks(OPERATIONS["sendrecv"], 1)

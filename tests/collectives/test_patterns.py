@@ -1,0 +1,162 @@
+"""Tests of the groups that patterns make of ranks on hosts."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from commbench.collectives.cases import Sweep
+from commbench.collectives.patterns import (
+    PATTERNS,
+    check_pattern,
+    groups_of,
+    makes_groups,
+    pattern_order,
+    rank_list,
+    ranks_of,
+    shares_of,
+)
+from commbench.errors import InputError, UnsupportedError
+
+#: Patterns without a number, and those with one, for any number of ranks.
+GROUPED = ("node", "cross", "pairs:intra", "pairs:inter", "bisection")
+HOSTS = st.lists(st.sampled_from("ABCD"), min_size=1, max_size=24)
+
+
+def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of a pattern, none where there are none."""
+    try:
+        return groups_of(pattern, hosts)
+    except UnsupportedError:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hosts", "expected"),
+    [
+        ("flat", "AABB", [(0, 1, 2, 3)]),
+        ("matrix", "AB", [(0, 1)]),
+        ("node", "AABB", [(0, 1), (2, 3)]),
+        ("node", "ABAB", [(0, 2), (1, 3)]),
+        ("node", "ABBC", [(1, 2)]),
+        ("cross", "AABB", [(0, 2), (1, 3)]),
+        ("cross", "AAABBC", [(0, 3, 5), (1, 4)]),
+        ("cross", "ABBA", [(0, 1), (2, 3)]),
+        ("split:2", "AABB", [(0, 1), (2, 3)]),
+        ("split:4", "AAAAAAAA", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("stride:2", "AAAAAA", [(0, 2, 4), (1, 3, 5)]),
+        ("stride:4", "AAAAAAAA", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("pairs:intra", "AAABBB", [(0, 1), (3, 4)]),
+        ("pairs:inter", "AABBCC", [(0, 2), (1, 3)]),
+        ("bisection", "AABB", [(0, 2), (1, 3)]),
+        ("bisection", "ABCDE", [(0, 3), (1, 4)]),
+        ("bisection", "ABABABAB", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+    ],
+)
+def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: list[tuple[int, ...]]) -> None:
+    """Group ranks by where they are and what number they have."""
+    assert expected == list(groups_of(pattern, hosts))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hosts", "placed"),
+    [
+        ("node", "AB", "2 ranks on 2 hosts"),
+        ("cross", "AA", "2 ranks on 1 host"),
+        ("pairs:inter", "A", "1 rank on 1 host"),
+        ("split:1", "AAA", "3 ranks on 1 host"),
+    ],
+)
+def test_hosts_that_make_no_group_are_refused(pattern: str, hosts: str, placed: str) -> None:
+    """Say what was asked and where the ranks are."""
+    with pytest.raises(UnsupportedError, match=f"^pattern {pattern} makes no group of two ranks or more of {placed}$"):
+        groups_of(pattern, hosts)
+
+
+@given(pattern=st.sampled_from(GROUPED), hosts=HOSTS)
+def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[str]) -> None:
+    """Put each rank in one group at most, two in each group at least, all in ascending order."""
+    groups = groups_or_none(pattern, hosts)
+    ranks = [rank for group in groups for rank in group]
+    assert len(ranks) == len(set(ranks)) <= len(hosts)
+    assert all(len(group) > 1 and list(group) == sorted(group) for group in groups)
+    assert list(groups) == sorted(groups)
+
+
+@given(count=st.integers(1, 12), groups=st.integers(1, 12), kind=st.sampled_from(["split", "stride"]))
+def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: str) -> None:
+    """Use every rank; the groups of a split have K ranks, and a stride makes K groups."""
+    world_size = count * groups
+    pattern = f"{kind}:{count}"
+    check_pattern(pattern, world_size)
+    made = groups_or_none(pattern, ["A"] * world_size)
+    assume(made)
+    assert list(range(world_size)) == sorted(rank for group in made for rank in group)
+    assert {shares_of(pattern, world_size)} == {len(group) for group in made}
+    assert (count if kind == "stride" else groups) == len(made)
+
+
+@given(hosts=HOSTS)
+def test_hosts_are_kept_together_or_apart(hosts: list[str]) -> None:
+    """Stay on a host in node and intra pairs; have a host once in cross groups, and two hosts in inter pairs."""
+    for pattern in ("node", "pairs:intra"):
+        assert all(len({hosts[rank] for rank in group}) == 1 for group in groups_or_none(pattern, hosts))
+    for pattern in ("cross", "pairs:inter"):
+        assert all(len({hosts[rank] for rank in group}) == len(group) for group in groups_or_none(pattern, hosts))
+
+
+@given(hosts=HOSTS)
+def test_nobody_stands_aside_without_need(hosts: list[str]) -> None:
+    """Leave out of node groups only ranks that are alone, of a bisection one rank at most."""
+    alone = [rank for rank, host in enumerate(hosts) if hosts.count(host) == 1]
+    aside = set(range(len(hosts))) - {rank for group in groups_or_none("node", hosts) for rank in group}
+    assert set(alone) == aside
+    halves = groups_or_none("bisection", hosts)
+    assert len(hosts) // 2 == len(halves)
+
+
+def test_the_unknown_is_refused() -> None:
+    """List the patterns; refuse a number that does not divide the ranks."""
+    for pattern in ("star", "split", "split:0", "stride:x", "pairs"):
+        with pytest.raises(InputError, match=r"^Unknown pattern .*; choose from flat, node, .*\.$"):
+            check_pattern(pattern)
+    with pytest.raises(InputError, match="needs a multiple of 3 ranks and this run has 4"):
+        check_pattern("split:3", 4)
+
+
+def test_every_pattern_is_grouped_or_whole() -> None:
+    """Report groups of those that make any, and give all ranks to the others."""
+    whole = [pattern for pattern in PATTERNS if not makes_groups(pattern)]
+    assert ["flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"] == whole
+    assert {((0, 1, 2),)} == {groups_of(pattern, "AAB") for pattern in whole}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)]
+)
+def test_cases_are_rounded_for_the_groups_that_are_known(pattern: str, expected: int) -> None:
+    """Round 8 B up to a float a rank of the group where the pattern fixes its size, and of all ranks elsewhere."""
+    sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
+    assert [expected] == [case.message_bytes for case in sweep.cases(8)]
+
+
+def test_patterns_have_an_order() -> None:
+    """Sort patterns as they are listed, those with a number by it."""
+    given = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
+    expected = ["flat", "node", "split:4", "split:16", "stride:2", "pairs:inter", "matrix", "unheard-of"]
+    assert expected == sorted(given, key=pattern_order)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")]
+)
+def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
+    """Name a run of ranks by its ends."""
+    assert expected == rank_list(ranks)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
+def test_groups_are_read_back(text: str, expected: list[int]) -> None:
+    """List the ranks that a group's text names."""
+    assert expected == ranks_of(text)

@@ -1,0 +1,100 @@
+"""Tests of suites: where they are found, what they must hold, and how axes are replaced."""
+
+from pathlib import Path
+
+import pytest
+
+from commbench import Sweep
+from commbench.collectives.cases import all_cases
+from commbench.collectives.suites import Suite, find_suite, known_suites, load_suite
+from commbench.errors import InputError
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a suite's file."""
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", known_suites())
+def test_our_own_suites_load(name: str) -> None:
+    """Load each suite that comes along and find cases in it."""
+    suite = load_suite(name)
+    assert name == suite.name
+    assert all_cases(suite.sweeps, 2)
+
+
+def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send four times the weights and twice the activations of a model that is twice as wide."""
+    sizes = []
+    for hidden in ("512", "1024"):
+        monkeypatch.setenv("COMMBENCH_HIDDEN", hidden)
+        sweeps = load_suite("parallelism").sweeps
+        sizes.append({sweep.operations[0]: int(sweep.sizes[0]) for sweep in sweeps})
+    narrow, wide = sizes
+    factors = {"all_reduce": 2, "sendrecv": 2, "all_gather": 4, "reduce_scatter": 4, "all_to_all": 2}
+    assert factors == {name: wide[name] / narrow[name] for name in narrow}
+    assert (1024 * 1024 * 4, 12 * 1024**2 * 4 // 2) == (wide["all_reduce"], wide["all_gather"])
+
+
+def test_there_are_suites() -> None:
+    """Come with a quick look, all collectives, and point to point."""
+    assert {"quick", "collectives", "p2p"} <= set(known_suites())
+
+
+def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
+    """Load one sweep or a list of them from a file, named after it."""
+    one = load_suite(str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n")))
+    two = load_suite(
+        str(write(tmp_path / "two.py", "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n"))
+    )
+    assert ("mine", [(8,)]) == (one.name, [sweep.sizes for sweep in one.sweeps])
+    assert [[8], [16]] == [sweep.sizes for sweep in two.sweeps]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "names no sweeps"),
+        ("SUITE = []", "names no sweeps"),
+        ("SUITE = 'all_reduce'", "names no sweeps"),
+        ("SUITE = 3", "names no sweeps"),
+        ("SUITE = 1 / 0", "cannot be run (ZeroDivisionError: division by zero)."),
+        ("raise OSError('two\\nlines.')", "cannot be run (OSError: two lines)."),
+        ("def", "cannot be run (SyntaxError"),
+        ("from commbench import Sweep\nSUITE = Sweep(operations=['sum'])", "Unknown operation 'sum'"),
+    ],
+)
+def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    """Say in one line what is wrong with the file."""
+    with pytest.raises(InputError) as caught:
+        load_suite(str(write(tmp_path / "bad.py", text)))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_is_refused_with_a_choice() -> None:
+    """List the suites there are."""
+    with pytest.raises(InputError, match=r"^Unknown suite 'slow'; give a Python file or choose from .*quick"):
+        find_suite("slow")
+
+
+def test_axes_are_replaced_in_every_sweep() -> None:
+    """Replace what is given and keep the rest."""
+    suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"]), Sweep(sizes=[16], dtypes=["int8"])])
+    changed = suite.override({"backends": ("gloo",)})
+    assert [(8,), (16,)] == [tuple(sweep.sizes) for sweep in changed.sweeps]
+    assert ("gloo",) == changed.backends
+    assert [("float32",), ("int8",)] == [tuple(sweep.dtypes) for sweep in changed.sweeps]
+
+
+def test_replacing_is_checked() -> None:
+    """Refuse a value that the axis does not have."""
+    with pytest.raises(InputError, match="Unknown backend 'smoke'"):
+        Suite(name="s", sweeps=[Sweep()]).override({"backends": ("smoke",)})
+
+
+def test_backends_are_named_once() -> None:
+    """List every backend of every sweep once, in the order named."""
+    suite = Suite(name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "fake"])])
+    assert ("gloo", "mpi", "fake") == suite.backends

@@ -1,0 +1,393 @@
+"""Blocks and launches of training on real Gloo ranks: what is sent, learnt, counted and refused."""
+
+import math
+from typing import Any
+
+import pytest
+from conftest import HERE, RunRanks
+from trainings import Launch, case, launches_of
+
+pytest.importorskip("torch")
+
+from commbench.ddp.block import EARLY_STEPS
+from commbench.ddp.inspect import inspect
+from commbench.ddp.plan.layout import bucket_sizes, case_layout
+from commbench.ddp.workloads import load_workload
+
+pytestmark = pytest.mark.mpi
+
+STEPS = 7
+#: The steps in which DDP waits for a GPU.
+SETTLING = 11
+#: Elements of the tiny model, in 6 tensors, and of what batch normalisation adds to it.
+ELEMENTS, NORM_ELEMENTS, NORM_BUFFER_BYTES = 81_710, 600, 300 * 2 * 4 + 8
+#: Gloo's own words around the data of a bucket, and the barriers before and after a block, bytes a step.
+AROUND = 1500
+
+PLAIN = case(cap="default")
+HOOKS = {name: case(name) for name in ("passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:1")}
+#: All that is trained in the first launch, by what makes it special.
+CASES = {
+    "plain": PLAIN,
+    "none": case(),
+    **HOOKS,
+    "list of caps": case("passthrough", "0.01+0.2"),
+    "bucket view": case("passthrough", bucket_view=True),
+    "fp16 in bucket views": case("fp16", bucket_view=True),
+    "static graph": case("passthrough", static_graph=True),
+    "accumulation": case("passthrough", accumulation=2),
+    "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
+    "amp-bf16": case(precision="amp-bf16"),
+    "amp-fp16": case(precision="amp-fp16"),
+    "overflow": case(precision="amp-fp16", workload="overflowing"),
+    "overflow topk": case("topk:0.1", precision="amp-fp16", workload="overflowing"),
+    "broken": case("passthrough", hook_options="broken=yes"),
+    "nonsense": case("topk:0.1", hook_options="nonsense=1"),
+    "batch norm": case(workload="batch_norm"),
+    "scored": case(workload="scored"),
+    "local": case("local", "default"),
+}
+EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph")
+REFUSED = ("static and accumulation", "broken", "nonsense")
+TWO_BLOCKS = ("plain", "passthrough", "local")
+#: What is trained once more on what stands for a GPU.
+ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "batch norm", "scored", "local", "broken")
+
+
+@pytest.fixture(scope="module")
+def trained(run_ranks: RunRanks) -> Any:
+    """Launches on two ranks."""
+    return launches_of(
+        run_ranks,
+        2,
+        first=(CASES, {"steps": STEPS}),
+        stand_in=({name: CASES[name] for name in ON_STAND_IN}, {"steps": STEPS, "backend": "stand-in"}),
+        settling=({"plain": PLAIN, "topk:0.1": HOOKS["topk:0.1"]}, {"steps": 2 * SETTLING, "backend": "stand-in"}),
+        blocks=({name: CASES[name] for name in TWO_BLOCKS}, {"steps": STEPS, "blocks": 2, "launch": 1}),
+        one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
+        cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
+        timed=({"plain": PLAIN, "topk": case("topk:0.1")}, {}),
+        shuffled=({name: CASES[name] for name in TWO_BLOCKS}, {"watches_drift": False, "launch": 4}),
+    )
+
+
+@pytest.fixture(scope="module")
+def first(trained: Any) -> Launch:
+    """The launch of all configurations."""
+    launch: Launch = trained["first"]
+    return launch
+
+
+@pytest.fixture(scope="module")
+def some_of_three(run_ranks: RunRanks) -> Any:
+    """A launch of three ranks on which two, one or all train, in more ranks than this machine may have cores."""
+    sizes = {size: case("topk:0.1", world_size=size) for size in (1, 2, 3)}
+    plain = {f"{size} ranks": case(world_size=size) for size in (1, 2, 3)}
+    local = {"local": case("local", "default", world_size=2)}
+    cases = {**plain, **{f"topk on {size}": each for size, each in sizes.items()}, **local}
+    return launches_of(run_ranks, 3, only=(cases, {"steps": 5}))["only"]
+
+
+def dense_bytes(elements: int, ranks: int = 2) -> float:
+    """Return what a ring all-reduce sends."""
+    return 2 * (ranks - 1) / ranks * 4 * elements
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
+def test_everything_is_trained(first: Launch, name: str) -> None:
+    """Time every step but the early ones, in order of size; the baseline of the launch in three blocks."""
+    record = first.records[name]
+    assert ("ok", "") == (record["status"], record["reason"])
+    blocks = 3 if name == "plain" else 1
+    assert [STEPS - EARLY_STEPS] * blocks == record["block_lengths"]
+    assert (EARLY_STEPS, STEPS) == (record["discarded"], record["block_steps"])
+    parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
+    assert all(0 < part < max(record["step_ms"]) for part in parts)
+    assert record["measuring_s"] > 0
+    assert record["peak_memory_bytes"] is None or record["peak_memory_bytes"] > 1e7
+
+
+@pytest.mark.parametrize("name", ["plain", "none", *HOOKS])
+def test_what_is_sent_is_what_the_hook_says(first: Launch, name: str) -> None:
+    """Count the bytes on the wire: within 5 % of theory, but for what Gloo says around them."""
+    record = first.records[name]
+    assert dense_bytes(ELEMENTS) == record["dense_bytes"]
+    assert abs(record["sent_bytes"] - record["expected_bytes"]) < 0.05 * record["expected_bytes"] + AROUND * 2
+    share = {"plain": 1, "none": 1, "passthrough": 1, "fp16": 0.5, "bf16": 0.5, "topk:0.1": 0.2, "randomk:0.1": 0.1}
+    if name in share:
+        assert share[name] * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=1e-3)
+    else:
+        assert 0.005 < record["expected_bytes"] / record["dense_bytes"] < 0.03
+
+
+def test_half_precision_sends_half(first: Launch) -> None:
+    """Compare what was counted, not what was expected."""
+    ratio = first.records["fp16"]["sent_bytes"] / first.records["passthrough"]["sent_bytes"]
+    assert 0.5 == pytest.approx(ratio, abs=0.02)
+
+
+def test_buffers_are_sent_too(first: Launch) -> None:
+    """Expect this rank's share of broadcasting a model's buffers, and find it on the wire."""
+    record = first.records["batch norm"]
+    expected = dense_bytes(ELEMENTS + NORM_ELEMENTS) + NORM_BUFFER_BYTES / 2
+    assert expected == record["expected_bytes"]
+    assert expected == pytest.approx(record["sent_bytes"], rel=0.05)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in {*REFUSED, "local"}])
+def test_ranks_agree_and_losses_are_finite(first: Launch, name: str) -> None:
+    """End with the same bits on both ranks, having learnt something."""
+    record = first.records[name]
+    assert record["ranks_agree"] is True
+    losses = record["losses"]
+    assert STEPS == len(losses)
+    assert all(math.isfinite(loss) for loss in losses)
+    period = 2 if name == "accumulation" else 4  # batches come round again
+    assert losses[period] < losses[0]
+
+
+def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
+    """Find no error without compression, rounding with half precision, and much where little is sent."""
+    errors = {name: first.records[name]["grad_rel_error"] for name in CASES}
+    assert [0.0] * len(EXACT) == pytest.approx([errors[name] for name in EXACT], abs=1e-6)
+    assert 1e-5 < errors["fp16"] < 1e-3 < errors["bf16"] < 1e-2
+    assert min(errors["topk:0.1"], errors["randomk:0.1"], errors["powersgd:1"]) > 0.1
+    assert None is errors["local"]
+
+
+def test_blocks_of_a_launch_start_alike_and_launches_differ(trained: Any, first: Launch) -> None:
+    """Have the same first loss in every configuration of the same samples, and another one in another launch."""
+    fp32 = [name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"]
+    alike = [name for name in fp32 if name not in {*REFUSED, "local", "accumulation"}]
+    starts = {first.records[name]["losses"][0] for name in alike}
+    assert 1 == len(starts)
+    later = {trained["blocks"].records[name]["losses"][0] for name in ("plain", "passthrough")}
+    assert 1 == len(later)
+    assert starts.isdisjoint(later)
+    assert (5, 6) == (first.records["plain"]["seed"], trained["blocks"].records["plain"]["seed"])
+
+
+def test_exact_configurations_learn_the_same(first: Launch) -> None:
+    """Have the same losses however the buckets are made."""
+    for name in EXACT:
+        assert first.records["plain"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-5)
+
+
+def test_buckets_are_those_of_ddp_and_of_its_rule(first: Launch) -> None:
+    """Find the sizes that the rule predicts, and times for each; hook none is watched in further steps."""
+    spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
+    facts = inspect(load_workload(spec, seed=0, rank=0, world_size=1))
+    numels = [parameter.numel for parameter in facts.parameters]
+    for name in ("plain", "none", *HOOKS, "list of caps", "bucket view", "static graph", "accumulation"):
+        record = first.records[name]
+        predicted = bucket_sizes(case_layout(CASES[name], facts), numels, [4] * len(numels))
+        assert list(predicted) == record["bucket_bytes"] == [bucket["size_bytes"] for bucket in record["buckets"]]
+        assert 6 == sum(bucket["parameters"] for bucket in record["buckets"])
+        for bucket in record["buckets"]:
+            assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
+            assert bucket["comm_ms"] > 0
+            assert bucket["skew_wait_ms"] >= 0
+            assert bucket["compress_ms"] >= 0
+    assert 2 == len(first.records["none"]["buckets"])
+
+
+def test_a_hook_is_called_once_a_bucket_and_step(first: Launch) -> None:
+    """Exchange in the last backward pass of a step only, however many there are."""
+    for name in ("passthrough", "accumulation", "bucket view", "topk:0.1", "powersgd:1"):
+        for (block,) in first.seen[name]:
+            assert [1] + [2] * (STEPS - 1) == block["events"], name
+
+
+def test_accumulation_takes_several_batches(first: Launch) -> None:
+    """Give the mean loss of the batches of a step, and send no more than without."""
+    plain, record = first.records["plain"], first.records["accumulation"]
+    assert plain["expected_bytes"] == record["expected_bytes"]
+    assert pytest.approx(record["sent_bytes"], rel=0.05) == plain["sent_bytes"]
+    assert plain["losses"][0] != record["losses"][0]
+
+
+def test_mixed_precision_counts_what_the_scaler_skips(first: Launch) -> None:
+    """Skip the one step that one rank overflows in, on all ranks, and learn on; skip none without overflow."""
+    for name in ("overflow", "overflow topk"):
+        record = first.records[name]
+        assert 1 == record["skipped_steps"]
+        assert record["losses"][2] > 1e4
+        assert record["losses"][3] < 10
+    for name in ("amp-bf16", "amp-fp16", "plain"):
+        assert 0 == first.records[name]["skipped_steps"]
+    for name in ("amp-bf16", "amp-fp16"):
+        losses = first.records[name]["losses"]
+        assert losses == pytest.approx(first.records["plain"]["losses"], rel=0.01)
+        assert losses != first.records["plain"]["losses"]
+
+
+def test_without_ddp_nothing_is_sent(first: Launch) -> None:
+    """Time the step only."""
+    record = first.records["local"]
+    nothing = ("sent_bytes", "expected_bytes", "dense_bytes", "ranks_agree", "comm_ms", "grad_rel_error")
+    assert [None] * len(nothing) == [record[name] for name in nothing]
+    assert ([], [], []) == (record["losses"], record["buckets"], record["bucket_bytes"])
+
+
+def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
+    """Evaluate after every step of so short a block, without changing what is learnt."""
+    record = first.records["scored"]
+    assert ("error", 0.0) == (record["metric_name"], record["target"])
+    assert list(range(1, STEPS + 1)) == [step for step, _ in record["metrics"]]
+    assert record["metrics"][-1][1] < record["metrics"][0][1]
+    assert first.records["none"]["losses"] == pytest.approx(record["losses"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("broken", "failed", "Hook short returned a tensor of shape"),
+        ("nonsense", "failed", "has no option 'nonsense'"),
+        ("static and accumulation", "unsupported", "static graph accumulates"),
+    ],
+)
+def test_what_fails_on_all_ranks_alike_costs_its_row_only(first: Launch, name: str, status: str, words: str) -> None:
+    """Say why in its record; everything else is trained, as other tests see."""
+    record = first.records[name]
+    assert status == record["status"]
+    assert words in record["reason"]
+    assert [] == record["step_ms"]
+
+
+def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch) -> None:
+    """Begin the baseline thrice; in a launch of two blocks each configuration twice."""
+    assert first.finished
+    assert sorted([0, 0, *range(len(CASES))]) == sorted(first.begun)
+    assert (0, 0) == (first.begun[0], first.begun[-1])
+    two = trained["blocks"]
+    assert sorted([0, 1, 2] * 2) == sorted(two.begun)
+    assert [STEPS - EARLY_STEPS] * 2 == two.records["plain"]["block_lengths"]
+    steps = len(TWO_BLOCKS) * 2 * STEPS
+    assert [2 * steps, steps] == two.counters
+    assert two.records["plain"]["grad_rel_error"] is None
+    assert [] == two.records["plain"]["buckets"]
+    assert 2 == len(two.records["passthrough"]["buckets"])
+
+
+def test_one_step_is_enough(trained: Any) -> None:
+    """Time the first step where there is no other, before DDP has its final buckets, and count no bytes."""
+    for name in ("plain", *HOOKS):
+        record = trained["one_step"].records[name]
+        assert ("ok", 0, 1) == (record["status"], record["discarded"], record["block_steps"])
+        assert record["sent_bytes"] is None
+        assert record["expected_bytes"] in {first_expected(name, trained), None}
+
+
+def first_expected(name: str, trained: Any) -> Any:
+    """Return what the same configuration was expected to send in the first launch."""
+    return trained["first"].records[name]["expected_bytes"]
+
+
+def test_time_runs_out_between_blocks(trained: Any) -> None:
+    """Stop before the fourth block and say so; what was trained by then is kept."""
+    cut = trained["cut"]
+    assert not cut.finished
+    assert 3 == len(cut.begun)
+    trained_by_then = {["plain", *HOOKS][index] for index in cut.begun} - {"plain"}
+    assert trained_by_then == {name for name, record in cut.records.items() if record}
+
+
+def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
+    """Find one number of steps, from the baseline, for all configurations."""
+    records = trained["timed"].records
+    assert 1 == len({record["block_steps"] for record in records.values()})
+    assert records["plain"]["block_steps"] >= EARLY_STEPS + 3
+    for record in records.values():
+        assert all(record["block_steps"] >= length + EARLY_STEPS for length in record["block_lengths"])
+
+
+def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) -> None:
+    """Try its steps before the first block, which is another configuration's."""
+    shuffled = trained["shuffled"]
+    assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
+    assert 1 == len({record["block_steps"] for record in shuffled.records.values()})
+    blocks = {name: [len(of_rank) for of_rank in seen] for name, seen in shuffled.seen.items()}
+    assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
+
+
+@pytest.fixture(scope="module")
+def on_stand_in(trained: Any) -> Launch:
+    """The launch that took what stands for a GPU: all that a GPU goes through but CUDA itself."""
+    launch: Launch = trained["stand_in"]
+    return launch
+
+
+def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
+    """Mark six instants of every step and five of every bucket that a hook tells of, and read them between steps."""
+    asked = on_stand_in.device
+    assert 0 == asked["inside"]
+    blocks, steps = len(on_stand_in.begun), len(on_stand_in.begun) * STEPS
+    told = sum(sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0])
+    assert asked["events"] > 6 * (steps - STEPS) + 5 * told  # a block of a broken hook makes fewer steps
+    assert asked["waits"] > asked["events"]
+    assert asked["copied"] > steps
+    assert blocks == asked["peak_resets"]
+
+
+@pytest.mark.parametrize("name", ["plain", "topk:0.1"])
+def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: str) -> None:
+    """Time none of them, in steps and in buckets, where the block has as many again."""
+    record = trained["settling"].records[name]
+    assert (SETTLING, 2 * SETTLING) == (record["discarded"], record["block_steps"])
+    assert {SETTLING} == set(record["block_lengths"])
+    assert record["buckets"]
+
+
+@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
+def test_a_gpu_learns_what_a_host_does(first: Launch, on_stand_in: Launch, name: str) -> None:
+    """Have the losses, the buckets and the gradient's error of the same launch on the host."""
+    host, device = first.records[name], on_stand_in.records[name]
+    assert ("ok", True) == (device["status"], device["ranks_agree"])
+    assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
+    assert host["metrics"] == [[step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]]
+    for field in ("skipped_steps", "bucket_bytes", "expected_bytes", "block_lengths", "parameters"):
+        assert host[field] == device[field], field
+    if host["grad_rel_error"] is not None:
+        assert host["grad_rel_error"] == pytest.approx(device["grad_rel_error"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
+def test_records_of_a_gpu_say_so(on_stand_in: Launch, name: str) -> None:
+    """Name the GPU and its memory, time every part, and count no bytes, which may go by NVLink."""
+    record = on_stand_in.records[name]
+    assert ("Simulated GPU 0", 123_000_000, None) == (
+        record["device"],
+        record["peak_memory_bytes"],
+        record["sent_bytes"],
+    )
+    assert (1980.0, 1980.0, []) == tuple(record["clocks"][name] for name in ("sm_low_MHz", "sm_high_MHz", "slowed_by"))
+    parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
+    assert all(0 < part < max(record["step_ms"]) for part in parts)
+    assert (name == "local") == (not record["buckets"])
+    for bucket in record["buckets"]:
+        assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
+        assert bucket["comm_ms"] >= 0
+        assert bucket["compress_ms"] >= 0
+
+
+def test_what_a_hook_breaks_on_a_gpu_costs_its_row_only(on_stand_in: Launch) -> None:
+    """Say the same as on a host, and on which device."""
+    record = on_stand_in.records["broken"]
+    assert ("failed", "Simulated GPU 0") == (record["status"], record["device"])
+    assert "Hook short returned a tensor of shape" in record["reason"]
+
+
+def test_some_of_the_ranks_train(some_of_three: Launch) -> None:
+    """Send what so many ranks send, agree among these, and be idle elsewhere."""
+    for size in (1, 2, 3):
+        record = some_of_three.records[f"{size} ranks"]
+        assert ("ok", True) == (record["status"], record["ranks_agree"])
+        assert dense_bytes(ELEMENTS, size) == pytest.approx(record["expected_bytes"])
+        assert dense_bytes(ELEMENTS, size) == pytest.approx(record["sent_bytes"], rel=0.05, abs=AROUND)
+        assert [1] * size + [0] * (3 - size) == [len(blocks) for blocks in some_of_three.seen[f"topk on {size}"]]
+        record = some_of_three.records[f"topk on {size}"]
+        assert (size - 1) * 8 * 0.1 * ELEMENTS == pytest.approx(record["expected_bytes"], rel=0.01)
+        assert record["expected_bytes"] == pytest.approx(record["sent_bytes"], rel=0.05, abs=2 * AROUND)
+    assert 0 == some_of_three.records["1 ranks"]["skew_wait_ms"]
+    assert "ok" == some_of_three.records["local"]["status"]
+    assert [1, 1, 0] == [len(blocks) for blocks in some_of_three.seen["local"]]

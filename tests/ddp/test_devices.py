@@ -1,0 +1,254 @@
+"""Where a rank trains: the GPU that it takes, what it moves there, and what a person is told without one."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
+
+from commbench.backends.nccl_library import loaded_version  # noqa: E402
+from commbench.backends.torch_calls import find_gpus, torch_version  # noqa: E402
+from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # noqa: E402
+from commbench.ddp.inspect import inspect  # noqa: E402
+from commbench.ddp.workloads import load_workload  # noqa: E402
+from commbench.engine.control import Control, run_threads  # noqa: E402
+from commbench.engine.gpu_clocks import Reading  # noqa: E402
+from commbench.errors import InputError  # noqa: E402
+from commbench.hooks.step_clock import host_clock  # noqa: E402
+
+
+@pytest.fixture
+def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this torch have NCCL, and take away what is set for it."""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+
+
+# What is there
+
+
+@pytest.mark.parametrize(
+    ("devices", "built", "nccl", "words"),
+    [
+        (0, False, False, "needs a GPU, and torch .* is built without CUDA: install"),
+        (0, True, True, "needs a GPU, and torch .* finds none on .*: start commbench where there is one"),
+        (2, True, False, "needs NCCL, and torch .* is built without it"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, devices: int, built: Any, nccl: Any, words: str
+) -> None:
+    """Say what torch lacks here, and what to do."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    with pytest.raises(InputError, match=f"^Backend nccl {words}") as told:
+        gpus_to_train_on(SimulatedCuda(devices))
+    assert str(told.value).endswith("or train with --backend gloo.")
+
+
+@pytest.mark.usefixtures("with_nccl")
+def test_gpus_are_told_apart_by_where_they_are() -> None:
+    """Find as many as torch does, each by its PCI address; with an older torch by UUID, or by number."""
+    cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
+    assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
+    for known, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):
+        cuda.get_device_properties = lambda _, known=known: SimpleNamespace(**known)  # type: ignore[method-assign,misc]
+        assert expected == find_gpus("torch-nccl", cuda)
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quote the first sentence of what CUDA says when it is started; before that torch has only warned."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    old = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
+    with pytest.raises(InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'):
+        find_gpus("torch-nccl", SimulatedCuda(0, refusal=old))
+
+
+def test_gloo_trains_on_the_host() -> None:
+    """Take no GPU, whether there is one or not, and set nothing for NCCL."""
+    before = dict(os.environ)
+    (device,) = run_threads(1, lambda control: open_device("gloo", control, SimulatedCuda(8)))
+    assert Device is type(device)
+    assert ("cpu", "gloo", None, None) == (device.name, device.backend, device.numbers, device.ranks_per_gpu)
+    assert device.clock is host_clock
+    assert not device.carries_in_turn
+    assert not device.settling_steps
+    assert before == dict(os.environ)
+
+
+def test_ddp_looks_back_at_ten_steps() -> None:
+    """Find that DDP notes the times of its first ten iterations, each when the next begins, and not of those after."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        noted = []
+        for _ in range(20):
+            model(torch.ones(1, 3)).sum().backward()
+            noted.append(model._get_ddp_logging_data().get("iteration", 0))
+    finally:
+        torch.distributed.destroy_process_group()
+    last = Gpu.settling_steps - 1
+    assert [*range(last + 1), *[last] * (20 - last - 1)] == noted
+
+
+@pytest.mark.usefixtures("with_nccl")
+@pytest.mark.parametrize(
+    ("devices", "numbers", "shared"), [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1)]
+)
+def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) -> None:
+    """Give each rank its GPU, which becomes torch's own; where they share one, say so and tell NCCL."""
+
+    def work(control: Control) -> tuple[Device, int | None]:
+        cuda = SimulatedCuda(devices)
+        return open_device("nccl", control, cuda), cuda.current
+
+    found = run_threads(3, work)
+    assert numbers == [current for _, current in found]
+    assert [[number] for number in numbers] == [device.numbers for device, _ in found]
+    assert [torch.device("cuda", number) for number in numbers] == [device.torch_device for device, _ in found]
+    assert [shared] * 3 == [device.ranks_per_gpu for device, _ in found]
+    names = " | ".join(f"Simulated GPU {number}" for number in sorted(set(numbers)))
+    assert [names] * 3 == [device.name for device, _ in found]
+    assert {"nccl"} == {device.backend for device, _ in found}
+    assert all(device.carries_in_turn for device, _ in found)
+    assert f"torch {torch_version()} {loaded_version()}" == found[0][0].library()
+    assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
+
+
+@pytest.mark.usefixtures("with_nccl")
+def test_ranks_that_see_a_gpu_each_share_none() -> None:
+    """Go by where GPUs are plugged in where each rank sees its own as number 0, and tell NCCL nothing."""
+
+    def work(control: Control) -> Device:
+        return open_device("nccl", control, SimulatedCuda(1, buses=[0x17 + control.rank]))
+
+    found = run_threads(3, work)
+    assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in found]
+    assert "NCCL_HOSTID" not in os.environ
+
+
+def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
+    """Look for it by PCI address, and do without where NVML knows of none; a host has none."""
+    reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
+    clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
+    cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
+    assert [None, reading] == [Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)]
+    assert Device().read_clock() is None
+
+
+# What is moved
+
+
+class Pair(NamedTuple):
+    """Part of a batch."""
+
+    inputs: Any
+    labels: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Part of a batch."""
+
+    inputs: Any
+    name: str
+
+
+class Encoding(dict[str, Any]):
+    """A batch that knows how to move itself."""
+
+    moved_to: Any = None
+
+    def to(self, device: Any) -> Any:
+        """Note where."""
+        self.moved_to = device
+        return self
+
+
+def test_every_tensor_of_a_batch_is_copied() -> None:
+    """Look into tuples, lists, dicts and dataclasses, and hand on the like of them with all else as it is."""
+    ones = torch.ones(2)
+    batch = [Pair(ones, [ones, "x"]), {"a": ones, "b": (ones, 3)}, Sample(ones, "name"), None, 1.5]
+    device = StandIn()
+    moved = device.moved(batch)
+    assert 5 == device.copied
+    assert [Pair, dict, Sample, type(None), float] == [type(part) for part in moved]
+    assert torch.equal(ones, moved[0].inputs)
+    assert "x" == moved[0].labels[1]
+    assert (3, "name", 1.5) == (moved[1]["b"][1], moved[2].name, moved[4])
+    assert ones is batch[2].inputs
+
+
+def test_what_can_move_itself_does() -> None:
+    """Ask a model and batches of other libraries to move; leave everything where it is on the host."""
+    device, encoding, model = StandIn(), Encoding(ids=torch.ones(1)), torch.nn.Linear(2, 1)
+    assert encoding is device.moved((encoding, 3))[0]
+    assert torch.device("cpu") == encoding.moved_to
+    assert model is device.moved(model)
+    assert 0 == device.copied
+    batch = [torch.ones(2)]
+    assert batch is Device().moved(batch)
+
+
+# What is asked of it
+
+
+def test_a_gpu_is_asked_for_its_own_figures() -> None:
+    """Wait for it, know its memory and its random numbers, and count no bytes."""
+    device = StandIn()
+    device.reset_peak_memory()
+    device.wait()
+    assert (1, 1) == (device.cuda.peak_resets, device.cuda.waits)
+    assert 123_000_000 == device.peak_memory_bytes()
+    assert device.sent_bytes() is None
+    state = device.random_state()
+    drawn = torch.rand(3)
+    device.set_random_state(state)
+    assert torch.equal(drawn, torch.rand(3))
+    assert 2 == len(state)
+
+
+def test_random_numbers_of_a_host_come_again() -> None:
+    """Draw the same twice."""
+    device = Device()
+    state = device.random_state()
+    drawn = torch.rand(3)
+    device.set_random_state(state)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+@pytest.mark.parametrize("name", ["digits", "trace:many-tiny"])
+def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
+    """Make the same steps there, evaluation included."""
+    pytest.importorskip("numba")
+    device = StandIn()
+    facts = inspect(load_workload(name, seed=0, rank=0, world_size=1), device)
+    assert device.copied >= 2
+    there = inspect(load_workload(name, seed=0, rank=0, world_size=1))
+    assert [parameter.name for parameter in there.parameters] == [parameter.name for parameter in facts.parameters]
+    assert there.ready_order == facts.ready_order
+
+
+def test_the_log_of_nccl_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave no file of ours behind; a person's own log stays."""
+    for name, stays in (("commbench-nccl-1-1.log", False), ("mine.log", True)):
+        log = tmp_path / name
+        log.write_text("NCCL INFO\n")
+        monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
+        Device().close()
+        assert log.exists()
+        StandIn().close()
+        assert stays == log.exists()

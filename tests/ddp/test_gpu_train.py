@@ -1,0 +1,143 @@
+"""Training on real GPUs: two ranks, which may have to share one, with every hook; and a whole run of the command."""
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunRanks
+from trainings import Launch, case, launches_of
+
+torch = pytest.importorskip("torch")
+
+from commbench.engine.energy import LEAST_S, EnergyMeter  # noqa: E402 - needs torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a torch that finds a GPU"),
+]
+
+STEPS = 8
+EVERYTHING = {"topk:1.0": 1e-5, "randomk:1.0": 1e-5}
+#: How far a hook's gradient may be from the mean over ranks.
+NEAR = {"none": 1e-5, "passthrough": 1e-5, "fp16": 1e-3, "bf16": 1e-2, **EVERYTHING}
+HOOKS = (*NEAR, "topk:0.1", "randomk:0.1", "powersgd:1")
+
+
+def on_gpus(hook: str = "none", **changes: Any) -> Any:
+    """Return a configuration of the tiny model on GPUs."""
+    return case(hook, backend="nccl", **changes)
+
+
+CASES = {
+    "plain": on_gpus(cap="default"),
+    **{hook: on_gpus(hook) for hook in HOOKS},
+    "accumulation": on_gpus("passthrough", accumulation=2),
+    "bucket view": on_gpus("passthrough", bucket_view=True),
+    "amp-bf16": on_gpus(precision="amp-bf16"),
+    "overflow": on_gpus(precision="amp-fp16", workload="overflowing"),
+    "overflow topk": on_gpus("topk:0.1", precision="amp-fp16", workload="overflowing"),
+    "batch norm": on_gpus(workload="batch_norm"),
+    "local": on_gpus("local", cap="default"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(run_ranks: RunRanks) -> Any:
+    """A launch of all configurations, and a longer one of two."""
+    two = {name: CASES[name] for name in ("plain", "topk:0.1")}
+    return launches_of(
+        lambda *words: run_ranks(*words, timeout=500),
+        2,
+        first=(CASES, {"steps": STEPS, "backend": "nccl"}),
+        long=(two, {"steps": 400, "backend": "nccl", "launch": 1}),
+    )
+
+
+@pytest.fixture(scope="module")
+def first(trained: Any) -> Launch:
+    """The launch of all configurations."""
+    launch: Launch = trained["first"]
+    return launch
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "local"])
+def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
+    """End with the same bits on both ranks, having learnt something."""
+    record = first.records[name]
+    assert ("ok", "") == (record["status"], record["reason"])
+    assert record["ranks_agree"] is True
+    losses = record["losses"]
+    assert STEPS == len(losses)
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[4 if name != "accumulation" else 2] < losses[0]
+
+
+def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
+    """Find no error where all is sent, rounding in half precision, and much where little is sent."""
+    errors = {name: first.records[name]["grad_rel_error"] for name in HOOKS}
+    assert [] == [name for name, most in NEAR.items() if not errors[name] <= most], errors
+    assert min(errors[name] for name in HOOKS if name not in NEAR) > 0.1
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_density_of_one_is_dense(first: Launch, name: str) -> None:
+    """Learn what DDP learns."""
+    assert first.records["none"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-4)
+
+
+def test_the_scaler_skips_on_all_ranks(first: Launch) -> None:
+    """Skip the one step that one rank overflows in."""
+    assert [1, 1] == [first.records[name]["skipped_steps"] for name in ("overflow", "overflow topk")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_times_are_those_of_events(first: Launch, name: str) -> None:
+    """Time parts that fit into the step, and buckets that are ready, sent and done in that order, one after another."""
+    record = first.records[name]
+    parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
+    assert all(0 < part <= max(record["step_ms"]) for part in parts)
+    assert sum(record["step_ms"]) < 1e3 * record["measuring_s"]
+    assert (name == "local") == (not record["buckets"])
+    for bucket in record["buckets"]:
+        assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
+        assert bucket["comm_ms"] >= 0
+
+
+def test_records_name_the_gpu(first: Launch) -> None:
+    """Say which it is and what was allocated there; count no bytes."""
+    record = first.records["plain"]
+    assert torch.cuda.get_device_name(0) in record["device"]
+    assert record["peak_memory_bytes"] > 4 * 81_710
+    assert record["sent_bytes"] is None
+
+
+@pytest.mark.skipif("gpu" not in EnergyMeter.find().kinds, reason="needs GPUs whose energy NVML tells")
+def test_energy_of_a_step(trained: Any) -> None:
+    """Read joules, between nothing and a kilowatt a GPU."""
+    for record in trained["long"].records.values():
+        step_s = record["measuring_s"] / sum(record["block_lengths"])
+        if record["measuring_s"] > 2 * LEAST_S["gpu"]:
+            assert "gpu" in record["energy_of"]
+            assert 0 < record["energy_J"] < 1000 * (2 + torch.cuda.device_count()) * step_s
+
+
+def test_the_command_trains_on_gpus(tmp_path: Path) -> None:
+    """Write rows of the GPU from end to end, flagged where ranks share one."""
+    command = [sys.executable, "-m", "commbench", "train", "--backend", "nccl", "-n", "2", "--oversubscribe"]
+    command += ["--workload", "mlp", "--hook", "none,topk:0.01", "--bucket-cap-mb", "default,5", "--steps", "8"]
+    command += ["--launches", "1", "--confirm-launches", "1", "--out", "r"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    with (tmp_path / "r" / "ddp.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {("nccl", "ok")} == {(row["backend"], row["status"]) for row in rows}
+    shared = 2 if torch.cuda.device_count() < 2 else 1
+    assert {(str(shared), shared > 1)} == {
+        (row["ranks_per_gpu"], "shared_gpu" in row["flags"].split(";")) for row in rows
+    }

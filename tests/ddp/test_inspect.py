@@ -1,0 +1,227 @@
+"""Inspecting a workload: the facts, that nothing is left behind, and a sentence for all that DDP could not train."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.ddp.plan.workload import Workload, WorkloadFacts
+from commbench.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from stand_in import StandIn  # noqa: E402 - after the skips
+
+from commbench.ddp import block  # noqa: E402 - after the skips
+from commbench.ddp.inspect import inspect, main  # noqa: E402 - after the skips
+
+
+def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
+    """Return a small sound workload with parts replaced."""
+    nn = torch.nn
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2, bias=False))
+    loss = loss or (lambda m, x: m(x).square().mean())
+    return Workload(**{"model": model, "loss": loss, "batches": [torch.randn(6, 4)], "batch_size": 6, **others})
+
+
+def test_facts_of_a_small_model() -> None:
+    """Report parameters in registration order, the order of gradients, buffers and what the workload says of itself."""
+    facts = inspect(workload(metric="accuracy", target=0.9, steps=7))
+    assert [("0.weight", 32), ("0.bias", 8), ("1.weight", 8), ("1.bias", 8), ("3.weight", 16)] == [
+        (parameter.name, parameter.numel) for parameter in facts.parameters
+    ]
+    assert {(4, "float32")} == {(parameter.itemsize, parameter.dtype) for parameter in facts.parameters}
+    assert 4 == facts.ready_order[0]
+    assert set(range(5)) == set(facts.ready_order)
+    ready = [facts.parameters[index].ready_ms for index in facts.ready_order]
+    assert sorted(ready) == ready
+    assert 0 < ready[-1] <= facts.backward_ms
+    assert 2 * 8 * 4 + 8 == facts.buffer_bytes
+    assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
+    assert min(facts.forward_ms, facts.optimizer_ms) > 0
+
+
+def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask DDP itself, whatever torch calls its version."""
+
+    class Old:
+        """DDP without lists."""
+
+        def __init__(self, module: Any, bucket_cap_mb: float | None = None) -> None: ...
+
+    class New(Old):
+        """DDP with lists."""
+
+        def __init__(self, module: Any, bucket_cap_mb_list: Any = None) -> None: ...
+
+    for ddp, expected in ((Old, False), (New, True)):
+        monkeypatch.setattr(block, "DistributedDataParallel", ddp)
+        assert expected == inspect(workload()).takes_lists
+
+
+def test_dtypes_and_frozen_parameters() -> None:
+    """Count only what is trained, each in its own type."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
+    model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    facts = inspect(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
+    assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == [(p.name, p.itemsize) for p in facts.parameters]
+    assert ["float32", "float64", "float64"] == [p.dtype for p in facts.parameters]
+
+
+def test_model_and_random_numbers_are_left_as_they_were() -> None:
+    """Leave weights, statistics, gradients and torch's random numbers untouched."""
+    one = workload()
+    before = {name: value.clone() for name, value in one.model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    inspect(one)
+    assert all(torch.equal(before[name], value) for name, value in one.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_facts_survive_json() -> None:
+    """Come back from JSON as they were."""
+    facts = inspect(workload())
+    assert facts == WorkloadFacts.from_json(json.loads(json.dumps(facts.to_json())))
+
+
+def unused(count: int) -> Any:
+    """Return a model with several layers that its loss does not use."""
+    return torch.nn.ModuleDict(
+        {"used": torch.nn.Linear(4, 1)} | {f"idle{i}": torch.nn.Linear(1, 1) for i in range(count)}
+    )
+
+
+def of_used(model: Any, inputs: Any) -> Any:
+    """Use one layer of a model."""
+    return model["used"](inputs).mean()
+
+
+def fail(*_: object) -> Any:
+    """Raise as a person's own code may."""
+    raise RuntimeError("shapes\ndo not fit.")
+
+
+class SparseTable(torch.nn.Module):
+    """A model whose embedding has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 4, sparse=True)
+
+    def forward(self, inputs: Any) -> Any:
+        """Look some rows up."""
+        return self.table(torch.arange(3)).sum() + inputs.sum()
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"model": unused(1), "loss": of_used}, "The parameters idle0.weight, idle0.bias got no gradient"),
+        ({"model": unused(3), "loss": of_used}, "idle0.weight, idle0.bias, idle1.weight and 3 more got no gradient"),
+        ({"model": SparseTable()}, "The parameter table.weight got a sparse gradient"),
+        ({"loss": lambda m, x: m(x)}, "a tensor of shape (6, 2)"),
+        ({"loss": lambda m, x: m(x).mean().item()}, "returned a value of type float"),
+        ({"loss": lambda m, x: m(x).mean().detach()}, "does not depend on the model"),
+        ({"loss": fail}, "RuntimeError: shapes do not fit, test_inspect.py line"),
+        ({"loss": "mse"}, "loss is 'mse'"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"steps": 1.5}, "steps is 1.5"),
+        ({"evaluate": lambda _: 0.5}, "for the metric ''"),
+        ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
+        ({"evaluate": fail, "metric": "accuracy"}, "evaluate failed (RuntimeError"),
+        ({"batches": [torch.randn(6, 4), torch.randn(6, 5)]}, "A training step failed (RuntimeError"),
+        ({"evaluate": 0.5}, "evaluate is 0.5"),
+        ({"optimizer": fail}, "optimizer failed"),
+        ({"optimizer": lambda parameters: len(list(parameters))}, "optimizer returned a value of type int"),
+        ({"batches": iter([torch.randn(6, 4)])}, "only once"),
+        ({"model": "resnet"}, "of type str"),
+    ],
+)
+def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
+    """Say what DDP could not train, and why."""
+    with pytest.raises(InputError) as caught:
+        inspect(workload(**parts))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_failing_backward_is_one_sentence() -> None:
+    """Say where a backward pass fails."""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, value: Any) -> Any:
+            return value.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, _gradient: Any) -> Any:
+            fail()
+
+    with pytest.raises(InputError, match="backward pass failed"):
+        inspect(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
+
+
+def test_wrapped_model_is_refused() -> None:
+    """Ask for the bare model where DDP is around it already."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(InputError, match="DistributedDataParallel"):
+            inspect(workload(DistributedDataParallel(torch.nn.Linear(4, 1))))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
+    """Print one line of JSON from a process of its own, though the person's file prints, too."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
+        "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
+    )
+    command = [sys.executable, "-m", "commbench.ddp.inspect", f"{tmp_path / 'mine.py'}:workload", "--batch", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == done.returncode, done.stderr
+    (line,) = done.stdout.splitlines()
+    facts = WorkloadFacts.from_json(json.loads(line)["ok"])
+    assert (["weight", "bias"], 4) == ([parameter.name for parameter in facts.parameters], facts.batch_size)
+
+
+def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print a sentence and end with the code of bad input."""
+    assert 2 == main(["nonsense"])
+    assert "no workload 'nonsense'" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_workload_needs_no_torch() -> None:
+    """Import the protocol and the traces without loading torch."""
+    code = "import sys, commbench.ddp.plan.workload, commbench.ddp.traces; sys.exit('torch' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
+
+
+def test_what_fails_on_a_gpu_says_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Point to CPUs a person whose workload makes tensors where the model is not; on CPUs say nothing of that."""
+    monkeypatch.setattr("commbench.ddp.devices.gpus_to_train_on", lambda: ["one"])
+    monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\nfrom commbench.ddp.plan.workload import Workload\n"
+        "def fail(model, batch):\n    raise RuntimeError('not the same device')\n"
+        "def workload(**_):\n"
+        "    return Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)], batch_size=1)\n"
+    )
+    for options, said in (["--gpu", "0"], True), ([], False):
+        assert 2 == main([f"{own}:workload", *options])
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert "not the same device" in error
+        assert said == error.endswith("--backend gloo trains on CPUs.")

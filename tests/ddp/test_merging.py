@@ -1,0 +1,317 @@
+"""Tests of merging: samples of blocks made by hand, whose record is known in every field."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from training_builders import make_training_case
+
+pytest.importorskip("torch")
+
+from commbench.ddp.block import EARLY_STEPS, BlockSamples
+from commbench.ddp.merging import merge
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import Bucket, TrainingRecord
+from commbench.ddp.plan.workload import Workload
+from commbench.engine.energy import Kind, RunMeter
+from commbench.engine.gpu_clocks import Reading
+from commbench.engine.records import Clocks
+from commbench.hooks import BucketTimes
+
+MS = 1_000_000
+#: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and decode of a bucket.
+RANK_0 = ((1.0, 2.0, 5.0, 0.5, 0.25), (3.0, 4.0, 8.0, 0.5, 0.75))
+RANK_1 = ((1.5, 3.0, 5.0, 0.25, 0.0), (2.0, 5.0, 8.5, 0.25, 0.0))
+#: Forward, backward, optimiser and step in milliseconds, of two timed steps on two ranks.
+TIMES_0 = ((1.0, 4.0, 1.0, 6.0), (1.0, 5.0, 1.0, 7.0))
+TIMES_1 = ((2.0, 3.0, 0.5, 6.5), (2.0, 6.0, 2.0, 9.0))
+JUNK = (1e3, 1e3, 1e3, 1e3)
+PLAIN = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)
+
+Buckets = Sequence[Sequence[float]]
+
+
+def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
+    """Return the buckets of a step, the last one first, as a thread may finish them."""
+    events = []
+    for index, times in enumerate(buckets):
+        ready, start, done, encode, decode = (int(scale * MS * time) for time in times)
+        events.append(
+            BucketTimes(
+                index=index,
+                numel=250,
+                is_last=index == len(buckets) - 1,
+                ready_ns=ready,
+                start_ns=start,
+                done_ns=done,
+                encode_ns=encode,
+                decode_ns=decode,
+            )
+        )
+    return events[::-1]
+
+
+def make_samples(timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any) -> BlockSamples:
+    """Return samples of a block whose early steps are absurd.
+
+    In the second timed step every instant of a bucket comes three times as late as in the first.
+    """
+    watched = [make_events(buckets[:1], scale=100) for _ in range(EARLY_STEPS)]
+    watched += [make_events(buckets, 2 * n + 1) for n in range(len(timed))]
+    fields: dict[str, Any] = {
+        "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
+        "losses": [],
+        "metrics": [],
+        "watched": watched,
+        "sent_bytes": None,
+        "expected_bytes": None,
+        "bucket_bytes": [1000] * len(buckets),
+        "bucket_tensors": [2] * len(buckets),
+        "digest": 7,
+        "skipped": 0,
+        "grad_rel_error": None,
+        "peak_memory_bytes": None,
+        "parameters": 500,
+        "seconds": 1.0,
+    }
+    return BlockSamples(**{**fields, **changes})
+
+
+def make_ranks(**changes: Any) -> list[BlockSamples]:
+    """Return a block of both ranks."""
+    return [make_samples(TIMES_0, RANK_0, **changes), make_samples(TIMES_1, RANK_1, **changes)]
+
+
+def merged(
+    blocks: Sequence[Sequence[BlockSamples]], case: TrainingCase | None = None, workload: Any = None
+) -> TrainingRecord:
+    """Return the record."""
+    return merge(case or make_training_case("topk:0.1"), blocks, workload or PLAIN, launch=3, seed=11)
+
+
+def test_times_are_of_the_slowest_rank() -> None:
+    """Take each step, and each part of it, from the rank where it took longest, without the early steps."""
+    record = merged([make_ranks()])
+    assert [6.5, 9.0] == record.step_ms
+    assert ([2], 5, EARLY_STEPS) == (record.block_lengths, record.block_steps, record.discarded)
+    assert (2.0, 5.0, 1.5) == pytest.approx((record.forward_ms, record.backward_ms, record.optimizer_ms))
+    assert (3, 11, "ok", 500) == (record.launch, record.seed, record.status, record.parameters)
+
+
+def test_every_time_of_a_bucket() -> None:
+    """Give medians over the two timed steps, the second three times as long as the first, so twice the first's."""
+    first, second = merged([make_ranks()]).buckets
+    common: dict[str, Any] = {"size_bytes": 1000, "parameters": 2}
+    assert (
+        Bucket(**common, ready_ms=3.0, start_ms=6.0, done_ms=10.0, comm_ms=4.0, skew_wait_ms=0.75, compress_ms=1.0)
+        == first
+    )
+    assert (
+        Bucket(**common, ready_ms=6.0, start_ms=10.0, done_ms=17.0, comm_ms=6.5, skew_wait_ms=0.25, compress_ms=1.5)
+        == second
+    )
+
+
+def test_communication_that_overlaps_counts_once() -> None:
+    """Unite intervals: [2, 4.75] and [4, 7.25] on rank 0, where least is left, [3, 5] and [5, 8.5] on rank 1."""
+    record = merged([make_ranks()])
+    assert 2 * 5.25 == record.comm_ms
+    assert 2 * (5.5 - 5.25) / 2 == record.skew_wait_ms
+    assert 2 * (2.0 + 0.5) / 2 == record.compress_ms
+    assert 2 * (1.0 + 0.5) / 2 == record.encode_ms
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        (((1, 2), (3, 5)), 3.0),
+        (((1, 6), (2, 3)), 5.0),
+        (((3, 5), (1, 2)), 3.0),
+        (((1, 4), (4, 6)), 5.0),
+    ],
+    ids=["apart", "one within the other", "the later first", "touching"],
+)
+def test_the_union_of_intervals(intervals: Buckets, expected: float) -> None:
+    """Count each instant once, whatever the order."""
+    buckets = [(0, start, end, 0, 0) for start, end in intervals]
+    assert expected == merged([[make_samples([TIMES_0[0]], buckets)]]).comm_ms
+
+
+def test_steps_with_other_buckets_are_left_out() -> None:
+    """Ignore a step in which ranks saw different numbers of buckets, and one in which all saw another number."""
+    ranks = make_ranks()
+    expected = merged([ranks])
+    for samples, odd in zip(ranks, (RANK_0, RANK_1[:1]), strict=True):
+        for buckets in (odd, RANK_0[:1]):
+            samples.watched.append(make_events(buckets, scale=50))
+    found = merged([ranks])
+    assert expected.buckets == found.buckets
+    assert expected.comm_ms == found.comm_ms
+
+
+def test_blocks_are_put_together() -> None:
+    """List the steps of all blocks in turn, and take medians over all of them."""
+    slow = [make_samples([[10 * time for time in step] for step in TIMES_0], RANK_0, seconds=2.0, skipped=2)]
+    record = merged([[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow])
+    assert [6.0, 7.0, 6.5, 9.0, 60.0, 70.0] == record.step_ms
+    assert ([2, 2, 2], 5, 3) == (record.block_lengths, record.block_steps, record.skipped_steps)
+    assert 4.0 == record.measuring_s
+    assert 5.5 == pytest.approx(record.backward_ms)
+    in_order = sorted([2.75, 8.25, 2.0, 6.0, 2.75, 8.25])
+    assert (in_order[2] + in_order[3]) / 2 == record.buckets[0].comm_ms
+
+
+def test_losses_and_metrics_are_those_of_the_first_block() -> None:
+    """Give the mean loss over ranks; nothing of the metric where it was not taken."""
+    first = [make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]), make_samples(TIMES_0, losses=[2.0, 1.0])]
+    later = [make_samples(TIMES_0, losses=[9.0, 9.0]) for _ in range(2)]
+    record = merged([first, later])
+    assert ([3.0, 1.5], [(1, 0.5)]) == (record.losses, record.metrics)
+    assert ("accuracy", 0.9) == (record.metric_name, record.target)
+    without = merged([later])
+    assert ("", None, []) == (without.metric_name, without.target, without.metrics)
+
+
+def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
+    """Leave out ranks whose system does not tell."""
+    ranks = [make_samples(TIMES_0, sent_bytes=sent, expected_bytes=90.0) for sent in (100.0, None, 120.0)]
+    record = merged([ranks, [make_samples(TIMES_0, sent_bytes=140.0, expected_bytes=90.0)]])
+    assert (120.0, 90.0) == (record.sent_bytes, record.expected_bytes)
+    assert 2 * (2 - 1) / 2 * 4 * 500 == record.dense_bytes
+    assert merged([[make_samples(TIMES_0)]]).sent_bytes is None
+
+
+def test_one_disagreement_in_any_block_is_told() -> None:
+    """Compare digests within each block, not across blocks, which end with different weights."""
+    same = [[make_samples(TIMES_0, digest=1) for _ in range(2)], [make_samples(TIMES_0, digest=2) for _ in range(2)]]
+    assert merged(same).ranks_agree is True
+    same[0][1].digest = 3
+    assert merged(same).ranks_agree is False
+
+
+def test_the_largest_memory_and_the_error_that_was_taken() -> None:
+    """Find the one gradient error among blocks that did not take it; no memory where the system does not tell."""
+    blocks = [make_ranks(), make_ranks(grad_rel_error=0.25)]
+    blocks[0][1].peak_memory_bytes = 70
+    blocks[1][0].peak_memory_bytes = 90
+    record = merged(blocks)
+    assert (0.25, 90) == (record.grad_rel_error, record.peak_memory_bytes)
+    without = merged([make_ranks()])
+    assert (None, None) == (without.grad_rel_error, without.peak_memory_bytes)
+
+
+def test_without_ddp_there_is_nothing_to_exchange() -> None:
+    """Time the steps and leave everything about communication empty."""
+    record = merged([[make_samples(TIMES_0), make_samples(TIMES_1)]], make_training_case("local"))
+    assert [6.5, 9.0] == record.step_ms
+    assert (None, None, None, None) == (record.comm_ms, record.skew_wait_ms, record.compress_ms, record.encode_ms)
+    assert (None, None, []) == (record.dense_bytes, record.ranks_agree, record.buckets)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    """Find no skew, and nothing that a dense all-reduce would send."""
+    record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
+    assert (2 * 5.25, 0.0, 0.0, True) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes, record.ranks_agree)
+    assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
+
+
+@pytest.mark.parametrize(("steps", "discarded"), [(1, 0), (2, 1), (3, 2), (4, 3), (39, 3)])
+def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> None:
+    """Keep at least one step."""
+    times = np.full((steps, 4), 0.001)
+    record = merged([[make_samples(TIMES_0, times=times, watched=[])]])
+    assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
+
+
+@pytest.mark.parametrize(("steps", "discarded"), [(20, 8), (60, 8)])
+def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
+    """Leave out as many as its ranks say, of the times of steps and of buckets."""
+    times = np.full((steps, 4), 0.001)
+    watched = [*[make_events(RANK_0[:1], 100)] * 8, make_events(RANK_0), make_events(RANK_0, 3)]
+    record = merged([[make_samples((), RANK_0, times=times, watched=watched, early_steps=8)]])
+    assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
+    few = merged([[make_samples(TIMES_0, RANK_0)]])
+    assert few.buckets == record.buckets
+
+
+def test_long_blocks_lose_what_is_not_settled() -> None:
+    """Discard the warm-up that is seen, at least the early steps, at most half; each block its own."""
+    noise = np.random.default_rng(0).normal(1e-3, 1e-6, 60)
+    step_s = {"steady": noise, "late": np.where(np.arange(60) < 15, 3e-3, noise), "never": np.linspace(3e-3, 1e-3, 60)}
+    ranks = {
+        name: [make_samples(TIMES_0, times=np.repeat(seconds[:, None], 4, axis=1), watched=[])]
+        for name, seconds in step_s.items()
+    }
+    lengths = merged(list(ranks.values())).block_lengths
+    assert 60 - EARLY_STEPS >= lengths[0] > 45 >= lengths[1] >= 40
+    assert 30 <= lengths[2] <= 57
+    record = merged([ranks["steady"], ranks["late"]])
+    assert (60, 60 - record.block_lengths[1]) == (record.block_steps, record.discarded)
+    assert sum(record.block_lengths) == len(record.step_ms)
+
+
+# --------------------------------------------------------------------------------------------------------- the energy
+
+
+def energy_of_blocks(*blocks: tuple[float, float | None, float | None], kinds: Sequence[Kind] = ("cpu",)) -> Any:
+    """Energy and what it counts, of blocks of so many seconds in which the two ranks' machines used so many joules."""
+    ranks = [
+        [
+            make_samples(TIMES_0, RANK_0, metered_s=seconds, energy_J=one),
+            make_samples(TIMES_1, RANK_1, metered_s=seconds, energy_J=other),
+        ]
+        for seconds, one, other in blocks
+    ]
+    record = merge(make_training_case(), ranks, PLAIN, meter=RunMeter(kinds), launch=0)
+    return record.energy_J, record.energy_of
+
+
+def test_the_energy_of_a_step_is_that_of_all_blocks() -> None:
+    """Add up machines and blocks, whose two steps each are too short alone, and divide by the steps."""
+    assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks((0.06, 6.0, 2.0), (0.06, 8.0, 0.0))
+    assert (None, "") == energy_of_blocks((0.06, 6.0, 2.0))
+
+
+def test_gpus_take_longer_to_be_known() -> None:
+    """Ask for as long as the slowest of the counters needs."""
+    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), kinds=("cpu", "gpu"))
+    assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks((2.0, 6.0, 2.0), kinds=("cpu", "gpu"))
+
+
+def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
+    """Know nothing of a launch rather than a part of it, nor where no counter ever moved."""
+    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), (1.0, None, 2.0))
+    assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))
+
+
+# --------------------------------------------------------------------------------------------------------- the clocks
+
+
+def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
+    """Return what NVML says of a GPU."""
+    return Reading(sm_MHz=sm_MHz, reasons=0, held_ns={"heat": held_ns})
+
+
+@pytest.mark.parametrize(("held_ns", "flags", "slowed_by"), [(5, ["throttled"], ("heat",)), (0, [], ())])
+def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
+    held_ns: int, flags: list[str], slowed_by: tuple[str, ...]
+) -> None:
+    """Take the lowest and the highest clock of all ranks and blocks, and what held any of them back."""
+    steady = (reading(1900.0), reading(1980.0))
+    first = make_ranks(clocks=steady)
+    second = [
+        make_samples(TIMES_0, RANK_0, clocks=steady),
+        make_samples(TIMES_1, RANK_1, clocks=(reading(1200.0), reading(1300.0, held_ns))),
+    ]
+    record = merge(make_training_case(), [first, second], PLAIN, launch=0)
+    assert (flags, Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=slowed_by)) == (record.flags, record.clocks)
+    written = json.dumps(record.to_json())
+    assert written == json.dumps(TrainingRecord.from_json(json.loads(written)).to_json())
+
+
+def test_hosts_have_no_clocks() -> None:
+    """State none where no rank has read any."""
+    record = merge(make_training_case(), [make_ranks()], PLAIN, launch=0)
+    assert (None, []) == (record.clocks, record.flags)

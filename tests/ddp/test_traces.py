@@ -1,0 +1,390 @@
+"""Traces: the file, the shipped ones, the recorder, and the replay under autograd and DDP."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.ddp.traces import SHIPPED, Trace, TracedParameter, load_trace, record
+from commbench.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from commbench.ddp.inspect import inspect  # noqa: E402 - after the skips
+from commbench.ddp.local_step import local_step, trainable  # noqa: E402
+from commbench.ddp.workloads import load_workload  # noqa: E402
+from commbench.ddp.workloads.pace import SleepingPace  # noqa: E402
+from commbench.ddp.workloads.replay import Replay, pace_for  # noqa: E402
+
+#: Elements and tensors of the published models.
+SIZES = {"resnet50": (25_557_032, 161), "bert-base": (109_482_240, 199), "gpt2-small": (124_439_808, 148)}
+
+
+def trace(ready_ms: list[float], *, backward_ms: float = 20.0, device: str = "cpu") -> Trace:
+    """Return a trace of parameters with 1, 2, 3, ... rows that are ready at these times."""
+    return Trace(
+        name="made",
+        device=device,
+        batch=2,
+        forward_ms=5.0,
+        backward_ms=backward_ms,
+        optimizer_ms=3.0,
+        parameters=tuple(
+            TracedParameter(name=f"layer.{index}.weight", shape=(index + 1, 3), dtype="float32", ready_ms=ready)
+            for index, ready in enumerate(ready_ms)
+        ),
+    )
+
+
+def shuffled_times(count: int, end_ms: float) -> list[float]:
+    """Return evenly spaced ready times in an order that is neither registration's nor its reverse."""
+    times = [end_ms * (index + 1) / count for index in range(count)]
+    random.Random(3).shuffle(times)
+    return times
+
+
+def observed_order(model: Any, loss: Any) -> list[int]:
+    """Return parameter indices in the order in which a backward pass accumulates their gradients."""
+    order: list[int] = []
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
+        for index, parameter in enumerate(model.parameters())
+    ]
+    loss.backward()
+    for handle in handles:
+        handle.remove()
+    return order
+
+
+# The file
+
+
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
+    """Read back what was written."""
+    written = trace([3.0, 1.0, 2.5])
+    written.save(tmp_path / "made.json")
+    assert written == load_trace(str(tmp_path / "made.json"))
+
+
+def test_file_states_format_and_version(tmp_path: Path) -> None:
+    """Begin the file with what it is, and hold one parameter a line."""
+    trace([3.0, 1.0, 2.5]).save(tmp_path / "made.json")
+    text = (tmp_path / "made.json").read_text()
+    assert {"format": "commbench-trace", "version": 1}.items() <= json.loads(text).items()
+    assert 3 == sum("ready_ms" in line for line in text.splitlines())
+
+
+def test_ready_order_breaks_ties_by_reverse_registration() -> None:
+    """Let the last registered of several that are ready together come first, as backward passes do."""
+    assert (1, 3, 2, 0) == trace([5.0, 1.0, 5.0, 4.0]).ready_order
+
+
+def broken(**changes: object) -> str:
+    """Return the JSON of a trace with top-level entries replaced."""
+    parameter = {"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}
+    sound = {
+        "format": "commbench-trace",
+        "version": 1,
+        "name": "x",
+        "device": "cpu",
+        "batch": 1,
+        "forward_ms": 1.0,
+        "backward_ms": 2.0,
+        "optimizer_ms": 0.5,
+        "recorded": {},
+        "parameters": [parameter],
+    }
+    return json.dumps({**sound, **changes})
+
+
+def with_parameter(**changes: object) -> str:
+    """Return the JSON of a trace whose one parameter has entries replaced."""
+    return broken(parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0, **changes}])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "has no"),
+        (broken(format="other"), 'has no "format": "commbench-trace"'),
+        (broken(version=2), "version 2"),
+        (broken(device="tpu"), "not one of cpu, cuda"),
+        (broken(batch=0), "batch of 0"),
+        (broken(batch=True), '"batch"'),
+        (broken(forward_ms=-1.0), "forward_ms"),
+        (broken(backward_ms=math.nan), "backward_ms"),
+        (broken(optimizer_ms="3"), "optimizer_ms"),
+        (broken(parameters=[]), "no parameters"),
+        (broken(parameters={}), '"parameters"'),
+        (broken(parameters=[3]), "no object"),
+        (broken(recorded=None), '"recorded"'),
+        (with_parameter(ready_ms=2.5), "ready after 2.5 ms"),
+        (with_parameter(ready_ms=-0.1), "ready_ms"),
+        (with_parameter(ready_ms=math.inf), "ready_ms"),
+        (with_parameter(shape=[0]), "shape"),
+        (with_parameter(shape=[2.0]), "shape"),
+        (with_parameter(dtype="int8"), "dtype"),
+        (with_parameter(name=7), "name"),
+        (broken(parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}] * 2), "a twice"),
+    ],
+)
+def test_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    """Say of a broken file what is wrong with it."""
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_trace(str(file))
+    assert says in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_name_lists_the_shipped_ones() -> None:
+    """Name what there is where there is neither such a trace nor such a file."""
+    with pytest.raises(InputError, match="resnet50"):
+        load_trace("resnet51")
+
+
+def test_directory_or_binary_file_is_one_sentence(tmp_path: Path) -> None:
+    """Refuse what cannot be read as text."""
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path, tmp_path / "noise"):
+        with pytest.raises(InputError, match="cannot be read"):
+            load_trace(str(path))
+
+
+# The shipped ones
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_trace_is_sound(name: str) -> None:
+    """Ship traces that load, say how they were recorded, and have gradients spread over the backward pass."""
+    shipped = load_trace(name)
+    assert name == shipped.name
+    assert {"how", "cpu", "threads", "torch", "batch"} <= shipped.recorded.keys()
+    ready = [parameter.ready_ms for parameter in shipped.parameters]
+    assert min(ready) < 0.3 * shipped.backward_ms
+    assert max(ready) > 0.9 * shipped.backward_ms
+    assert 0 < shipped.forward_ms < shipped.backward_ms
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_shipped_trace_has_the_published_size(name: str) -> None:
+    """Ship exactly as many elements and tensors as the published models have."""
+    parameters = load_trace(name).parameters
+    assert SIZES[name] == (sum(parameter.numel for parameter in parameters), len(parameters))
+
+
+def test_many_tiny_is_many_and_tiny() -> None:
+    """Ship two thousand tensors of at most 4096 elements."""
+    parameters = load_trace("many-tiny").parameters
+    assert 2000 == len(parameters)
+    assert max(parameter.numel for parameter in parameters) <= 4096
+
+
+def test_every_file_is_named() -> None:
+    """Name in SHIPPED the files of the folder, and no others."""
+    folder = Path(__file__).parents[2] / "commbench" / "ddp" / "data" / "traces"
+    assert sorted(SHIPPED) == sorted(path.stem for path in folder.glob("*.json"))
+
+
+# The recorder
+
+
+def test_record_sees_order_shapes_and_times() -> None:
+    """Record a small model: its parameters in registration order, ready in reverse, within the backward pass."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    recorded = record(model, lambda m, x: m(x).square().mean(), [torch.randn(5, 8)], steps=3, name="small")
+    assert ["0.weight", "0.bias", "2.weight", "2.bias"] == [parameter.name for parameter in recorded.parameters]
+    assert [(16, 8), (16,), (4, 16), (4,)] == [parameter.shape for parameter in recorded.parameters]
+    assert {2, 3} == set(recorded.ready_order[:2])
+    assert ("small", "cpu", 5) == (recorded.name, recorded.device, recorded.batch)
+    assert all(0 < parameter.ready_ms <= recorded.backward_ms for parameter in recorded.parameters)
+
+
+def test_recorded_replay_can_be_recorded_again() -> None:
+    """Record a replay and find the order of the trace that it replays."""
+    original = trace(shuffled_times(8, 16.0))
+    model = Replay(original, pace_for(original), seed=0, rank=0)
+    again = record(model, lambda m, x: m(x), [torch.zeros(2, 1)], steps=3)
+    assert original.ready_order == again.ready_order
+    assert [parameter.name for parameter in original.parameters] == [parameter.name for parameter in again.parameters]
+
+
+def test_record_refuses_unused_parameters() -> None:
+    """Do not record what DDP could not train."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)})
+    with pytest.raises(InputError, match=r"idle\.weight"):
+        record(model, lambda m, x: m["used"](x).sum(), [torch.ones(1, 2)], steps=1)
+
+
+# The replay
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_replay_keeps_order_and_times(device: str) -> None:
+    """Release gradients in recorded order, none before its time, the whole pass not much later than recorded."""
+    made = trace(shuffled_times(12, 60.0), backward_ms=80.0, device=device)
+    model = Replay(made, pace_for(made), seed=0, rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = [local_step(model, lambda m, x: m(x), None, optimizer) for _ in range(3)]
+    names = [made.parameters[index].name for index in made.ready_order]
+    assert [names] * 3 == [list(step.ready_ms) for step in steps]
+    due = {parameter.name: parameter.ready_ms for parameter in made.parameters}
+    for step in steps:
+        assert all(ready > 0.9 * due[name] for name, ready in step.ready_ms.items())
+    fastest = min(steps, key=lambda step: step.forward_ms + step.backward_ms)
+    assert 0.9 * 85 < fastest.forward_ms + fastest.backward_ms < 6 * 85
+
+
+def test_busy_replay_uses_the_core_and_sleeping_does_not() -> None:
+    """Let a trace of a CPU cost CPU time and one of a GPU next to none."""
+
+    def cpu_share(device: str) -> float:
+        made = trace([100.0], backward_ms=100.0, device=device)
+        model = Replay(made, pace_for(made), seed=0, rank=0)
+        value = model(None)
+        begun = time.thread_time()
+        value.backward()
+        return (time.thread_time() - begun) / 0.1
+
+    assert cpu_share("cpu") > 0.8
+    assert cpu_share("cuda") < 0.3
+
+
+def test_work_between_gradients_is_added() -> None:
+    """Let what a hook does on the core between two gradients delay those that follow."""
+    made = trace([10.0, 9.0, 8.0, 7.0, 6.0], backward_ms=10.0)
+    model = Replay(made, pace_for(made), seed=0, rank=0)
+
+    def compress(_: object) -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(compress)
+    value = model(None)
+    begun = time.thread_time()
+    value.backward()
+    assert time.thread_time() - begun > 0.9 * 0.11
+
+
+def test_replayed_gradients_are_the_ranks_own_and_stay_so() -> None:
+    """Give each rank its own Gaussian with the tensor's common deviation, whatever was done to the last one."""
+    made = trace([1.0, 2.0], backward_ms=2.0)
+    first, second = (Replay(made, pace_for(made), seed=4, rank=rank) for rank in (0, 1))
+    first(None).backward()
+    second(None).backward()
+    before = [parameter.grad.clone() for parameter in first.parameters()]
+    assert not torch.equal(before[0], next(second.parameters()).grad)
+    for parameter in first.parameters():
+        parameter.grad.fill_(7.0)
+        parameter.grad = None
+    first(None).backward()
+    assert all(torch.equal(a, b.grad) for a, b in zip(before, first.parameters(), strict=True))
+
+
+def test_replayed_gradients_accumulate() -> None:
+    """Add the gradients of micro-batches up."""
+    made = trace([1.0, 2.0], backward_ms=2.0)
+    model = Replay(made, pace_for(made), seed=4, rank=0)
+    model(None).backward()
+    once = [parameter.grad.clone() for parameter in model.parameters()]
+    for _ in range(2):
+        model(None).backward()
+    assert all(torch.allclose(3 * a, b.grad) for a, b in zip(once, model.parameters(), strict=True))
+
+
+def test_gradient_memory_is_kept() -> None:
+    """Hand out the same memory in every pass, without a copy by autograd."""
+    made = trace([1.0, 2.0], backward_ms=2.0)
+    model = Replay(made, pace_for(made), seed=4, rank=0)
+    places = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        model(None).backward()
+        places.append([parameter.grad.data_ptr() for parameter in model.parameters()])
+    assert places[0] == places[1]
+
+
+@pytest.mark.parametrize("names", [("a", "a.b"), ("forward",), ("a.x", "b.x", "a.y"), ("a..b",)])
+def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
+    """Refuse names that no model could have, or not in this order."""
+    parameters = tuple(TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names)
+    made = dataclasses.replace(trace([1.0]), parameters=parameters)
+    with pytest.raises(InputError, match="cannot be replayed"):
+        Replay(made, SleepingPace(), seed=0, rank=0)
+
+
+def test_copy_of_a_replay_works_alone() -> None:
+    """Replay a deep copy, as trainers make, without touching the original."""
+    made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
+    model = Replay(made, pace_for(made), seed=4, rank=0)
+    twin = copy.deepcopy(model)
+    assert list(made.ready_order) == observed_order(twin, twin(None))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_replay_under_ddp_reduces_in_recorded_order() -> None:
+    """Rebuild DDP's buckets in the recorded order and hand it the gradients."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    made = trace(shuffled_times(10, 3.0), backward_ms=3.0)
+    model = Replay(made, SleepingPace(), seed=4, rank=0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+        for _ in range(3):
+            wrapped.zero_grad(set_to_none=True)
+            wrapped(torch.zeros(2, 1)).backward()
+        logged = wrapped._get_ddp_logging_data()
+    finally:
+        dist.destroy_process_group()
+    order = [int(index) for index in logged["prev_iteration_grad_ready_order_indices"].split(",")]
+    assert list(made.ready_order) == order
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
+    """Load a trace by its file, with the recorded batch, and find its order and its sizes."""
+    made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
+    made.save(tmp_path / "made.json")
+    workload = load_workload(f"trace:{tmp_path / 'made.json'}", seed=0, rank=0, world_size=1)
+    facts = inspect(workload)
+    assert made.ready_order == facts.ready_order
+    assert [parameter.numel for parameter in made.parameters] == [parameter.numel for parameter in facts.parameters]
+    assert (2, None, "") == (facts.batch_size, facts.steps, facts.metric)
+
+
+def test_trace_workload_takes_only_its_own_batch(tmp_path: Path) -> None:
+    """Refuse to replay a trace with another batch than the recorded one."""
+    trace([1.0], backward_ms=3.0).save(tmp_path / "made.json")
+    spec = f"trace:{tmp_path / 'made.json'}"
+    assert 2 == load_workload(spec, seed=0, rank=0, world_size=1, batch_size=2).batch_size
+    with pytest.raises(InputError, match="recorded with 2"):
+        load_workload(spec, seed=0, rank=0, world_size=1, batch_size=3)
+
+
+def test_replayed_optimizer_takes_its_time_and_moves_the_parameters() -> None:
+    """Spend the recorded time in the optimiser's step and change the parameters, so that ranks can be compared."""
+    workload = load_workload("trace:many-tiny", seed=0, rank=0, world_size=1)
+    assert workload.optimizer is not None
+    optimizer = workload.optimizer(workload.model.parameters())
+    batch = next(iter(workload.batches))
+    step = local_step(workload.model, workload.loss, batch, optimizer)
+    assert step.optimizer_ms > 0.9 * load_trace("many-tiny").optimizer_ms
+    assert all(bool(parameter.detach().abs().sum() > 0) for parameter in trainable(workload.model).values())
+    assert 3 == len(list(itertools.islice(workload.batches, 3)))

@@ -1,0 +1,329 @@
+"""Tests of what a training sweep measures: names, axes, the baseline and the order of blocks."""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commbench.ddp.plan.cases import (
+    HOOKS,
+    TrainingCase,
+    TrainingSweep,
+    baseline_of,
+    canonical_cap,
+    parse_hook,
+    schedule,
+)
+from commbench.errors import InputError
+
+
+def case(**changes: Any) -> TrainingCase:
+    """Return DDP as it comes on two ranks."""
+    return TrainingCase(**{"workload": "mlp", "world_size": 2, "batch_per_rank": 32, **changes})
+
+
+# ------------------------------------------------------------------------------------------------------- the hooks
+
+
+@pytest.mark.parametrize(
+    ("text", "hook", "density", "options"),
+    [
+        ("none", "none", None, ""),
+        ("fp16", "fp16", None, ""),
+        (" bf16 ", "bf16", None, ""),
+        ("topk:0.01", "topk", 0.01, ""),
+        ("topk:1", "topk", 1.0, ""),
+        ("randomk:1e-3", "randomk", 0.001, ""),
+        ("powersgd:2", "powersgd", None, "rank=2"),
+        ("powersgd:02", "powersgd", None, "rank=2"),
+        ("topk:0.01:values=float16", "topk", 0.01, "values=float16"),
+        ("topk:values=float16:0.01:scope=parameter", "topk", 0.01, "scope=parameter;values=float16"),
+        ("topk:0.01:scope=parameter:values=float16", "topk", 0.01, "scope=parameter;values=float16"),
+        ("powersgd:4:start=10", "powersgd", None, "rank=4;start=10"),
+    ],
+)
+def test_hooks_are_read(text: str, hook: str, density: float | None, options: str) -> None:
+    """Read name, number and options, whatever their order."""
+    assert {"hook": hook, "density": density, "hook_options": options} == parse_hook(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gzip", "Unknown hook 'gzip'"),
+        ("", "Unknown hook ''"),
+        ("topk", "write topk:DENSITY"),
+        ("topk:0.1:0.2", "write topk:DENSITY"),
+        ("none:1", "write none"),
+        ("fp16:0.5", "write fp16"),
+        ("powersgd", "write powersgd:RANK"),
+        ("topk:0", "not in (0, 1]"),
+        ("topk:1.5", "not in (0, 1]"),
+        ("topk:-0.1", "not in (0, 1]"),
+        ("topk:nan", "not in (0, 1]"),
+        ("topk:few", "not in (0, 1]"),
+        ("powersgd:0", "not a whole number above 0"),
+        ("powersgd:1.5", "not a whole number above 0"),
+        ("topk:0.01:values=", "not understood"),
+        ("topk:0.01:=float16", "not understood"),
+        ("topk:0.01:values=a;b", "not understood"),
+    ],
+)
+def test_bad_hooks_are_refused(text: str, said: str) -> None:
+    """Say in one sentence what is wrong with a hook."""
+    with pytest.raises(InputError) as caught:
+        parse_hook(text)
+    assert said in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "text", [*(hook for hook in HOOKS if hook not in {"topk", "randomk", "powersgd"}), "topk:0.01", "powersgd:2"]
+)
+def test_hook_name_is_what_was_typed(text: str) -> None:
+    """Name a hook as the command line takes it."""
+    assert text == case(**parse_hook(text)).hook_name
+
+
+@given(
+    hook=st.sampled_from(["topk", "randomk"]),
+    density=st.floats(1e-6, 1).map(lambda value: float(f"{value:.3g}")),
+    options=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.sampled_from(["1", "float16", "-0.5"])),
+)
+def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, str]) -> None:
+    """Give the same configuration when a hook's name is typed again."""
+    text = ":".join([hook, f"{density:g}", *(f"{key}={value}" for key, value in options.items())])
+    parsed = case(**parse_hook(text))
+    assert parsed == case(**parse_hook(parsed.hook_name))
+    assert options == parsed.options
+
+
+# ------------------------------------------------------------------------------------------------- the bucket sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "cap", "caps_mb"),
+    [
+        ("default", "default", ()),
+        (" default ", "default", ()),
+        ("25", "25", (25.0,)),
+        ("25.0", "25", (25.0,)),
+        (".5", "0.5", (0.5,)),
+        ("1+5+25", "1+5+25", (1.0, 5.0, 25.0)),
+        ("1.50+ 5", "1.5+5", (1.5, 5.0)),
+    ],
+)
+def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[float, ...]) -> None:
+    """Write the same size in the same way, and know its numbers."""
+    assert cap == canonical_cap(text)
+    assert caps_mb == case(bucket_cap_mb=cap).caps_mb
+
+
+@pytest.mark.parametrize("text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0"])
+def test_bad_bucket_sizes_are_refused(text: str) -> None:
+    """Refuse what is no size above 0."""
+    with pytest.raises(InputError, match="write default, MiB such as 25"):
+        canonical_cap(text)
+
+
+def test_large_bucket_sizes_have_no_exponent() -> None:
+    """Spell a large size so that its + is not taken for a list's."""
+    assert "1000000" == canonical_cap("1e6")
+    with pytest.raises(InputError, match="at most"):
+        canonical_cap("1e12")
+
+
+@pytest.mark.parametrize("text", ["powersgd:2:rank=3", "topk:0.01:values=float16:values=float32"])
+def test_an_option_named_twice_is_refused(text: str) -> None:
+    """Refuse rather than choose between two values."""
+    with pytest.raises(InputError, match="twice"):
+        parse_hook(text)
+
+
+@given(caps=st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=4))
+def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
+    """Spell a size to nine decimals, so that it means the same when it is read again."""
+    text = canonical_cap("+".join(f"{cap:.12f}" for cap in caps))
+    assert text == canonical_cap(text)
+    assert pytest.approx(caps, rel=1e-12, abs=0.6e-9) == list(case(bucket_cap_mb=text).caps_mb)
+
+
+# --------------------------------------------------------------------------------------------------------- the case
+
+
+def test_case_without_ddp_keeps_what_it_needs() -> None:
+    """Compare a configuration with a step of the same model, batch, precision and accumulation, and the same phase."""
+    ours = case(hook="topk", density=0.1, bucket_cap_mb="5", bucket_view=True, precision="amp-bf16", accumulation=2)
+    assert case(hook="local", precision="amp-bf16", accumulation=2) == ours.local()
+    assert ours.uses_ddp
+    assert not ours.local().uses_ddp
+    assert ours.local() == ours.local().local()
+
+
+def test_keys_tell_cases_apart() -> None:
+    """Give each configuration and phase a key of its own, always the same."""
+    cases = [case(), case(phase="confirm"), case(bucket_cap_mb="25"), case(density=0.1), case(static_graph=True)]
+    assert len(cases) == len({one.key for one in cases})
+    assert case().key == case().key
+
+
+def test_alternatives_share_their_group() -> None:
+    """Put into one group what DDP's user may choose between."""
+    group = case().group
+    assert {group} == {one.group for one in (case(hook="fp16"), case(precision="amp-bf16"), case(accumulation=4))}
+    assert group not in {one.group for one in (case(world_size=4), case(batch_per_rank=8), case(workload="gpt"))}
+
+
+def test_accumulation_makes_larger_steps() -> None:
+    """Count the samples of all ranks and all backward passes of a step."""
+    assert 64 == case().samples_per_step
+    assert 256 == case(accumulation=4).samples_per_step
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"),
+    [
+        (case(), "mlp none, default buckets, 2 ranks, batch 32"),
+        (case(bucket_cap_mb="5", hook="fp16"), "mlp fp16, 5 MiB buckets, 2 ranks, batch 32"),
+        (
+            case(hook="topk", density=0.01, phase="confirm"),
+            "mlp topk:0.01, default buckets, 2 ranks, batch 32, confirm",
+        ),
+        (
+            case(precision="amp-bf16", accumulation=2, bucket_view=True, static_graph=True),
+            "mlp none, default buckets, amp-bf16, accumulation 2, bucket views, static graph, 2 ranks, batch 32",
+        ),
+        (case(precision="amp-bf16").local(), "mlp without DDP, amp-bf16, 2 ranks, batch 32"),
+    ],
+)
+def test_cases_have_names_for_people(ours: TrainingCase, name: str) -> None:
+    """Say what differs from the defaults, and where it runs."""
+    assert name == str(ours)
+
+
+# -------------------------------------------------------------------------------------------------------- the sweep
+
+
+def test_sweep_is_the_product_of_its_axes() -> None:
+    """Make every combination once, the baseline first and the steps without DDP last."""
+    sweep = TrainingSweep(workload="mlp", bucket_caps=("default", "25"), hooks=("none", "fp16"))
+    expected = [case(), case(bucket_cap_mb="25"), case(hook="fp16"), case(hook="fp16", bucket_cap_mb="25")]
+    assert [*expected, case().local()] == sweep.cases(ranks=2, batch=32)
+
+
+def test_sweep_always_has_its_baseline() -> None:
+    """Add DDP as it comes where nobody asked for it, once a group, at the least accumulation."""
+    sweep = TrainingSweep(
+        workload="mlp",
+        bucket_caps=("5",),
+        hooks=("fp16",),
+        precisions=("amp-bf16",),
+        accumulations=(4, 2),
+        bucket_views=(True,),
+        world_sizes=(2, 4),
+        batches=(8, 16),
+    )
+    cases = sweep.cases(ranks=4, batch=32)
+    plain = [one for one in cases if one.uses_ddp and one.hook == "none"]
+    expected = [
+        case(world_size=ranks, batch_per_rank=batch, accumulation=2)
+        for ranks, batch in itertools.product((2, 4), (8, 16))
+    ]
+    assert expected == plain
+    for one in plain:
+        assert one == next(other for other in cases if other.group == one.group)
+
+
+def test_sweep_has_every_step_without_ddp() -> None:
+    """Compare each configuration, the baseline too, with a local step that is part of the sweep."""
+    sweep = TrainingSweep(precisions=("fp32", "amp-bf16"), accumulations=(1, 2), hooks=("fp16", "topk:0.1"))
+    cases = sweep.cases(ranks=2, batch=32)
+    assert {one.local() for one in cases} == {one for one in cases if not one.uses_ddp}
+    assert [one.uses_ddp for one in cases] == sorted((one.uses_ddp for one in cases), reverse=True)
+    assert len(cases) == len(set(cases))
+
+
+def test_sweep_takes_its_numbers_from_the_run() -> None:
+    """Use all ranks and the workload's own batch where the sweep names none."""
+    assert {(4, 64)} == {(one.world_size, one.batch_per_rank) for one in TrainingSweep().cases(ranks=4, batch=64)}
+
+
+def test_equal_bucket_sizes_are_one() -> None:
+    """Measure 25 and 25.0 once."""
+    assert ("25", "default") == TrainingSweep(bucket_caps=("25", "25.0", "default", " 25 ")).bucket_caps
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"precisions": ("fp64",)}, "Unknown precision 'fp64'"),
+        ({"backend": "mpi"}, "Unknown training backend 'mpi'"),
+        ({"hooks": ("none", "zip")}, "Unknown hook 'zip'"),
+        ({"bucket_caps": ("0",)}, "not above 0"),
+        ({"accumulations": (1, 0)}, "Accumulation 0"),
+        ({"batches": (-1,)}, "Batch -1"),
+        ({"world_sizes": (0,)}, "World size 0"),
+    ],
+)
+def test_bad_axes_are_refused(axes: dict[str, Any], said: str) -> None:
+    """Refuse a sweep before anything starts."""
+    with pytest.raises(InputError) as caught:
+        TrainingSweep(**axes)
+    assert said in str(caught.value)
+
+
+def test_more_ranks_than_started_are_refused() -> None:
+    """Say how to get as many ranks as were asked for."""
+    with pytest.raises(InputError, match=r"world size of 8 .* 4 ranks are started; raise -n"):
+        TrainingSweep(world_sizes=(2, 8)).cases(ranks=4, batch=32)
+
+
+def test_baseline_is_ddp_as_it_comes() -> None:
+    """Compare with fp32, no hook and default buckets at the least accumulation, in the same phase."""
+    others = [
+        case(hook="fp16", precision="amp-fp16", bucket_cap_mb="5", accumulation=4, phase="confirm", static_graph=True),
+        case(hook="topk", density=0.1, accumulation=2, phase="confirm"),
+    ]
+    assert case(accumulation=2, phase="confirm") == baseline_of(others)
+
+
+# -------------------------------------------------------------------------------------------------------- the order
+
+CASES = TrainingSweep(bucket_caps=("default", "1", "25"), hooks=("none", "fp16")).cases(ranks=2, batch=32)
+
+
+def test_one_round_has_the_baseline_three_times() -> None:
+    """Train the baseline at the beginning, in the middle and at the end, and every other once."""
+    order = schedule(CASES, seed=1, launch=0, blocks=1)
+    assert Counter({0: 3, **dict.fromkeys(range(1, len(CASES)), 1)}) == Counter(order)
+    assert [0, 0, 0] == [order[0], order[len(order) // 2], order[-1]]
+
+
+def test_one_round_has_the_baseline_once_where_drift_is_not_watched() -> None:
+    """Make no more blocks than cases."""
+    assert list(range(len(CASES))) == sorted(schedule(CASES, seed=1, launch=0, blocks=1, watches_drift=False))
+
+
+@given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
+def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> None:
+    """Train in shuffled rounds where there are several."""
+    order = schedule(CASES, seed, launch, blocks)
+    rounds = [order[i : i + len(CASES)] for i in range(0, len(order), len(CASES))]
+    assert [list(range(len(CASES)))] * blocks == [sorted(one) for one in rounds]
+
+
+def test_order_differs_between_launches_only() -> None:
+    """Repeat the order of a launch exactly, and take another in the next."""
+    orders = [schedule(CASES, 7, launch, 2) for launch in range(5)]
+    assert orders == [schedule(CASES, 7, launch, 2) for launch in range(5)]
+    assert 5 == len({tuple(order) for order in orders})
+
+
+def test_order_without_a_baseline_is_one_round() -> None:
+    """Train each once where there is no baseline to watch, or nothing else."""
+    others = [one for one in CASES if one.hook == "fp16"]
+    assert list(range(len(others))) == sorted(schedule(others, 1, 0, 1))
+    assert [0] == schedule(CASES[:1], 1, 0, 1)

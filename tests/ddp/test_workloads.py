@@ -1,0 +1,338 @@
+"""The workloads: their sizes, what ranks share, that they learn, and the ways in which a person's own can be wrong."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from commbench.ddp.local_step import default_optimizer  # noqa: E402 - after the skips
+from commbench.ddp.workloads import WORKLOADS, load_workload  # noqa: E402
+from commbench.ddp.workloads import text as text_workload  # noqa: E402
+from commbench.ddp.workloads.architectures import parameter_count  # noqa: E402
+from commbench.ddp.workloads.digits import load_digits  # noqa: E402
+from commbench.ddp.workloads.sampling import sharded  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SIZES = {"digits": 76_786, "gpt": 5_790_720, "mlp": 8_407_050, "resnet18": 11_173_962, "text": 636_032}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Compute on one core, as a rank does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(spec: str, *, seed: int = 1, rank: int = 0, world_size: int = 2, batch_size: int | None = None) -> Any:
+    """Load a workload for one of two ranks."""
+    return load_workload(spec, seed=seed, rank=rank, world_size=world_size, batch_size=batch_size)
+
+
+def tensors(batch: Any) -> list[Any]:
+    """Return the tensors of a batch."""
+    return [batch] if isinstance(batch, torch.Tensor) else list(batch)
+
+
+def first_batches(workload: Any, count: int = 3) -> list[Any]:
+    """Return the tensors of the first few batches, one after the other."""
+    return [tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)]
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    """Tell whether two lists hold the same tensors."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def train(workload: Any, steps: int) -> list[float]:
+    """Train without DDP and return the losses."""
+    optimizer = (workload.optimizer or default_optimizer)(workload.model.parameters())
+    losses = []
+    for batch in itertools.islice(workload.batches, steps):
+        optimizer.zero_grad()
+        loss = workload.loss(workload.model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+# What comes with commbench
+
+
+def test_sizes_cover_every_workload() -> None:
+    """Test every workload that can be named."""
+    assert sorted(WORKLOADS) == sorted(SIZES)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_parameter_count(name: str) -> None:
+    """Have as many parameters as the documentation says."""
+    assert SIZES[name] == parameter_count(load(name).model)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ranks_share_weights_and_not_data(name: str) -> None:
+    """Begin with the same model on all ranks and train it on different batches."""
+    one, other = load(name, rank=0), load(name, rank=1)
+    assert equal(list(one.model.parameters()), list(other.model.parameters()))
+    assert not equal(first_batches(one), first_batches(other))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_seed_decides(name: str) -> None:
+    """Repeat weights and batches with the same seed, from every iteration's start, and change both with another."""
+    one, same, other = load(name), load(name), load(name, seed=2)
+    assert equal(list(one.model.parameters()), list(same.model.parameters()))
+    assert equal(first_batches(one), first_batches(same))
+    assert equal(first_batches(one), first_batches(one))
+    assert not equal(list(one.model.parameters()), list(other.model.parameters()))
+    assert not equal(first_batches(one), first_batches(other))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_loading_leaves_the_global_generator_alone(name: str) -> None:
+    """Draw nothing from torch's own random numbers."""
+    before = torch.random.get_rng_state()
+    load(name)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_batch_size_is_obeyed(name: str) -> None:
+    """Make batches of the size asked for, or of the workload's own."""
+    own, chosen = load(name), load(name, batch_size=3)
+    assert 3 == chosen.batch_size
+    assert [3, own.batch_size] == [len(first_batches(workload)[0]) for workload in (chosen, own)]
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "steps", "falls_to"),
+    [
+        ("gpt", 1, 12, 0.98),
+        ("mlp", 32, 25, 0.85),
+        pytest.param("resnet18", 4, 32, 0.7, marks=pytest.mark.slow),
+        ("text", 8, 25, 0.8),
+    ],
+)
+def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> None:
+    """Learn something within a few steps."""
+    losses = train(load(name, seed=2, batch_size=batch_size, world_size=1), steps)
+    first, last = sum(losses[:5]), sum(losses[-5:])
+    assert last < falls_to * first
+
+
+def test_digits_reaches_its_target() -> None:
+    """Learn the digits to the stated accuracy in the stated number of steps, and evaluate without side effects."""
+    workload = load("digits", world_size=1)
+    train(workload, workload.steps)
+    weights = [parameter.detach().clone() for parameter in workload.model.parameters()]
+    assert ("accuracy", 0.97) == (workload.metric, workload.target)
+    assert workload.evaluate(workload.model) >= workload.target
+    assert workload.model.training
+    assert equal(weights, list(workload.model.parameters()))
+
+
+def test_digits_data_is_whole() -> None:
+    """Ship 1797 images with values from 0 to 1 and between 170 and 190 of each digit."""
+    images, labels = load_digits()
+    assert (1797, 1, 8, 8) == tuple(images.shape)
+    assert (0.0, 1.0) == (float(images.min()), float(images.max()))
+    counts = torch.bincount(labels).tolist()
+    assert 10 == len(counts)
+    assert all(170 <= count <= 190 for count in counts)
+
+
+def test_text_evaluates_held_out_bytes() -> None:
+    """Begin near the entropy of a uniform guess, in nats per byte."""
+    workload = load("text")
+    assert "nats_per_byte" == workload.metric
+    assert 5.0 < workload.evaluate(workload.model) < 6.1
+
+
+def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say what is missing where Python comes without its documentation."""
+    text_workload.documentation.cache_clear()
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(InputError, match=r"pydoc_data\.topics"):
+        load("text")
+
+
+def test_shards_cover_an_epoch_without_overlap() -> None:
+    """Give every sample to one rank in an epoch, in another order in the next."""
+    ranks = [iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)]
+    for _ in range(2):
+        assert list(range(24)) == sorted(index for rank in ranks for _ in range(4) for index in next(rank))
+    again = iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=0, ranks=2))
+    eight = list(itertools.islice(again, 8))
+    assert eight[:4] != eight[4:]
+
+
+def test_more_ranks_than_batches_still_have_data() -> None:
+    """Hand out whole batches where all ranks together ask for more than there is."""
+    for rank in range(4):
+        batch = next(iter(sharded(10, 4, lambda i: i.tolist(), seed=5, rank=rank, ranks=4)))
+        assert 4 == len(batch)
+        assert set(batch) <= set(range(10))
+
+
+# Names
+
+
+def test_unknown_name_lists_the_known() -> None:
+    """Name the workloads, the traces and the form of a person's own."""
+    with pytest.raises(InputError) as caught:
+        load("resnet19")
+    assert all(name in str(caught.value) for name in (*WORKLOADS, "trace:resnet50", "file.py:callable"))
+
+
+def test_batch_below_one_is_refused() -> None:
+    """Refuse a batch without samples."""
+    with pytest.raises(InputError, match="batch of 0"):
+        load("mlp", batch_size=0)
+
+
+# A person's own
+
+SOUND = """
+import torch
+def workload(seed, rank):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(3, 1)
+    return model, lambda m, x: m(x).square().mean(), [torch.full((5, 3), float(rank + 1))] * 2
+"""
+
+
+def own(folder: Path, code: str, name: str = "workload") -> str:
+    """Write a person's file and return how it is named."""
+    (folder / "mine.py").write_text(code)
+    return f"{folder / 'mine.py'}:{name}"
+
+
+def test_own_tuple_becomes_a_workload(tmp_path: Path) -> None:
+    """Take (model, loss, batches), the batch size from the first batch."""
+    workload = load(own(tmp_path, SOUND), rank=1)
+    assert (5, None, "") == (workload.batch_size, workload.steps, workload.metric)
+    assert 2.0 == float(first_batches(workload)[0][0, 0])
+
+
+def test_own_example_loads_and_learns() -> None:
+    """Keep the worked example working."""
+    spec = f"{ROOT / 'benchmarks' / 'own_model.py'}:workload"
+    losses = train(load(spec, batch_size=32), 40)
+    assert 32 == load(spec, batch_size=32).batch_size
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_own_workload_passes_and_gets_only_what_it_names(tmp_path: Path) -> None:
+    """Return a Workload as it is, and give a function that takes anything all there is."""
+    code = """
+import torch
+from commbench.training.workload import Workload
+def workload(**given):
+    model = torch.nn.Linear(1, 1)
+    return Workload(model=model, loss=print, batches=[sorted(given.items())], batch_size=given["batch_size"], steps=9)
+"""
+    workload = load(own(tmp_path, code), seed=3, rank=1, world_size=4, batch_size=7)
+    assert (7, 9) == (workload.batch_size, workload.steps)
+    assert [("batch_size", 7), ("rank", 1), ("seed", 3), ("world_size", 4)] == next(iter(workload.batches))
+
+
+def test_own_file_may_import_its_neighbours_and_use_dataclasses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Find modules beside the file, and the file's own module by its name."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_mine.py").write_text("WIDTH = 3")
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_mine\n"
+    assert 5 == load(own(tmp_path, f"{code}@dataclass\nclass A:\n    x: int = beside_mine.WIDTH\n{SOUND}")).batch_size
+
+
+def test_batch_in_a_dict_is_measured(tmp_path: Path) -> None:
+    """Find the batch size also where tensors are in a dict."""
+    code = (
+        SOUND.replace("[torch.full", "[{'x': torch.full").replace("1))] * 2", "1))}] * 2").replace("m(x)", "m(x['x'])")
+    )
+    assert 5 == load(own(tmp_path, code)).batch_size
+
+
+BODY = "import torch\ndef workload():\n    "
+LINEAR = f"{BODY}m = torch.nn.Linear(3, 1)\n    "
+LOSS = "lambda m, x: m(x).mean()"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name', mine.py line 1"),
+        ("def workload(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("workload = 3", "no function workload"),
+        ("def other(): pass", "no function workload"),
+        (f"{BODY}raise ValueError('no data\\nhere')", "ValueError: no data here, mine.py line 3"),
+        (f"{BODY}return 7", "returned a value of type int"),
+        (f"{BODY}return 7, 8", "returned a tuple of 2"),
+        (f"{BODY}return 7, {LOSS}, [torch.ones(1)]", "of type int"),
+        (f"{LINEAR}return m, None, [torch.ones(1)]", "loss is None"),
+        (f"{LINEAR}return m, {LOSS}, iter([torch.ones(1)])", "only once"),
+        (f"{LINEAR}return m, {LOSS}, (x for x in [torch.ones(1)])", "only once"),
+        (f"{LINEAR}return m, {LOSS}, []", "empty"),
+        (f"{LINEAR}return m, {LOSS}, 5", "cannot be iterated"),
+        (f"{LINEAR}return m.requires_grad_(False), {LOSS}, [torch.ones(1)]", "no trainable parameters"),
+        (f"{BODY}return torch.nn.ReLU(), {LOSS}, [torch.ones(1)]", "no trainable parameters"),
+        (f"{BODY}return torch.nn.LazyLinear(2), {LOSS}, [torch.ones(1)]", "came without initial values"),
+        (f"{BODY}return torch.nn.Linear(1, 1, dtype=torch.cfloat), {LOSS}, [torch.ones(1)]", "not floating point"),
+        (
+            f"{LINEAR}m = torch.nn.Sequential(m, torch.nn.Linear(1, 1, device='meta')); return m, {LOSS}, [m]",
+            "several devices (0.bias on cpu, 1.bias on meta)",
+        ),
+        ("def workload(width): pass", "needs the argument width"),
+        ("def workload(seed, /): pass", "needs the argument seed"),
+    ],
+)
+def test_misuse_is_one_sentence(tmp_path: Path, code: str, says: str) -> None:
+    """Say what is wrong with a person's own file in one sentence that names it or its part."""
+    with pytest.raises(InputError) as caught:
+        load(own(tmp_path, code))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_function_name(tmp_path: Path) -> None:
+    """Say that there is no such file, or that the function's name is missing."""
+    with pytest.raises(InputError, match="no file"):
+        load(f"{tmp_path}/absent.py:workload")
+    for spec in ("mine.py", "mine.py:"):
+        with pytest.raises(InputError, match=r"write mine\.py:workload"):
+            load(spec)
+
+
+def test_batch_for_a_function_that_takes_none(tmp_path: Path) -> None:
+    """Refuse a batch size that the function cannot be told."""
+    with pytest.raises(InputError, match="takes no argument batch_size"):
+        load(own(tmp_path, SOUND), batch_size=4)
+
+
+def test_needed_batch_without_default(tmp_path: Path) -> None:
+    """Ask for a default where the batch size is left to the workload."""
+    with pytest.raises(InputError, match="give it a default value"):
+        load(own(tmp_path, "def workload(batch_size): pass"))
+
+
+def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:
+    """Load the corrected file after a failure."""
+    with pytest.raises(InputError):
+        load(own(tmp_path, "1 / 0"))
+    assert 5 == load(own(tmp_path, SOUND)).batch_size
+    assert all(name != "mine" for name in sys.modules)

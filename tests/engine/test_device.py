@@ -1,0 +1,229 @@
+"""Tests of the loop that times by events, on a stream and a host whose times are scripted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from commbench.engine.control import ThreadControl, run_threads
+from commbench.engine.samples import Samples
+from commbench.engine.stopping import SPAN_S, Sampler
+from commbench.engine.timing import device as device_module
+from commbench.engine.timing.device import EventTimer
+from commbench.engine.timing.loops import Call, Progress, Repetitions
+from commbench.engine.timing.sync import MAXIMUM_SLACK_NS, MINIMUM_PYTHON_SLACK_NS, Synchroniser, SyncPlan
+from commbench.stats import StoppingRule
+
+CYCLES_PER_NS = 1.5
+MEET_NS, OPERATION_NS = 10_000, 30_000
+
+
+@dataclass
+class Event:
+    """When it takes place."""
+
+    at_ns: float = 0.0
+
+
+@dataclass
+class SimulatedDevice:
+    """A stream of a device, and the host that queues on it, which takes ``call_ns`` for anything but operations."""
+
+    host_ns: Callable[[int], float] = lambda _: 5000.0
+    """What the host takes to queue the n-th operation."""
+    call_ns: float = 2000.0
+    meet_ns: float = MEET_NS
+    operation_ns: float = OPERATION_NS
+    now_ns: float = 0.0
+    """How far the host is."""
+    end_ns: float = 0.0
+    """When the device will have done all that is queued."""
+    spins: list[float] = field(default_factory=list)
+    """How long it was kept busy, each time."""
+    operations: int = 0
+
+    def _queue(self, host_ns: float, lasting_ns: float) -> None:
+        self.now_ns += host_ns
+        self.end_ns = max(self.end_ns, self.now_ns) + lasting_ns
+
+    def spin(self, cycles: int) -> None:
+        """Be busy."""
+        self.spins.append(cycles / CYCLES_PER_NS)
+        self._queue(self.call_ns, cycles / CYCLES_PER_NS)
+
+    def meet(self) -> None:
+        """Meet nobody."""
+        self._queue(self.call_ns, self.meet_ns)
+
+    def operate(self) -> None:
+        """Queue an operation."""
+        self._queue(self.host_ns(self.operations), self.operation_ns)
+        self.operations += 1
+
+    def operate_and_wait(self) -> None:
+        """Queue an operation, and wait for it."""
+        self.operate()
+        self.now_ns = self.end_ns
+
+    def new_event(self) -> Event:
+        """One that has not been recorded."""
+        return Event()
+
+    def record(self, event: Event) -> None:
+        """It takes place after all that is queued."""
+        self._queue(self.call_ns, 0.0)
+        event.at_ns = self.end_ns
+
+    def has_happened(self, event: Event) -> bool:
+        """Whether it has, now."""
+        return self.now_ns >= event.at_ns
+
+    def wait(self, event: Event) -> None:
+        """Keep the host."""
+        self.now_ns = max(self.now_ns, event.at_ns)
+
+    def elapsed_ns(self, first: Event, last: Event) -> float:
+        """Between two that have taken place."""
+        assert self.now_ns >= max(first.at_ns, last.at_ns)
+        return last.at_ns - first.at_ns
+
+
+class Here(threading.local):
+    """The device of this rank."""
+
+    device: SimulatedDevice
+
+
+HERE = Here()
+
+
+@pytest.fixture(autouse=True)
+def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loop read the clock of the simulated host."""
+    monkeypatch.setattr(device_module, "perf_counter_ns", lambda: HERE.device.now_ns)
+
+
+def opened(control: ThreadControl, device: SimulatedDevice, method: str = "barrier") -> EventTimer:
+    """Return a calibrated loop on a device, which forgets what calibration asked of it."""
+    HERE.device = device
+    timer = EventTimer(Synchroniser(control, SyncPlan(method=method)), device, Progress())
+    timer.prepare()
+    device.spins.clear()
+    return timer
+
+
+def timed(
+    device: SimulatedDevice, chunks: Sequence[int], *, method: str = "barrier", blocking: bool = False
+) -> list[Repetitions]:
+    """Time so many operations in each run of one rank."""
+    calls = [Call(run=device.operate_and_wait if blocking else device.operate, blocking=blocking)]
+
+    def work(control: ThreadControl) -> list[Repetitions]:
+        timer = opened(control, device, method)
+        return [timer.run(calls, repetitions, 1) for repetitions in chunks]
+
+    return run_threads(1, work)[0]
+
+
+def sampled(device: SimulatedDevice) -> Samples:
+    """Sample operations of one rank until that is enough."""
+
+    def work(control: ThreadControl) -> Samples | None:
+        rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
+        timer, calls = opened(control, device), [Call(run=device.operate)]
+        sampler = Sampler(control=control, timer=timer, calls=calls, rule=rule, slice_s=60.0, reading_ns=0.0)
+        settled = sampler.settle(None)
+        return sampler.collect(Samples([0], spanning=False), settled.batch)
+
+    samples = run_threads(1, work)[0]
+    assert samples is not None
+    return samples
+
+
+def lasting(seen: Repetitions) -> list[int]:
+    """Return the times of a run."""
+    times: list[int] = (seen.end_ns - seen.start_ns).tolist()
+    return times
+
+
+@pytest.mark.parametrize("host_ns", [1000.0, 70_000.0, 2_000_000.0])
+def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
+    """Time the device alone once it is known how long queueing takes, however long that is."""
+    first, then = timed(SimulatedDevice(host_ns=lambda _: host_ns), [1, 5])
+    assert bool(first.late[0]) == (lasting(first)[0] > OPERATION_NS) == (host_ns > MINIMUM_PYTHON_SLACK_NS + MEET_NS)
+    assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
+
+
+def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -> None:
+    """Spin by the device's clock, as fast as it was found to run."""
+    device = SimulatedDevice(host_ns=lambda _: 70_000.0)
+    timed(device, [1, 1])
+    queueing_ns = 70_000 + 4 * device.call_ns
+    assert [MINIMUM_PYTHON_SLACK_NS, queueing_ns + MINIMUM_PYTHON_SLACK_NS] == pytest.approx(device.spins, rel=0.01)
+
+
+def test_a_repetition_for_which_the_device_waited_is_late() -> None:
+    """Find the one in which the host was interrupted, whose time is too long, and no other."""
+    device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)
+    _, seen = timed(device, [4, 6])
+    assert [number == 3 for number in range(6)] == seen.late.tolist()
+    assert [number == 3 for number in range(6)] == [time > OPERATION_NS for time in lasting(seen)]
+
+
+def test_the_slowest_host_decides_for_all() -> None:
+    """Keep every device busy until the last rank has queued its part."""
+    devices = [SimulatedDevice(host_ns=lambda _, ns=ns: ns) for ns in (5000.0, 90_000.0)]
+
+    def work(control: ThreadControl) -> None:
+        device = devices[control.rank]
+        timer = opened(control, device)
+        for _ in range(2):
+            timer.run([Call(run=device.operate)], 1, 1)
+
+    run_threads(2, work)
+    assert devices[0].spins == devices[1].spins
+    assert devices[0].spins[1] > 90_000 + MINIMUM_PYTHON_SLACK_NS
+
+
+def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
+    """Lengthen the spin where the host is often interrupted, and count only what the device did not wait in."""
+    device = SimulatedDevice(host_ns=lambda number: 5000.0 + (number % 3 == 0) * MAXIMUM_SLACK_NS / 8)
+    samples = sampled(device)
+    assert max(device.spins) > 4 * MINIMUM_PYTHON_SLACK_NS
+    assert samples.late > 0
+    assert {OPERATION_NS / 1e3} == set(samples.slowest_us(1))
+
+
+def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
+    """Neither hide what the host does in a call that is over when it returns, nor call it late."""
+    device = SimulatedDevice(host_ns=lambda _: 70_000.0)
+    _, seen = timed(device, [1, 3], blocking=True)
+    assert ([], [False] * 3) == (device.spins, seen.late.tolist())
+    assert min(lasting(seen)) > 70_000
+
+
+@pytest.mark.parametrize(("host_ns", "expected"), [(5000.0, OPERATION_NS), (70_000.0, 72_000)])
+def test_without_synchronisation_times_add_up_to_what_the_stream_takes(host_ns: float, expected: int) -> None:
+    """Let each last from the end of the one before, what the device waits for the host included."""
+    device = SimulatedDevice(host_ns=lambda _: host_ns)
+    (seen,) = timed(device, [10], method="none")
+    assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(seen)
+    assert not device.spins
+
+
+def test_stamps_are_of_the_rank_s_own_device() -> None:
+    """Begin at 0, go on from repetition to repetition, and promise nothing to other ranks."""
+    for seen in timed(SimulatedDevice(), [1, 4])[1:] + timed(SimulatedDevice(), [4], method="none"):
+        assert (0, False) == (seen.start_ns[0], seen.comparable)
+        assert np.all(seen.start_ns[1:] >= seen.end_ns[:-1])
+
+
+def test_sampling_ends_when_it_is_sure() -> None:
+    """Take no more than thirty equal repetitions of a device where these have spanned the least time."""
+    samples = sampled(SimulatedDevice(operation_ns=SPAN_S * 1e9 / 20))
+    assert 30 == samples.valid
+    assert {"skew_us", "rank_arrival_us"}.isdisjoint(samples.summary(1))

@@ -1,0 +1,360 @@
+"""Tests of energy counters, and of what becomes of them in records."""
+
+import dataclasses
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_case, make_grouped, make_record
+from simulated_nvml import SimulatedNvml
+from training_builders import make_training_case, make_training_launches, rows_of
+
+from commbench.backends.fake import FakeCommunicator
+from commbench.collectives.cases import Case
+from commbench.engine.control import Control, run_threads
+from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, RunMeter, own_meter
+from commbench.engine.measure import Session, measure
+from commbench.engine.records import Record
+from commbench.engine.stopping import Sampler
+from commbench.engine.timing.loops import Progress
+from commbench.results.summary import summarise_run
+from commbench.stats.budgets import BUDGETS
+
+GPUS = ["0000:17:00.0", "0000:65:00.0"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU but those of a test."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+def make_zone(root: Path, zone: str, name: str, microjoules: int, most: int = 10**9) -> Path:
+    """Write a zone of RAPL as Linux shows it; return the file of its counter."""
+    folder = root / "sys/class/powercap" / zone
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "max_energy_range_uj").write_text(f"{most}\n")
+    (folder / "energy_uj").write_text(f"{microjoules}\n")
+    return folder / "energy_uj"
+
+
+def show_gpus(root: Path) -> None:
+    """Write the GPUs as Linux shows PCI devices."""
+    for address in GPUS:
+        device = root / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+
+
+def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
+    """Give this machine the GPUs."""
+    nvml = SimulatedNvml(GPUS, **options)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
+# ------------------------------------------------------------------------------------------------------- a machine
+
+
+def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> None:
+    """Count both packages and the memory; leave out what lies within them or around them."""
+    first = make_zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
+    memory = make_zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
+    inner = make_zone(tmp_path, "intel-rapl:0:0", "core", 1_000_000)
+    second = make_zone(tmp_path, "intel-rapl:1", "package-1", 0)
+    whole = make_zone(tmp_path, "intel-rapl:2", "psys", 0)
+    other_way = make_zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0)
+    meter = EnergyMeter.find(tmp_path)
+    assert ({"cpu"}, {}) == (meter.kinds, meter.missing)
+    before = meter.read()
+    for file, microjoules in (
+        (first, 7_500_000),
+        (memory, 1_250_000),
+        (second, 3_000_000),
+        *((unseen, 900_000_000) for unseen in (inner, whole, other_way)),
+    ):
+        file.write_text(str(microjoules))
+    assert pytest.approx(2.5 + 0.25 + 3.0) == meter.joules_since(before)
+
+
+def test_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
+    """Add what it counts up to."""
+    file = make_zone(tmp_path, "intel-rapl:0", "package-0", 900, most=1000)
+    meter = EnergyMeter.find(tmp_path)
+    before = meter.read()
+    file.write_text("100")
+    assert pytest.approx(200e-6) == meter.joules_since(before)
+
+
+def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
+    """Say why, where there are no zones, and where one cannot be read."""
+    nothing = EnergyMeter.find(tmp_path)
+    assert (set(), {"cpu": "Linux shows no counters of RAPL"}) == (nothing.kinds, nothing.missing)
+    make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    make_zone(tmp_path, "intel-rapl:1", "package-1", 1).unlink()
+    half = EnergyMeter.find(tmp_path)
+    assert (set(), {"cpu": "RAPL's counter intel-rapl:1 cannot be read"}) == (half.kinds, half.missing)
+
+
+def test_counters_of_the_superuser_alone_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell this usual reason from all others."""
+    counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> str:
+        if path == counter:
+            raise PermissionError
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "RAPL's counters may be read by the superuser alone" == EnergyMeter.find(tmp_path).missing["cpu"]
+
+
+def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add up the thousandths of a joule of all GPUs."""
+    with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
+    meter = EnergyMeter.find(tmp_path)
+    assert ({"gpu"}, ["cpu"]) == (meter.kinds, list(meter.missing))
+    assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"energy_mJ": {GPUS[0]: [1]}}, "NVML tells no energy of GPU 1 of 2"),  # not supported
+        ({"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]}, "NVML tells no energy of GPU 0 of 2"),
+    ],
+)
+def test_gpus_are_counted_all_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
+) -> None:
+    """Leave all out where one has no counter, and where one is lost."""
+    with_nvml(monkeypatch, **options)
+    meter = EnergyMeter.find(tmp_path)
+    assert (set(), reason) == (meter.kinds, meter.missing["gpu"])
+
+
+def test_gpus_without_nvml_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Miss what Linux shows and NVML does not; without GPUs nothing is missing."""
+    assert "gpu" not in EnergyMeter.find(tmp_path).missing
+    show_gpus(tmp_path)
+    assert "NVML does not start: it takes nvidia-ml-py and the driver" == EnergyMeter.find(tmp_path).missing["gpu"]
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
+    assert "NVML lists none of the GPUs" == EnergyMeter.find(tmp_path).missing["gpu"]
+
+
+def test_a_counter_that_stops_answering_makes_the_energy_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raise nothing, whichever it is and whenever it stops."""
+    file = make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    nvml = with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS})
+    meter = EnergyMeter.find(tmp_path)
+    before = meter.read()
+    assert 0.0 == meter.joules_since(before)
+    nvml.lost.append(GPUS[1])
+    assert meter.joules_since(before) is None
+    nvml.lost.clear()
+    file.unlink()
+    assert meter.joules_since(before) is None
+    unread = meter.read()
+    file.write_text("1")
+    assert meter.joules_since(unread) is None
+
+
+def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
+    """Do not guess: a driver that was loaded again counts from nothing."""
+    joules = iter((5.0, 1.0))
+    meter = EnergyMeter({"gpu0": Counter("gpu", lambda: next(joules))})
+    assert meter.joules_since(meter.read()) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ a run
+
+
+def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
+    """A meter whose counters have used a joule more whenever they are read."""
+    return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, missing or {})
+
+
+def steadily() -> Callable[[], float]:
+    """A counter of whole joules."""
+    joules = itertools.count()
+    return lambda: float(next(joules))
+
+
+def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[RunMeter]:
+    """What each rank reads where each is on a machine of its own that has such a meter."""
+    monkeypatch.setattr("commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock")
+    return run_threads(len(meters), lambda control: own_meter(control, lambda: meters[control.rank]))
+
+
+def test_one_rank_of_a_machine_reads() -> None:
+    """Let the lowest rank read, as threads are on one machine; all know what is counted."""
+    meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
+    assert [{"cpu"}, set(), set()] == [meter.own.kinds for meter in meters]
+    assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]
+    nothing = run_threads(3, lambda control: own_meter(control, EnergyMeter))
+    assert [[]] * 3 == [list(meter.kinds) for meter in nothing]
+
+
+def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count GPUs although a host has none, and no processors where one host does not tell; the same on every rank."""
+    silent: dict[Kind, str] = {"cpu": "no counters"}
+    meters = on_machines(monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent))
+    assert [["gpu"]] * 3 == [list(meter.kinds) for meter in meters]
+    assert [{"gpu"}, set(), {"gpu"}] == [meter.own.kinds for meter in meters]
+    assert {f"no counters ({socket.gethostname()})"} == {meter.missing["cpu"] for meter in meters}
+    assert {"counted": ["gpu"], "missing": {"cpu": f"no counters ({socket.gethostname()})"}} == meters[2].facts()
+
+
+def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say it once of many hosts."""
+    silent: dict[Kind, str] = {"cpu": "no counters"}
+    first, *_ = on_machines(monkeypatch, *[EnergyMeter(missing=silent)] * 3)
+    assert f"no counters ({socket.gethostname()} and 2 other hosts)" == first.missing["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "covered"), [(("cpu",), ("gloo", "mpi")), (("gpu",), ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged"))]
+)
+def test_a_backend_s_own_memory_must_be_counted(kinds: tuple[Kind, ...], covered: tuple[str, ...]) -> None:
+    """Give Gloo no joules of idle GPUs, and NCCL none of processors that wait for it."""
+    backends = ("gloo", "mpi", "nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
+    assert covered == tuple(backend for backend in backends if RunMeter(kinds).covers(backend))
+    assert all(RunMeter(("cpu", "gpu")).covers(backend) for backend in backends)
+
+
+# ----------------------------------------------------------------------------------------------------------- a case
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    find: Callable[[], EnergyMeter],
+    *,
+    least_s: float,
+    energy_s: float = 0.0,
+    progress: Progress | None = None,
+) -> Record:
+    """Return the record of a case on two ranks whose machine has such a meter."""
+    monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
+    case = Case(backend="fake", operation="all_reduce", message_bytes=64, dtype="int8", redop="sum", in_place=True)
+    budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s)
+
+    def work(control: Control) -> Record | None:
+        counts = progress if progress and control.rank == 0 else Progress()
+        session = Session(control=control, budget=budget, progress=counts, meter=own_meter(control, find))
+        return measure(case, FakeCommunicator(control, launch=0), session, launch=0)
+
+    record = run_threads(2, work)[0]
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
+def test_an_operation_has_its_share(monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind, ...], energy_of: str) -> None:
+    """Divide the joules between two readings by the operations that were made between them, and say whose they are."""
+    record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
+    operations = (1 + len(record.times_us) + record.late_discarded) * record.batch  # the first tells how many fit
+    assert record.energy_J == pytest.approx(len(kinds) / operations)
+    assert energy_of == record.energy_of
+
+
+def test_what_is_over_too_soon_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say nothing of what the counters are too slow for, or where there are none, or not those of the buffers."""
+    for find, least_s in ((lambda: meter_of("cpu"), 1e9), (EnergyMeter, 0.0), (lambda: meter_of("gpu"), 0.0)):
+        record = measured(monkeypatch, find, least_s=least_s)
+        assert (None, "") == (record.energy_J, record.energy_of)
+
+
+def test_a_counter_that_stops_costs_a_case_its_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time the case as ever."""
+    joules = iter((1.0, None))
+    record = measured(monkeypatch, lambda: EnergyMeter({"gone": Counter("cpu", lambda: next(joules))}), least_s=0.0)
+    assert ("ok", None) == (record.status, record.energy_J)
+    assert len(record.times_us)
+
+
+def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the zeros of a virtual machine for no energy."""
+    still = EnergyMeter({"still": Counter("cpu", lambda: 0.0)})
+    assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None
+
+
+def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know the power of a counter that steps every 100 ms, which a case of some milliseconds would miss."""
+    watts, step_s, go_on = 50.0, 0.1, Sampler.go_on
+    progress, seen = Progress(), []
+
+    def noted(sampler: Sampler, seconds: float, batch: int) -> None:
+        assert "none" == sampler.timer.sync.plan.method  # waiting for a common start is no part of it
+        made, begun = int(progress.counters[1]), time.monotonic()
+        go_on(sampler, seconds, batch)
+        if sampler.control.rank == 0:
+            seen.append((time.monotonic() - begun, batch * (int(progress.counters[1]) - made)))
+
+    def find() -> EnergyMeter:
+        return EnergyMeter({"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))})
+
+    monkeypatch.setattr(Sampler, "go_on", noted)
+    assert measured(monkeypatch, find, least_s=1.0).energy_J is None
+    record = measured(monkeypatch, find, least_s=1.0, energy_s=0.5, progress=progress)
+    ((lasted_s, operations),) = seen
+    assert lasted_s > 1.0  # no less than the counter needs
+    assert record.energy_J is not None
+    assert watts * lasted_s == pytest.approx(record.energy_J * operations, abs=watts * step_s)
+
+
+def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no time for what cannot be known."""
+    monkeypatch.setattr(Sampler, "go_on", None)
+    assert measured(monkeypatch, EnergyMeter, least_s=0.0, energy_s=5.0).energy_J is None
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_a_row_has_the_median_over_launches() -> None:
+    """Summarise joules as times are."""
+    records = [
+        make_record(make_case(), launch=launch, energy_J=joules, energy_of="cpu")
+        for launch, joules in enumerate((1.0, 5.0, 2.0))
+    ]
+    (row,) = summarise_run([*records, make_record(make_case(), launch=3)], {})
+    assert 2.0 == row.energy_J
+
+
+def test_launches_that_count_different_things_have_no_energy_together() -> None:
+    """Mix neither processors with GPUs nor what an older version did not name."""
+    records = [
+        make_record(make_case(), launch=launch, energy_J=1.0, energy_of=energy_of)
+        for launch, energy_of in enumerate(("gpu", "gpu", ""))
+    ]
+    assert [None] == [row.energy_J for row in summarise_run(records, {})]
+    trained = make_training_launches([20.0, 20.0], make_training_case(), energy_J=8.0, energy_of="cpu")
+    assert 8.0 == rows_of(trained)["none default"].energy_J
+    trained[1] = dataclasses.replace(trained[1], energy_of="cpu+gpu")
+    assert rows_of(trained)["none default"].energy_J is None
+
+
+def test_what_is_counted_stays_in_records() -> None:
+    """Keep it through JSON; older files do not say."""
+    record = make_record(make_case(), energy_J=1.0, energy_of="gpu")
+    data = record.to_json()
+    assert "gpu" == Record.from_json(data).energy_of
+    del data["energy_of"]
+    assert "" == Record.from_json(data).energy_of
+
+
+def test_groups_that_run_together_have_no_energy_of_their_own() -> None:
+    """Leave out what all of them used together."""
+    records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
+    records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
+    assert {None} == {row.energy_J for row in summarise_run(records, {})}

@@ -1,0 +1,76 @@
+"""Tests of what NVML says of a GPU's clock around a case."""
+
+import sys
+from typing import Any
+
+import pytest
+from builders import make_case, make_record
+from simulated_nvml import SimulatedNvml
+
+from commbench.engine.gpu_clocks import GpuClocks, clocks_between
+from commbench.engine.records import Clocks, Record
+from commbench.results.summary import summarise_run
+
+GPU = "0000:17:00.0"
+
+
+def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
+    """What two readings of one GPU say."""
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([GPU], **readings))
+    clocks = GpuClocks.find(GPU)
+    assert clocks is not None
+    return clocks_between([(clocks.read(), clocks.read())])
+
+
+@pytest.mark.parametrize(
+    ("readings", "slowed_by"),
+    [
+        ({}, ()),
+        ({"reasons": [0x1, 0x2]}, ()),  # idle before, clocks that someone has set after
+        ({"reasons": [0x1, 0x4]}, ("power cap",)),
+        ({"reasons": [0x8 | 0x40, 0x20]}, ("hardware slowdown", "heat", "heat, by hardware")),
+        ({"reasons": [0x0, 0x8 | 0x80]}, ("hardware slowdown", "power brake")),
+        ({"reasons": [0x8, 0x8]}, ("hardware slowdown",)),
+        ({"reasons": [0x8, 0x0]}, ()),  # a clock being changed, as nvml.h warns
+        ({"reasons": [0x8, 0x40]}, ("heat, by hardware",)),
+        ({"reasons": [0x80, 0x10]}, ("power brake", "sync boost")),
+        ({"reasons": [0x4], "old_driver": True}, ("power cap",)),
+        ({"violations_ns": {0: [10, 10], 1: [5, 5]}}, ()),
+        ({"violations_ns": {0: [10, 10], 1: [5, 70], 3: [0, 1]}}, ("board limit", "heat")),
+        ({"violations_ns": {5: [0, 99]}}, ()),  # the voltage's limit, which holds the highest clock of many GPUs
+    ],
+)
+def test_what_slows_a_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch, readings: dict[str, Any], slowed_by: tuple[str, ...]
+) -> None:
+    """Name what was active at either reading or counted in between, but not that there is nothing to do.
+
+    A slowdown counts with its cause or at both readings.
+    """
+    found = between(monkeypatch, **readings)
+    assert found is not None
+    assert slowed_by == found.slowed_by
+
+
+def test_clocks_have_a_range_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the lowest and the highest of all readings."""
+    first = between(monkeypatch, clocks_MHz=[345, 1980])
+    assert (345, 1980) == (first and first.sm_low_MHz, first and first.sm_high_MHz)
+    assert clocks_between([]) is None
+
+
+def test_what_nvml_does_not_know_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find no clock without the library, and none of a GPU that it does not know."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert GpuClocks.find(GPU) is None
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(["0000:01:00.0"]))
+    assert GpuClocks.find(GPU) is None
+
+
+def test_clocks_stay_in_records_and_make_a_flag_of_the_row() -> None:
+    """Keep clocks through JSON; a row has the flag of any of its launches."""
+    clocks = Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=["power cap"])
+    slowed = make_record(make_case(), launch=1, clocks=clocks, flags=["throttled"])
+    assert slowed.clocks == Record.from_json(slowed.to_json()).clocks
+    (row,) = summarise_run([make_record(make_case()), slowed], {})
+    assert "throttled" in row.flags.split(";")

@@ -1,0 +1,200 @@
+"""Tests of groups that run at the same time on the fake backend: measured, summarised, compared and resumed."""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import STEADY, make_case, make_grouped, make_info, make_record
+from faking import EXACT, FakeRun, fake_case
+
+from commbench.analysis.comparison import compare
+from commbench.backends.fake import Script
+from commbench.engine.measure import frozen_from
+from commbench.engine.records import Record, Row
+from commbench.results import Run
+from commbench.results.summary import overlap_rows, summarise_run
+from commbench.stats import Verdict
+
+TRUE_US = Script().time_us(1024)
+SLOW = replace(EXACT, slow_rank=2, slow_rank_factor=1.5)
+
+
+def rows_of(records: list[Record], **info: Any) -> list[Row]:
+    """Return the rows of records of four ranks on two hosts."""
+    return summarise_run(records, make_info(world_size=4, nodes=2, **info))
+
+
+# ------------------------------------------------------------------------------------------------------- measured
+
+
+def test_each_group_has_its_own_times() -> None:
+    """Keep the slow rank's time in its group; all groups together are as slow as that one."""
+    (record,) = FakeRun(script=SLOW, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
+    assert ("ok", "0-3", 4) == (record.status, record.group, record.group_size)
+    assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == [(g.group, g.group_size, g.message_bytes) for g in record.groups]
+    assert [TRUE_US, 1.5 * TRUE_US] == pytest.approx([median(g.times_us) for g in record.groups], abs=1e-3)
+    assert 1.5 * TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
+    assert [len(record.times_us), 0] == list(record.groups[1].rank_slowest)
+    assert [0, 0] == [g.wrong for g in record.groups]
+
+
+def test_one_group_of_all_ranks_is_as_ever() -> None:
+    """Record no groups where the pattern makes one of all ranks."""
+    (record,) = FakeRun(ranks=4, hosts="ABCD").launch([fake_case(pattern="cross")])
+    assert ("0-3", 4, ()) == (record.group, record.group_size, record.groups)
+
+
+def test_ranks_in_no_group_only_keep_step() -> None:
+    """Measure the only group where rank 0 stands aside: its own idle times settle nothing."""
+    (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])
+    assert ("1-2", 2, 1) == (record.group, record.group_size, record.batch)
+    assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
+    assert ["1-2"] == [g.group for g in record.groups]
+
+
+def test_pairs_are_the_ends_of_each_group() -> None:
+    """Play ping-pong between the first and the last rank of every group."""
+    (record,) = FakeRun(ranks=6, hosts="AAABBB").launch([fake_case("latency", pattern="node")])
+    assert [("0,2", 2), ("3,5", 2)] == [(g.group, g.group_size) for g in record.groups]
+    assert [2, 2] == [len(g.rank_median_us) for g in record.groups]
+
+
+def test_uneven_groups_round_for_themselves() -> None:
+    """Cut 1024 B into shares of two ranks here and of three there."""
+    (record,) = FakeRun(ranks=5, hosts="AABBB").launch([fake_case("all_gather", pattern="node")])
+    assert [1024, 1032] == [g.message_bytes for g in record.groups]
+
+
+def test_what_cannot_be_grouped_is_a_row() -> None:
+    """Refuse hosts that make no group, a root beyond a group, and an arrangement that an operation lacks."""
+    cases = [
+        fake_case(pattern="cross"),
+        fake_case("broadcast", root=2, pattern="split:2"),
+        fake_case(pattern="node"),
+    ]
+    no_group, no_root, measured = FakeRun(ranks=4).launch(cases)
+    assert ("unsupported", "ok") == (no_group.status, measured.status)
+    assert "pattern cross makes no group of two ranks or more of 4 ranks on 1 host" == no_group.reason
+    assert "root 2 counts within a group, and pattern split:2 makes groups of 2 ranks here" == no_root.reason
+
+
+def test_wrong_data_is_named_by_group() -> None:
+    """Count wrong elements in the group where they are; no group of the case is timed."""
+    script = replace(EXACT, wrong=lambda rank: 5 if rank == 3 else 0)
+    (record,) = FakeRun(script=script, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
+    assert ("wrong", 5, "5 elements differ from the known answer in group 2-3") == (
+        record.status,
+        record.wrong,
+        record.reason,
+    )
+    rows = rows_of([record])
+    assert [("0-1", "wrong", 0), ("2-3", "wrong", 5)] == [(row.group, row.status, row.wrong) for row in rows]
+    assert {None} == {row.busbw_GBps for row in rows}
+
+
+def test_later_launches_keep_what_the_first_found_out() -> None:
+    """Freeze warm-up and batch of a case with groups as of any other."""
+    records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
+    assert {frozen_from(records[0])} == {frozen_from(record) for record in records}
+    assert [3, 3] == [row.launches for row in rows_of(records)]
+
+
+def test_overlap_is_of_all_groups_together() -> None:
+    """Measure the overlap of non-blocking groups once a case, also where ranks stand aside."""
+    case = fake_case("iall_gather", pattern="node")
+    records = FakeRun(ranks=5, hosts="AABBC", slice_s=0.05).launch([case])
+    (row,) = overlap_rows(records, make_info())
+    assert ("node", 1024) == (row.pattern, row.message_bytes)
+    assert row.pure_us
+
+
+def test_records_survive_the_way_through_json() -> None:
+    """Read back the groups that were written."""
+    (record,) = FakeRun(ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
+    assert list(record.groups) == list(Record.from_json(record.to_json()).groups)
+
+
+# ----------------------------------------------------------------------------------------------------- summarised
+
+
+def test_a_row_is_one_group() -> None:
+    """Give each group its size, its bandwidth and its flags."""
+    case = make_case("all_gather", pattern="node", in_place=False)
+    groups = {"0-1": [10.0] * 6, "2-5": [20.0] * 6}
+    small, large = rows_of(make_grouped(case, groups), environment={"emulated": {"rate": "1gbit"}})
+    assert [("0-1", 2, 1024), ("2-5", 4, 1024)] == [
+        (row.group, row.group_size, row.message_bytes) for row in (small, large)
+    ]
+    assert 1024 / 10.0 / 1e3 * 0.5 == pytest.approx(small.busbw_GBps)
+    assert 1024 / 20.0 / 1e3 * 0.75 == pytest.approx(large.busbw_GBps)
+    assert (512, 256) == (small.osu_bytes, large.osu_bytes)
+    assert ("emulated", "slowest_group;emulated") == (small.flags, large.flags)
+
+
+@pytest.mark.parametrize(
+    ("others", "last", "flagged"),
+    [
+        ([STEADY, STEADY], [time * 1.1 for time in STEADY], True),
+        ([STEADY, STEADY], [time * 1.015 for time in STEADY], False),
+        ([STEADY, STEADY], STEADY, False),
+        ([STEADY], [9.0, 11.0, 12.0, 12.0, 12.0, 12.0], False),
+        ([STEADY[:1], STEADY[:1]], [20.0], False),
+    ],
+)
+def test_the_slowest_group_is_flagged_beyond_noise(others: list[list[float]], last: list[float], flagged: bool) -> None:
+    """Flag a group whose whole interval over launches lies above the median group's, by more than the margin."""
+    times = {f"{2 * i}-{2 * i + 1}": group for i, group in enumerate([*others, last])}
+    rows = rows_of(make_grouped(make_case(pattern="split:2"), times))
+    assert [*(False for _ in others), flagged] == ["slowest_group" in row.flags.split(";") for row in rows]
+
+
+def test_equal_groups_are_rarely_called_slow() -> None:
+    """Flag none of eight equal groups in nearly all of 200 runs of six noisy launches."""
+    generator = np.random.default_rng(3)
+    flagged = 0
+    for _ in range(200):
+        times = {f"{2 * i}-{2 * i + 1}": list(10 * np.exp(0.05 * generator.standard_normal(6))) for i in range(8)}
+        rows = rows_of(make_grouped(make_case(pattern="split:2"), times, repetitions=3))
+        flagged += any("slowest_group" in row.flags for row in rows)
+    assert flagged <= 6
+
+
+def test_a_launch_that_failed_counts_for_every_group() -> None:
+    """Show the failure of the latest launch in the rows of all groups; with nothing else, in one row."""
+    case = make_case(pattern="node")
+    failed = make_record(case, launch=6, status="hung", reason="rank 1 stopped.", group="")
+    rows = rows_of([*make_grouped(case, {"0-1": STEADY, "2-3": STEADY}), failed])
+    assert [("0-1", "hung"), ("2-3", "hung")] == [(row.group, row.status) for row in rows]
+    assert [("", "hung")] == [(row.group, row.status) for row in rows_of([failed])]
+
+
+# ------------------------------------------------------------------------------------------------------- compared
+
+
+def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
+    """Return a run of one case in groups."""
+    records = (*make_grouped(make_case(pattern="node"), groups), *more)
+    return Run(path=Path("run"), info=make_info(), records=records)
+
+
+def test_groups_are_compared_each() -> None:
+    """Find the one group that became slower."""
+    slower = [2 * time for time in STEADY]
+    table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), make_run({"0-1": STEADY, "2-3": slower}))
+    assert [("0-1", Verdict.SAME), ("2-3", Verdict.SLOWER)] == [(c.group, c.comparison.verdict) for c in table.cases]
+    assert (make_case(pattern="node"),) == table.regressions
+
+
+def test_a_case_that_failed_stands_for_its_groups() -> None:
+    """Call every group broken where the other run could not measure the case at all."""
+    failed = Run(
+        path=Path("failed"),
+        info=make_info(),
+        records=(make_record(make_case(pattern="node"), status="failed", group=""),),
+    )
+    table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), failed)
+    assert ["0-1", "2-3"] == [broken.group for broken in table.broken]
+    assert ((make_case(pattern="node"),), (), ()) == (table.regressions, table.only_in_a, table.only_in_b)

@@ -1,0 +1,128 @@
+"""Tests of whole runs of patterns from the command line: resumed, started by hand, and on emulated hosts."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from launching import marked_environment
+
+from commbench.launch.launchers import MpirunLauncher
+from commbench.results import load_run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
+
+RUN = (sys.executable, "-m", "commbench", "run", "--oversubscribe")
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def finish(*command: str) -> str:
+    """Return what a command wrote to stdout; it must have gone well."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    """Return the lines of a run's table."""
+    with (out / "collectives.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
+    """Lose half of the lines: the same command measures exactly those again, with what was frozen."""
+    out = tmp_path / "run"
+    what = ("-c", "all_reduce,latency", "--pattern", "split:2,node", "--sizes", "1K", "--backend", "mpi")
+    command = (*RUN, *what, "-n", "4", "--launches", "2", "--out", str(out))
+    text = finish(*command)
+    assert "split:2: groups 0-1, 2-3 (4 ranks on 1 host, 2 launches)" in text
+    lines = (out / "samples.jsonl").read_text().splitlines(keepends=True)
+    (out / "samples.jsonl").write_text("".join(lines[:5]))
+    finish(*command)
+    run = load_run(out)
+    assert 8 == len({(record.case.key, record.launch) for record in run.records}) == len(run.records)
+    assert {("split:2", "0-1"), ("split:2", "2-3"), ("node", "0-3")} <= {(row.pattern, row.group) for row in run.rows}
+    warmups: dict[str, set[int]] = {}
+    for record in run.records:
+        warmups.setdefault(record.case.key, set()).add(record.warmups)
+    assert {1} == set(map(len, warmups.values()))
+
+
+@pytest.mark.slow
+def test_ranks_started_by_hand_make_groups_too(
+    tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Add two launches of Gloo groups under mpirun, one an invocation: rows are over both."""
+    pytest.importorskip("torch")
+    for name, value in mpi_environment.items():
+        monkeypatch.setenv(name, value)
+    ranks = (mpirun.mpirun, "-n", "3", "--oversubscribe", "--bind-to", "none", *RUN[:1], "-m", "mpi4py", *RUN[1:-1])
+    what = ("-c", "broadcast", "--root", "1", "--pattern", "bisection", "--sizes", "1K", "--backend", "gloo")
+    for _ in range(2):
+        finish(*ranks, *what, "--out", str(tmp_path / "run"))
+    (row,) = rows_of(tmp_path / "run")
+    assert ("0,2", "2", "2", "ok", "0") == tuple(
+        row[name] for name in ("group", "group_size", "launches", "status", "wrong")
+    )
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
+    pytest.importorskip("torch")
+    out = tmp_path_factory.mktemp("lab") / "run"
+    lab = (
+        sys.executable,
+        "-m",
+        "commbench",
+        "lab",
+        "run",
+        "--hosts",
+        "2",
+        "--ranks-per-host",
+        "2",
+        "--rate",
+        "200mbit",
+    )
+    what = ("-c", "all_reduce", "--pattern", "node,cross", "--sizes", "1M", "--launches", "1", "--launcher", "mpirun")
+    finish(*lab, "--", *RUN, *what, "--sync", "dissemination", "--out", str(out))
+    return out
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
+    """Find groups on a host much faster than those across; both rails together move no more than the link does."""
+    rows = [row for row in rows_of(shaped) if row["backend"] == backend]
+    by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
+    for row in rows:
+        by_pattern[row["pattern"]][row["group"]] = row
+    assert {"0-1", "2-3"} == by_pattern["node"].keys()
+    assert {"0,2", "1,3"} == by_pattern["cross"].keys()
+    time_us = {name: median(float(row["time_us"]) for row in groups.values()) for name, groups in by_pattern.items()}
+    assert 5 * time_us["node"] < time_us["cross"]
+    link_GBps = 0.025  # noqa: N806 - a unit
+    together = sum(float(row["busbw_GBps"]) for row in by_pattern["cross"].values())
+    assert 0.2 * link_GBps < together < 1.3 * link_GBps
+    assert all("emulated" in row["flags"] for row in rows)
+
+
+@pytest.mark.lab
+def test_transports_are_those_of_each_group(shaped: Path) -> None:
+    """State shared memory or the loopback within a host and the shaped link between hosts."""
+    found = {(row["backend"], row["pattern"]): row["transport"] for row in rows_of(shaped)}
+    assert ("sm", "tcp") == (found["mpi", "node"], found["mpi", "cross"])
+    assert ("tcp/lo", "tcp/eth0") == (found["gloo", "node"], found["gloo", "cross"])
+    info = json.loads((shaped / "run.json").read_text())
+    assert {"host0", "host1"} == {rank["host"] for rank in info["ranks"]}

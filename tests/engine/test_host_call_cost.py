@@ -1,0 +1,80 @@
+"""Tests of the program that times what a call costs the host."""
+
+import csv
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the program."""
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) -> None:
+    """Time Gloo as a stand-in: each collective that so many ranks can have, with an interval."""
+    pytest.importorskip("torch")
+    file = tmp_path / "cost.csv"
+    done = run("--backend", "gloo", "--ranks", ranks, "--rounds", 6, "--out", file)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert {"all_reduce", "all_gather", "broadcast", "all_to_all"} <= {row["operation"] for row in rows}
+    assert not {"latency", "bandwidth", "barrier", "iall_reduce"} & {row["operation"] for row in rows}
+    assert {str(ranks)} == {row["ranks"] for row in rows}
+    assert all(0 < float(r["host_us_ci_low"]) <= float(r["host_us"]) <= float(r["host_us_ci_high"]) for r in rows)
+    assert all(row["operation"] in done.stdout for row in rows)
+    assert (ranks == 1) == ("Nothing is judged" in done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "host_us", "code"), [(2, 9.0, 0), (2, 11.0, 1), (1, 11.0, 0)], ids=["quick", "slow", "slow alone"]
+)
+def test_only_what_nccl_launches_is_judged(
+    load_benchmark: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    host_us: float,
+    code: int,
+) -> None:
+    """Fail by an interval that reaches beyond 10 us, of NCCL itself on several ranks."""
+    program = load_benchmark("host_call_cost")
+    known = {"operation": "all_reduce", "rounds": 50, "calls": 20, "ranks": ranks, "ranks_per_gpu": ranks}
+    rows = [
+        program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **known)
+        for name, us in (("nccl", host_us), ("torch-nccl", 40.0))
+    ]
+    monkeypatch.setattr(program, "start_ranks", lambda _: rows)
+    monkeypatch.setattr(program, "run_threads", lambda *_: [rows])
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    assert code == program.main(["--ranks", str(ranks)])
+    assert program.remark(rows).startswith("Ranks share a GPU" if ranks > 1 else "Nothing is judged")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--rounds", 5, "--backend", "fake"), "--rounds 5 was asked for; give 6 or more"),
+        (("--ranks", 0), "--ranks 0 was asked for; give 1 or more"),
+        (("--backend", "a,,b"), "has an empty name between commas"),
+        pytest.param(
+            ("--backend", "nccl"),
+            "Backend nccl needs cupy",
+            marks=[pytest.mark.mpi, pytest.mark.skipif(bool(importlib.util.find_spec("cupy")), reason="there is cupy")],
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:
+    """Refuse with exit code 2."""
+    done = run(*arguments)
+    assert (2, True) == (done.returncode, sentence in done.stderr), done.stderr
+    assert 1 == len(done.stderr.splitlines())

@@ -1,0 +1,302 @@
+"""Tests of the matrix of pairs: its rounds, what is made of stamps, and matrices of scripted and of real ranks."""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from faking import EXACT, Coarse, FakeRun, fake_case
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import records_from_lab
+
+from commbench.backends.fake import FakeTimer, Regime, Script
+from commbench.collectives.patterns import rounds_of
+from commbench.engine.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
+from commbench.engine.records import Record
+from commbench.engine.timing.loops import Repetitions
+from commbench.results.summary import summarise_run
+
+# ----------------------------------------------------------------------------------------------------------- rounds
+
+
+@given(size=st.integers(0, 60))
+def test_every_pair_meets_once(size: int) -> None:
+    """Bring every two ranks together exactly once, in rounds in which nobody is in two pairs."""
+    rounds = rounds_of(size)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert {(a, b) for a in range(size) for b in range(a)} == {(max(pair), min(pair)) for pair in met}
+    assert size * (size - 1) // 2 == len(met)
+    for pairs in rounds:
+        taking_part = [rank for pair in pairs for rank in pair]
+        assert len(taking_part) == len(set(taking_part))
+
+
+@given(size=st.integers(2, 60))
+def test_rounds_are_the_fewest(size: int) -> None:
+    """Need one round fewer than there are ranks, one more where one must be idle; fill each as far as possible."""
+    rounds = rounds_of(size)
+    assert size - 1 + size % 2 == len(rounds)
+    assert {size // 2} == {len(pairs) for pairs in rounds}
+
+
+def test_a_thousand_ranks_take_999_rounds() -> None:
+    """Make the rounds of a large launch without delay."""
+    assert 999 == len(rounds_of(1000))
+
+
+# ----------------------------------------------------------------------------------------------------------- stamps
+
+
+def share(start: list[int], end: list[int], late: list[bool] | None = None, wrong: int = 0) -> _Share:
+    """Return what one rank knows."""
+    return _Share(
+        start_ns=np.array(start), end_ns=np.array(end), late=np.array(late or [False] * len(start)), wrong=wrong
+    )
+
+
+#: Ranks 0 and 2 are a pair, as are 3 and 1.
+TURN = [(0, 2), (3, 1)]
+RANKS = [
+    share([0, 1000], [400, 1500]),
+    share([100, 1000], [900, 3000], [False, True]),
+    share([200, 1100], [600, 1700], wrong=5),
+    share([0, 1000], [700, 1800]),
+]
+
+
+def test_a_pair_lasts_as_long_as_its_slower_rank() -> None:
+    """Span both ranks where they share a start, else take the longer; leave out what either began late."""
+    spanning, apart = (_TurnTimes(TURN, spanning=flag) for flag in (True, False))
+    assert [0.25, 0.25] == [times.add(RANKS) for times in (spanning, apart)]
+    assert [(0, 2, 0.65, 2), (3, 1, 0.9, 1)] == [
+        (p.source, p.target, p.time_us, p.repetitions) for p in spanning.pairs(1, one_way=True)
+    ]
+    assert [(0, 2, 0.5), (3, 1, 0.8)] == [(p.source, p.target, p.time_us) for p in apart.pairs(1, one_way=True)]
+    assert (2, 1, 1, 5) == (spanning.tried, spanning.valid, spanning.late, spanning.wrong)
+
+
+def test_symmetric_operations_stand_in_both_orders() -> None:
+    """Report one measurement for both, but wrong data where it arrived; divide by the operations in a repetition."""
+    times = _TurnTimes(TURN[:1], spanning=True)
+    times.add(RANKS)
+    pairs = times.pairs(2, one_way=False)
+    assert [(0, 2, 0.325, 5), (2, 0, 0.325, 0)] == [(p.source, p.target, p.time_us, p.wrong) for p in pairs]
+
+
+def test_a_pair_that_was_always_late_is_left_out() -> None:
+    """State nothing about a pair without any repetition that counts."""
+    times = _TurnTimes(TURN, spanning=True)
+    times.add([replace(each, late=np.array([rank == 1] * 2)) for rank, each in enumerate(RANKS)])
+    assert [(0, 2)] == [(p.source, p.target) for p in times.pairs(1, one_way=True)]
+    assert 0 == times.valid
+
+
+# ------------------------------------------------------------------------------------------------- scripted matrices
+
+
+def matrix(operation: str = "bandwidth", *, ranks: int = 5, script: Script = EXACT, **options: Any) -> Record:
+    """Return the record of a matrix on the fake backend."""
+    run = FakeRun(ranks=ranks, script=script, slice_s=0.05, **options)
+    return run.launch([fake_case(operation, 1024, pattern="matrix")])[0]
+
+
+@pytest.mark.parametrize("operation", ["bandwidth", "bibandwidth", "latency", "sendrecv"])
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
+    """State all pairs in order, each with its own repetitions; the record's times are theirs."""
+    record = matrix(operation, ranks=ranks)
+    expected = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    assert expected == [(pair.source, pair.target) for pair in record.pairs]
+    assert [pair.time_us for pair in record.pairs] == list(record.times_us)
+    assert all(FEWEST <= pair.repetitions <= MOST and pair.wrong == 0 for pair in record.pairs)
+    assert ("ok", f"0-{ranks - 1}", ranks, 0) == (record.status, record.group, record.group_size, record.wrong)
+
+
+def test_pairs_with_a_slow_rank_are_slow() -> None:
+    """Find a rank that takes twice as long in its pairs, and in no others."""
+    record = matrix("latency", script=replace(EXACT, slow_rank=3, slow_rank_factor=2.0))
+    slow = {(p.source, p.target) for p in record.pairs if p.time_us > 1.5 * min(record.times_us)}
+    assert {(p.source, p.target) for p in record.pairs if 3 in {p.source, p.target}} == slow
+
+
+def test_pairs_are_stored_by_column() -> None:
+    """Write a list a field and read the same pairs; the row counts the repetitions of all of them."""
+    record = matrix(ranks=3)
+    stored = json.loads(json.dumps(record.to_json()))
+    assert [0, 0, 1, 1, 2, 2] == stored["pairs"]["source"]
+    assert list(record.pairs) == list(Record.from_json(stored).pairs)
+    (row,) = summarise_run([record], {})
+    assert sum(pair.repetitions for pair in record.pairs) == row.repetitions
+    assert median(record.times_us) == row.time_us
+
+
+def test_wrong_data_is_told_by_pair() -> None:
+    """Count wrong elements where they arrive; the record has no times and names pairs."""
+    record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
+    assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
+    assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {(p.source, p.target): p.wrong for p in record.pairs if p.wrong}
+    assert record.reason.endswith("sent from rank 0 to 2, rank 1 to 2, rank 3 to 2")
+
+
+def test_launches_are_alike_and_take_turns_otherwise() -> None:
+    """Keep warm-ups and batch of the first launch; measure the same pairs in another order."""
+    first, second = FakeRun(ranks=6, slice_s=0.05).launches([fake_case("latency", 8, pattern="matrix")], 2)
+    assert (first.warmups, first.batch) == (second.warmups, second.batch)
+    assert len(first.pairs) == len(second.pairs) == 30
+
+
+def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch by the power of two that lasts 20 readings and state times of one."""
+    monkeypatch.setattr(FakeTimer, "reading_ns", lambda _: 1000.0)
+    record = matrix("latency")
+    assert 2 == record.batch  # twice 10.2 us there and back is 20 us
+    assert Script().time_us(1024) == pytest.approx(record.times_us[0], abs=1e-3)
+
+
+def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop every third repetition of the pairs of one rank; other pairs keep theirs."""
+    original = FakeTimer.run
+
+    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
+        seen = original(self, calls, repetitions, batch)
+        late = np.arange(repetitions) % 3 == 0 if self._communicator.rank == 1 else np.zeros(repetitions, dtype=bool)
+        return replace(seen, late=late)
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    record = matrix(ranks=4)
+    dropped = {(p.source, p.target): p.repetitions < MOST for p in record.pairs}
+    assert {pair: 1 in pair for pair in dropped} == dropped
+    assert record.late_discarded > 0
+
+
+@pytest.mark.parametrize("operation", ["bandwidth", "latency"])
+def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubt a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
+    original = FakeTimer.run
+
+    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
+        return replace(original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0)
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    record = matrix(operation, ranks=2)
+    (row,) = summarise_run([record], {})
+    assert row.repetitions is not None
+    assert 0.2 < record.late_discarded / (record.late_discarded + row.repetitions) < 1 / 3
+    assert ("late",) == record.flags
+
+
+def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up after a few chunks and say what to do."""
+    original = FakeTimer.run
+    monkeypatch.setattr(
+        FakeTimer,
+        "run",
+        lambda self, calls, repetitions, batch: replace(
+            original(self, calls, repetitions, batch), late=np.ones(repetitions, dtype=np.bool_)
+        ),
+    )
+    record = matrix(ranks=2)
+    assert ("failed", []) == (record.status, list(record.pairs))
+    assert "--sync dissemination" in record.reason
+
+
+@pytest.mark.parametrize(("alpha_us", "doubted"), [(40.0, True), (60.0, False)])
+def test_coarse_clocks_are_doubted(alpha_us: float, *, doubted: bool) -> None:
+    """Doubt an agreed start on clocks that agree within 10 us, of a way there and back shorter than ten times that."""
+    run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
+    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
+    assert ("round-time", 1) == (record.sync, record.batch)
+    assert (("clock",) if doubted else ()) == record.flags
+
+
+def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare clocks during a matrix, which lasts long, on every rank and in every turn that finds them stale."""
+    monkeypatch.setattr(Coarse, "compared", 0)
+    matrix("latency", ranks=4, clock=Coarse)
+    turns = 3
+    assert Coarse.compared >= 4 * (1 + turns)
+
+
+def test_collectives_have_no_pairs() -> None:
+    """Refuse an operation that is not between two ranks, and a matrix of one rank."""
+    run = FakeRun(ranks=3)
+    (refused,) = run.launch([fake_case(pattern="matrix")])
+    assert "unsupported" == refused.status
+    assert "pattern matrix is for latency, bandwidth" in refused.reason
+    assert "latency needs at least 2 ranks" in matrix("latency", ranks=1).reason
+
+
+@pytest.mark.parametrize(("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)])
+def test_turns_share_the_time(turns: int, share_of_slice: float) -> None:
+    """Give each turn a tenth of a slice at least and half a slice at most, ten slices to all of a medium matrix."""
+    assert share_of_slice == turn_share(turns)
+
+
+# ----------------------------------------------------------------------------------------------------- real ranks
+
+BACKENDS = ("mpi", "gloo") if importlib.util.find_spec("torch") else ("mpi",)
+OPERATIONS = ("latency", "bandwidth", "bibandwidth", "sendrecv")
+
+
+@pytest.fixture(scope="module", params=[3, 4])
+def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[str, str], Record]:
+    """The records on so many ranks by backend and what was special, from one launch."""
+    found = run_ranks(request.param, "verify_patterns.py", ",".join(BACKENDS), "matrices")
+    return {
+        (backend, name): Record.from_json(record)
+        for backend, of_backend in found["matrices"].items()
+        for name, record in of_backend.items()
+    }
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str], Record]) -> None:
+    """Measure all pairs without a wrong element, twice, in each loop, with and without an agreed start."""
+    for (backend, name), record in matrices.items():
+        if name == "all_reduce":
+            assert "unsupported" == record.status
+        elif not name.endswith("spoiled"):
+            size = record.group_size
+            assert ("ok", 0, size * (size - 1)) == (record.status, record.wrong, len(record.pairs)), (backend, name)
+            assert all(pair.time_us > 0 and pair.repetitions >= 1 for pair in record.pairs)
+            assert ("native" if backend == "mpi" and "python" not in name else "python") == record.loop
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -> None:
+    """Find all elements wrong that rank 2 sends to rank 1, and none between any others."""
+    for backend in BACKENDS:
+        for operation in OPERATIONS:
+            record = matrices[backend, f"{operation} spoiled"]
+            assert ("wrong", 2000, ()) == (record.status, record.wrong, tuple(record.times_us))
+            assert [(2, 1, 2000)] == [(p.source, p.target, p.wrong) for p in record.pairs if p.wrong]
+
+
+# ------------------------------------------------------------------------------------------------- emulated clusters
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("backend", [pytest.param("mpi", marks=pytest.mark.slow), "gloo"])
+def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
+    """Give one host of four a quarter of the rate: its pairs take about four times as long, and only its."""
+    if backend not in BACKENDS:
+        pytest.skip("needs torch")
+    what = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "16K", "--backend", backend)
+    lab = ("--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit")
+    (record,) = records_from_lab(tmp_path / "run", *what, lab=lab)
+    assert isinstance(record, Record)
+    assert ("ok", 12) == (record.status, len(record.pairs))
+    slow = [pair.time_us for pair in record.pairs if 2 in {pair.source, pair.target}]
+    others = [pair.time_us for pair in record.pairs if 2 not in {pair.source, pair.target}]
+    assert 2.5 < median(slow) / median(others) < 6
+    assert min(slow) > median(others)

@@ -1,0 +1,318 @@
+"""Tests of the engine on scripted backends: what is recorded, what is refused, and how sure the numbers are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_info
+from faking import EXACT, Coarse, FakeRun, fake_case
+
+from commbench.analysis.comparison import compare
+from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
+from commbench.engine import measure
+from commbench.engine.measure import frozen_from
+from commbench.engine.records import Record
+from commbench.engine.timing.loops import Call, Repetitions, Timer
+from commbench.engine.timing.sync import MINIMUM_SLACK_NS
+from commbench.errors import UnsupportedError
+from commbench.results import Run
+from commbench.results.summary import keyed_rows
+from commbench.stats import Verdict
+
+TRUE_US = Script().time_us(1024)
+
+
+def test_a_record_states_how_it_was_measured() -> None:
+    """Fill the record with ranks, synchronisation, loop, harness and times in microseconds."""
+    (record,) = FakeRun(ranks=3).launch([fake_case()], number=4)
+    assert ("ok", 4, "0-2", 3) == (record.status, record.launch, record.group, record.group_size)
+    assert ("round-time", "python", "script", "none") == (record.sync, record.loop, record.transport, record.device)
+    assert (0, 1, 1, 0.0) == (record.wrong, record.batch, record.window, record.harness_us)
+    assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
+    assert record.measuring_s > 0
+
+
+def test_medians_are_recovered_through_noise() -> None:
+    """Find the scripted median within 1 % through noise and a tail."""
+    run = FakeRun(script=replace(Script(launch_effect=0.0), skew_us=0.0), relative_half_width=0.005)
+    for record in run.launch([fake_case(message_bytes=size) for size in (64, 1024, 65536)]):
+        assert Script().time_us(record.case.message_bytes) == pytest.approx(median(record.times_us), rel=0.01)
+
+
+def test_the_slowest_rank_is_named() -> None:
+    """Take the slow rank's time for the repetition and count that rank as the slowest in all of them."""
+    script = replace(EXACT, slow_rank=2, slow_rank_factor=1.2)
+    (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
+    assert [0, 0, len(record.times_us), 0] == list(record.rank_slowest)
+    assert 1.2 * TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
+    assert [TRUE_US, TRUE_US, 1.2 * TRUE_US, TRUE_US] == pytest.approx(record.rank_median_us, abs=1e-3)
+    assert (3 + 1.2) / 4 * TRUE_US == pytest.approx(median(record.rank_mean_us), abs=1e-3)
+
+
+def test_skew_needs_clocks_that_agree() -> None:
+    """Compare arrivals only where all ranks read one clock, or clocks that are known closely."""
+    script = replace(EXACT, skew_us=1.0)
+    (shared,) = FakeRun(script=script, ranks=3).launch([fake_case()])
+    (apart,) = FakeRun(script=script, ranks=3, clock=Coarse).launch([fake_case()])
+    assert len(shared.times_us) == len(shared.skew_us)
+    assert 3 == len(shared.rank_arrival_us)
+    assert ("dissemination", (), ()) == (apart.sync, tuple(apart.skew_us), tuple(apart.rank_arrival_us))
+
+
+def test_wrong_data_is_no_measurement() -> None:
+    """Record the number of wrong elements over all ranks and no times."""
+    script = replace(EXACT, wrong=lambda rank: rank)
+    (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
+    assert ("wrong", 6, ()) == (record.status, record.wrong, tuple(record.times_us))
+    assert "6 elements differ" in record.reason
+
+
+def test_what_a_backend_cannot_do_is_a_row() -> None:
+    """Record the reason and go on with the next case."""
+    script = replace(EXACT, unsupported=("all_gather",))
+    refused, measured = FakeRun(script=script).launch([fake_case("all_gather"), fake_case()])
+    assert ("unsupported", "fake has no all_gather", ()) == (refused.status, refused.reason, tuple(refused.times_us))
+    assert "ok" == measured.status
+
+
+def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse on all ranks what only the root's library refuses, and stay in step for the next case."""
+
+    def reduce(self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any) -> Call:
+        if self.rank == 1:
+            raise UnsupportedError("only this rank has no reduce")
+        return self._fake("reduce", send, receive)
+
+    monkeypatch.setattr(FakeCommunicator, "reduce", reduce)
+    refused, measured = FakeRun(ranks=3).launch([fake_case("reduce", root=0), fake_case()])
+    assert ("unsupported", "only this rank has no reduce") == (refused.status, refused.reason)
+    assert "ok" == measured.status
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"loop": "native"}, "fake has no native loop"),
+        ({"dtype": "int8", "redop": "avg"}, "average of int8"),
+        ({"graph": True}, "fake has no graphs of operations; use --cadence isolated or pipelined"),
+        ({"buffers": "rotated"}, "the size of the last-level cache is not known on every rank"),
+        ({"operation": "bandwidth", "pattern": "matrix", "buffers": "rotated"}, "a matrix is timed call by call"),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:
+    """Refuse a loop or an answer that does not exist here."""
+    (record,) = FakeRun().launch([fake_case(**changes)])
+    assert "unsupported" == record.status
+    assert reason in record.reason
+
+
+@pytest.mark.parametrize(
+    ("alpha_us", "sync", "expected", "doubted"),
+    [
+        (80.0, "auto", "dissemination", False),
+        (150.0, "auto", "round-time", False),
+        (80.0, "round-time", "round-time", True),
+        (150.0, "round-time", "round-time", False),
+        (150.0, "dissemination", "dissemination", False),
+    ],
+)
+def test_clocks_that_agree_within_a_bound_suit_long_operations(
+    alpha_us: float, sync: str, expected: str, doubted: bool
+) -> None:
+    """Start at an agreed instant where the bound is a tenth of the time, or with a doubt; give arrivals there only."""
+    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
+    (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
+    assert (expected, doubted) == (record.sync, "clock" in record.flags)
+    assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
+
+
+@pytest.mark.parametrize(("alpha_us", "expected"), [(80.0, "dissemination"), (150.0, "round-time")])
+def test_overlap_starts_ranks_as_its_row(alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the overlap by the method that suits the operation, once that is known."""
+    methods = []
+
+    def note(_: object, timer: Timer, *__: object) -> None:
+        methods.append(timer.sync.plan.method)
+
+    monkeypatch.setattr(measure, "measure_overlap", note)
+    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
+    (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case("iall_gather")])
+    assert [expected] * 3 == [record.sync, *methods]
+
+
+def test_later_launches_start_ranks_as_the_first_did() -> None:
+    """Keep the method although the operation has become shorter: launches must be alike."""
+    long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
+    (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
+    (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [frozen_from(first)])
+    assert ("round-time", "round-time") == (first.sync, later.sync)
+
+
+def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare them on every rank before each case that finds them stale."""
+    monkeypatch.setattr(Coarse, "compared", 0)
+    FakeRun(clock=Coarse, ranks=2).launch([fake_case(), fake_case(message_bytes=2048)])
+    assert Coarse.compared >= 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "message_bytes", "status"),
+    [("all_reduce", 40, "ok"), ("all_reduce", 44, "unsupported"), ("all_gather", 80, "ok")],
+)
+def test_more_elements_than_a_call_can_count_are_refused(
+    operation: str, message_bytes: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse a call of eleven elements where ten are the most, and count a rank's block where that is what is given."""
+    monkeypatch.setattr(FakeCommunicator, "most_elements", 10)
+    (record,) = FakeRun(ranks=2).launch([fake_case(operation, message_bytes)])
+    assert status == record.status
+    assert ("at most 10 elements" in record.reason) == (status == "unsupported")
+
+
+def test_a_lone_rank_has_no_partner() -> None:
+    """Refuse an operation between two ranks on one."""
+    (record,) = FakeRun(ranks=1).launch([fake_case("latency")])
+    assert ("unsupported", "latency needs at least 2 ranks, this run has 1") == (record.status, record.reason)
+
+
+def test_warm_up_is_found_first_and_frozen_later() -> None:
+    """Find a slow beginning in launch 0; later launches discard as many, whatever they see."""
+    records = FakeRun(script=replace(EXACT, warmup=30)).launches([fake_case()], 3)
+    assert records[0].warmups >= 30
+    assert {records[0].warmups} == {record.warmups for record in records}
+    assert all(TRUE_US == pytest.approx(max(record.times_us), abs=1e-3) for record in records)
+
+
+def test_a_steady_beginning_is_not_discarded_for_long() -> None:
+    """Warm up for little more than two windows where there is nothing to wait for."""
+    (record,) = FakeRun().launch([fake_case()])
+    assert 41 <= record.warmups <= 45
+
+
+def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch by the power of two that lasts 20 readings, keep it in later launches, and state times of one."""
+    costs = iter([1000.0] * 2 + [1e6] * 2)
+    monkeypatch.setattr(FakeTimer, "reading_ns", lambda _: next(costs))
+    first, second = FakeRun(ranks=2).launches([fake_case()], 2)
+    assert (4, 4) == (first.batch, second.batch)  # 4 times 5.1 us is 20 us
+    assert TRUE_US == pytest.approx(median(first.times_us), abs=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------- late starts
+
+
+def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
+    """Let ``which(rank, n)`` say which of n repetitions start late; return the slack that each chunk was given."""
+    original, slack = FakeTimer.run, []
+
+    def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
+        seen = original(self, calls, repetitions, batch)
+        slack.append(self.sync.plan.slack_ns)
+        late = np.resize(np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions)
+        return replace(seen, late=late)
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    return slack
+
+
+def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop a repetition that any rank started late; widen the slack; flag the row above a fifth."""
+    slack = make_late(monkeypatch, lambda rank, n: np.arange(n) % 3 == 0 if rank == 1 else np.zeros(n))
+    noisy = replace(EXACT, noise=0.5)
+    (record,) = FakeRun(script=noisy, relative_half_width=0.01).launch([fake_case()])
+    share = record.late_discarded / (record.late_discarded + len(record.times_us))
+    assert 1 / 3 == pytest.approx(share, abs=0.02)
+    assert "late" in record.flags
+    assert max(slack) > MINIMUM_SLACK_NS
+
+
+def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say so, with a remedy, rather than report times of nothing."""
+    make_late(monkeypatch, lambda _, n: np.ones(n))
+    (record,) = FakeRun(slice_s=0.01).launch([fake_case()])
+    assert ("failed", ()) == (record.status, tuple(record.times_us))
+    assert "--sync dissemination" in record.reason
+    assert record.late_discarded >= 24
+
+
+# ------------------------------------------------------------------------------------------ when to stop
+
+
+def test_repetitions_stop_when_sure_or_at_the_most() -> None:
+    """Stop at the first 30 where times agree, and never exceed the maximum where they do not."""
+    (sure,) = FakeRun().launch([fake_case()])
+    unsure = FakeRun(script=replace(EXACT, noise=0.5), relative_half_width=1e-6, ranks=1).launch([fake_case()])[0]
+    assert 30 == len(sure.times_us)
+    assert 5000 == len(unsure.times_us)
+
+
+def test_out_of_time_there_is_still_an_interval() -> None:
+    """Keep the six repetitions that a 95 % interval needs, however short the slice."""
+    (record,) = FakeRun(slice_s=1e-6).launch([fake_case()])
+    assert len(record.times_us) >= 6
+
+
+# ------------------------------------------------------------------------------------------ how sure it is
+
+#: Cases with draws of their own: each is one simulated run.
+MANY = [fake_case(message_bytes=4 * (index + 1)) for index in range(600)]
+
+
+def summarise(records: Sequence[Record]) -> list[Any]:
+    """Return the rows, in the order of `MANY`."""
+    rows = keyed_rows(records, make_info(world_size=1, nodes=1, ranks_per_node=1))
+    return [rows[case.key, ""] for case in MANY if (case.key, "") in rows]
+
+
+@pytest.mark.parametrize("launches", [6, 10])
+def test_intervals_cover_the_truth(launches: int) -> None:
+    """Let 92 to 98.5 % of the 95 % intervals of 600 runs hold the scripted time."""
+    records = FakeRun(script=Script(seed=launches), ranks=1).launches(MANY, launches)
+    rows = summarise(records)
+    truth = [Script().time_us(case.message_bytes) for case in MANY]
+    covered = [row.time_us_ci_low <= true <= row.time_us_ci_high for row, true in zip(rows, truth, strict=True)]
+    assert 600 == len(covered)
+    assert 0.92 <= sum(covered) / len(covered) <= 0.985
+
+
+def as_run(records: Sequence[Record], name: str) -> Run:
+    """Return a run in memory."""
+    return Run(path=Path(name), info=make_info(run_id=name, world_size=1), records=tuple(records))
+
+
+@pytest.mark.parametrize("launches", [6, 10])
+def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
+    """Call at most 5 % of cases faster or slower where nothing differs, over families of 30 cases."""
+    a, b = (FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:300], launches) for seed in (11, 12))
+    alarms = 0
+    for first in range(0, 300, 30):
+        keys = {case.key for case in MANY[first : first + 30]}
+        sides = (as_run([r for r in records if r.case.key in keys], name) for records, name in ((a, "a"), (b, "b")))
+        counts = compare(*sides).counts
+        alarms += counts[Verdict.FASTER] + counts[Verdict.SLOWER]
+    assert alarms <= 0.05 * 300
+
+
+def test_a_real_slowdown_is_found() -> None:
+    """Call most of 20 cases slower that take 20 % longer, and none faster."""
+    cases = MANY[:20]
+    a = FakeRun(script=Script(seed=21), ranks=1).launches(cases, 10)
+    slower = replace(Script(seed=22), regimes=(replace(Script().regimes[0], alpha_us=6.0),))
+    b = FakeRun(script=slower, ranks=1).launches(cases, 10)
+    counts = compare(as_run(a, "a"), as_run(b, "b")).counts
+    assert counts[Verdict.SLOWER] >= 18
+    assert 0 == counts[Verdict.FASTER]
+
+
+def test_launches_in_two_humps_are_flagged() -> None:
+    """Flag rows whose launches settle 50 % apart, and leave alone those that scatter by 1 %."""
+    humps = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
+    cases = MANY[:20]
+    split = summarise(FakeRun(script=humps, ranks=1).launches(cases, 20))
+    steady = summarise(FakeRun(script=replace(humps, slow_launches=0.0), ranks=1).launches(cases, 20))
+    assert sum("bimodal_launches" in row.flags.split(";") for row in split) >= 19
+    assert sum("bimodal_launches" in row.flags.split(";") for row in steady) <= 1

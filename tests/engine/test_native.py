@@ -1,0 +1,199 @@
+"""Tests of the timed loop in machine code, around C functions that are callbacks of this process."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from commbench.engine.timing.clocks import GlobalClock, Line
+from commbench.engine.timing.loops import Call, Progress, Turns
+from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of, call_table
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.errors import CommbenchError, UnsupportedError
+
+#: Numbers of arguments of the MPI functions that the backends call.
+ARITIES = (1, 3, 5, 6, 7, 8, 12)
+
+
+class Recorded:
+    """A C function of so many 64-bit integers that notes its arguments and returns ``code``."""
+
+    def __init__(self, arity: int, code: int = 0, act: Callable[..., None] = lambda *_: None) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self._code = code
+        self._act = act
+        self._pointer = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * arity)(self._note)
+        self.address = address_of(self._pointer)
+
+    def _note(self, *arguments: int) -> int:
+        self.calls.append(arguments)
+        self._act(*arguments)
+        return self._code
+
+
+def make_timer(
+    method: str = "none",
+    meet: Any = (),
+    tell: Any = (),
+    instant: Any = None,
+    *,
+    slack_ns: int = 1_000_000_000,
+    clock: GlobalClock | None = None,
+) -> tuple[NativeTimer, Progress]:
+    """Return a timer whose control plane is what is given, and its progress."""
+    progress = Progress()
+    plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
+    sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
+    calls = SyncCalls(meet=meet, tell=tell, instant=np.zeros(1, dtype=np.int64) if instant is None else instant)
+    return NativeTimer(sync, calls, progress), progress
+
+
+def call(*functions: Recorded, arguments: tuple[int, ...] = (1,)) -> Call:
+    """Return a call of functions one after the other."""
+    return Call(run=lambda: None, rows=[(function.address, *arguments) for function in functions])
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_arguments_arrive_in_order(arity: int) -> None:
+    """Hand every argument over as it is, negative and 64 bits wide too."""
+    function, arguments = Recorded(arity), tuple((-1) ** i * ((i + 1) << 33) for i in range(arity))
+    make_timer()[0].run([call(function, arguments=arguments)], 1, 1)
+    assert [arguments] == function.calls
+
+
+def test_every_call_is_made_batch_times_a_repetition() -> None:
+    """Make 5 repetitions of 3 calls each and count 5 entered and 5 left."""
+    function = Recorded(1)
+    timer, progress = make_timer()
+    seen = timer.run([call(function)], 5, 3)
+    assert 15 == len(function.calls)
+    assert [5, 5] == progress.counters.tolist()
+    assert (5, 5, 5) == (seen.start_ns.size, seen.end_ns.size, seen.late.size)
+
+
+def test_rows_run_in_order() -> None:
+    """Make the calls of one operation one after the other, batch after batch."""
+    order: list[str] = []
+    first = Recorded(1, act=lambda _: order.append("first"))
+    second = Recorded(1, act=lambda _: order.append("second"))
+    make_timer()[0].run([call(first, second), call(second)], 1, 2)
+    assert 2 * ["first", "second", "second"] == order
+
+
+def test_stamps_enclose_the_calls() -> None:
+    """Read the clock before the first and after the last call of a repetition, one repetition after the other."""
+    entered: list[int] = []
+    function = Recorded(1, act=lambda _: entered.append(time.monotonic_ns()))
+    seen = make_timer()[0].run([call(function)], 4, 1)
+    assert all(s <= e <= n for s, e, n in zip(seen.start_ns, entered, seen.end_ns, strict=True))
+    assert bool((seen.start_ns[1:] >= seen.end_ns[:-1]).all())
+
+
+def test_an_error_code_is_reported() -> None:
+    """Raise with the number of errors once the loop is through."""
+    function = Recorded(1, code=3)
+    with pytest.raises(CommbenchError, match="reported 6 errors"):
+        make_timer()[0].run([call(function)], 2, 3)
+
+
+def test_a_call_without_native_form_is_refused() -> None:
+    """Refuse what has no C functions rather than time nothing."""
+    with pytest.raises(UnsupportedError, match="--loop python"):
+        make_timer()[0].run([Call(run=lambda: None)], 1, 1)
+
+
+@pytest.mark.parametrize("method", ["barrier", "dissemination"])
+def test_ranks_meet_before_every_repetition(method: str) -> None:
+    """Make the calls of the meeting once a repetition and never within a batch."""
+    order: list[str] = []
+    meet = Recorded(1, act=lambda _: order.append("meet"))
+    work = Recorded(1, act=lambda _: order.append("work"))
+    timer, _ = make_timer(method, meet=[(meet.address, 1)])
+    timer.run([call(work)], 2, 2)
+    assert 2 * ["meet", "work", "work"] == order
+
+
+@pytest.mark.parametrize(("ahead_ns", "late"), [(-1, True), (2_000_000, False)])
+def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
+    """Start at the instant that rank 0 told; flag a repetition whose instant had passed."""
+    instant = np.zeros(1, dtype=np.int64)
+    told: list[int] = []
+
+    def tell(_: int) -> None:
+        instant[0] = time.monotonic_ns() + ahead_ns
+        told.append(int(instant[0]))
+
+    meet, teller = Recorded(1), Recorded(1, act=tell)
+    timer, _ = make_timer("round-time", [(meet.address, 1)], [(teller.address, 1)], instant)
+    seen = timer.run([], 3, 1)
+    assert 3 * [late] == seen.late.tolist()
+    assert late or bool((seen.start_ns >= np.array(told)).all())
+
+
+class Ahead(GlobalClock):
+    """This rank's clock is an hour ahead of rank 0's and gains 100 ppm on it since ``origin_ns``."""
+
+    origin_ns = time.monotonic_ns() - 10**12
+
+    def to_global(self, stamps: Any) -> Any:
+        """Turn the line round."""
+        return self.local_line.invert().read(stamps)
+
+    @property
+    def local_line(self) -> Line:
+        """See `GlobalClock.local_line`."""
+        return Line(origin_ns=self.origin_ns - 3600 * 10**9, offset_ns=3600 * 10**9, drift=100e-6)
+
+
+def test_round_time_goes_by_rank_0_s_clock() -> None:
+    """Start when this rank's clock shows what the instant is on it, and give stamps of rank 0's clock."""
+    clock, instant = Ahead(), np.zeros(1, dtype=np.int64)
+    told: list[int] = []
+
+    def tell(_: int) -> None:
+        instant[0] = clock.to_global(np.array([time.monotonic_ns() + 2_000_000]))[0]
+        told.append(int(instant[0]))
+
+    teller = Recorded(1, act=tell)
+    timer, _ = make_timer("round-time", [], [(teller.address, 1)], instant, clock=clock)
+    before = time.monotonic_ns()
+    seen = timer.run([], 3, 1)
+    assert time.monotonic_ns() - before >= 3 * 1_900_000
+    assert not seen.late.any()
+    waited = seen.start_ns - np.array(told)
+    assert bool((waited >= -2).all())
+    assert bool((waited < 10**9).all())
+
+
+def test_a_table_holds_addresses_of_64_bits() -> None:
+    """Keep the bits of an address or handle beyond the signed range."""
+    assert [-1, 2, -(2**63), 7] == call_table([(2**64 - 1, 2**63, 7)])[0, :4].tolist()
+
+
+def test_a_reading_of_the_clock_costs_something() -> None:
+    """Find a positive cost of one reading."""
+    assert make_timer()[0].reading_ns() > 0
+
+
+@pytest.mark.mpi
+def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
+    """Count repetitions with every way to meet, and report the library's error for a negative count."""
+    found = run_ranks(1, "native_self.py")
+    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [found[method] for method in METHODS]
+    assert "reported 6 errors" in found["error"]
+
+
+def test_sets_of_calls_take_turns() -> None:
+    """Use one set after the other, also within a batch, and go on from where the last run ended."""
+    function = Recorded(1)
+    turns = Turns([[call(function, arguments=(number,))] * 2 for number in range(4)])
+    timer, progress = make_timer()
+    timer.run(turns, 2, 1)
+    timer.run(turns, 3, 2)
+    assert [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3] == [argument for (argument,) in function.calls]
+    assert [5, 5] == progress.counters.tolist()

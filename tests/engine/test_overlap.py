@@ -1,0 +1,115 @@
+"""Tests of the overlap of non-blocking collectives with computing."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commbench.backends.fake import FakeCommunicator, Script
+from commbench.collectives.cases import Sweep
+from commbench.engine.control import ThreadControl, run_threads
+from commbench.engine.measure import Session, measure
+from commbench.engine.overlap import Computing, measure_overlap
+from commbench.engine.records import Overlap, Record
+from commbench.engine.timing.loops import Call, Progress, Repetitions
+from commbench.stats.budgets import BUDGETS
+
+
+@pytest.mark.parametrize(
+    ("overall", "percent"),
+    [
+        (100.0, 100.0),  # nothing is added to computing: all is hidden
+        (150.0, 50.0),
+        (200.0, 0.0),  # one after the other
+        (260.0, 0.0),  # they disturb each other: never below zero
+        (90.0, 100.0),  # noise: never above a hundred
+    ],
+)
+def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -> None:
+    """Compute max(0, 100 (1 - (overall - compute) / pure)) for communication and computing of 100 us each."""
+    assert Overlap(pure_us=100.0, compute_us=100.0, overall_us=overall).percent == pytest.approx(percent)
+
+
+def test_a_record_keeps_its_overlap_on_the_way_through_json() -> None:
+    """Write a record with an overlap and read the same back."""
+    (case,) = Sweep(operations=("iall_reduce",), sizes="8", backends=("fake",)).cases(2)
+    record = Record(case=case, launch=0, overlap=Overlap(pure_us=1.0, compute_us=2.0, overall_us=2.5))
+    assert record == Record.from_json(record.to_json())
+
+
+def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None:
+    """Find no overlap where the fake takes its whole time however much is computed in between."""
+    (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("fake",)).cases(2)
+
+    def work(control: ThreadControl) -> Record | None:
+        session = Session(control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02)
+        return measure(case, FakeCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0)
+
+    record = run_threads(2, work)[0]
+    assert record is not None
+    assert record.overlap is not None
+    assert record.overlap.percent == pytest.approx(0.0, abs=1.0)
+
+
+def test_computing_lasts_as_long_as_asked() -> None:
+    """Compute for at least the time asked for."""
+    import time
+
+    begun = time.perf_counter_ns()
+    Computing(2_000_000).run()
+    assert time.perf_counter_ns() - begun >= 2_000_000
+
+
+class LateTimer:
+    """Whose first ``late`` runs come too late for every agreed instant; then each call takes 50 us."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.sync: Any = SimpleNamespace(answer_late=lambda: None)
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """As a loop."""
+        assert batch == 1
+        self.late -= 1
+        starts = np.arange(repetitions, dtype=np.int64) * 1_000_000
+        return Repetitions(
+            start_ns=starts, end_ns=starts + 50_000 * len(calls), late=np.full(repetitions, self.late >= 0)
+        )
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)])
+def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | None) -> None:
+    """Look further ahead where no rank started on time, and state nothing rather than zero where that never helps."""
+    calls = [Call(run=lambda: None)] * 2
+
+    def work(control: ThreadControl) -> Overlap | None:
+        timer: Any = LateTimer(late)
+        return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1)
+
+    found, other = run_threads(2, work)
+    assert other is None
+    assert expected == (found and (found.pure_us, found.compute_us, found.overall_us))
+
+
+@pytest.mark.mpi
+def test_both_backends_report_an_overlap(tmp_path: Path) -> None:
+    """Measure both non-blocking collectives on real ranks and find a line for each in overlap.csv."""
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    pytest.importorskip("torch", reason="needs torch")
+    command = [sys.executable, "-m", "commbench", "run", "-c", "iall_reduce,iall_gather", "--sizes", "64K"]
+    command += ["-n", "2", "--oversubscribe", "--launches", "1", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMPI_MCA_btl": "^ofi"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "run" / "overlap.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    expected = {(b, o) for b in ("mpi", "gloo") for o in ("iall_reduce", "iall_gather")}
+    assert expected == {(line["backend"], line["operation"]) for line in lines}
+    assert all(0 <= float(line["overlap_percent"]) <= 100 and float(line["pure_us"]) > 0 for line in lines)

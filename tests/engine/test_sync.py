@@ -1,0 +1,214 @@
+"""Tests of how ranks are made to start together."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from commbench.engine.control import ThreadControl
+from commbench.engine.timing.clocks import GlobalClock
+from commbench.engine.timing.sync import (
+    MAXIMUM_SLACK_NS,
+    MINIMUM_SLACK_NS,
+    OVERSUBSCRIBED_SLACK_NS,
+    Synchroniser,
+    SyncPlan,
+    choose_method,
+)
+
+
+class Recording(ThreadControl):
+    """A rank that notes what it is asked for and waits for nobody."""
+
+    def __init__(self, rank: int = 0, size: int = 2, tell: Callable[[int], int] = lambda value: value) -> None:
+        self.rank = rank
+        self.size = size
+        self.asked: list[object] = []
+        self._tell = tell
+
+    def gather(self, value: object) -> list[object]:  # type: ignore[override]
+        """Answer for all ranks."""
+        return [value] * self.size
+
+    def broadcast(self, value: object) -> object:  # type: ignore[override]
+        """Answer with what was given."""
+        return value
+
+    def broadcast_int(self, value: int, *, patient: bool = False) -> int:
+        """Note it and answer with what rank 0 is to have told."""
+        self.asked.append(("tell", patient))
+        return self._tell(value)
+
+    def barrier(self, *, patient: bool = False) -> None:
+        """Note it."""
+        self.asked.append(("meet", patient))
+
+    def exchange(self, target: int, source: int) -> None:
+        """Note the partners."""
+        self.asked.append((target, source))
+
+
+def rounds(rank: int, size: int) -> list[tuple[int, int]]:
+    """Return the partners of a rank in a dissemination barrier."""
+    control = Recording(rank, size)
+    assert not Synchroniser(control, SyncPlan(method="dissemination")).align()
+    return control.asked  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", range(1, 34))
+def test_dissemination_reaches_everybody(size: int) -> None:
+    """Let word of every rank reach every other in ceil(log2(size)) rounds, each message expected where it goes."""
+    partners = [rounds(rank, size) for rank in range(size)]
+    assert {(size - 1).bit_length()} == {len(pairs) for pairs in partners}
+    known = [{rank} for rank in range(size)]
+    for step in range((size - 1).bit_length()):
+        heard = [set(of_rank) for of_rank in known]
+        for rank in range(size):
+            target = partners[rank][step][0]
+            assert rank == partners[target][step][1]
+            heard[target] |= known[rank]
+        known = heard
+    assert all(len(of_rank) == size for of_rank in known)
+
+
+def test_an_instant_that_has_passed_is_late() -> None:
+    """Flag the repetition and go on at once."""
+    control = Recording(tell=lambda _: time.perf_counter_ns() - 1)
+    assert Synchroniser(control, SyncPlan(method="round-time")).align()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("yielding", [False, True])
+def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None:
+    """Return at the agreed instant or after it, polling, yielding or sleeping."""
+    instants: list[int] = []
+
+    def tell(value: int) -> int:
+        instants.append(value)
+        return value
+
+    plan = SyncPlan(method="round-time", slack_ns=20_000_000, yielding=yielding)
+    late = Synchroniser(Recording(tell=tell), plan, patient=patient).align()
+    returned = time.perf_counter_ns()
+    assert late or returned >= instants[0]
+
+
+class Ahead(GlobalClock):
+    """Rank 0's clock is an hour behind this rank's; counts how often the clocks are compared."""
+
+    compared = 0
+
+    def to_local(self, instant_ns: int) -> int:
+        """Add the hour."""
+        return instant_ns + 3600 * 10**9
+
+    def refresh(self) -> None:
+        """Count."""
+        self.compared += 1
+
+
+def test_an_instant_is_of_rank_0_s_clock() -> None:
+    """Wait for the time that this rank's own clock will show then, and measure broadcasts by it."""
+
+    def tell(_: int) -> int:
+        return time.perf_counter_ns() - 3600 * 10**9 + 5_000_000
+
+    plan = SyncPlan(method="round-time", slack_ns=10**9, clock=Ahead())
+    before = time.perf_counter_ns()
+    assert not Synchroniser(Recording(tell=tell), plan).align()
+    assert 5_000_000 <= time.perf_counter_ns() - before < 10**9
+
+
+def test_late_starts_compare_the_clocks_again() -> None:
+    """Agree on instants further ahead and on fresh clocks."""
+    plan = SyncPlan(method="round-time", slack_ns=1000, clock=Ahead())
+    Synchroniser(Recording(), plan).answer_late()
+    assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
+
+
+def test_rank_0_s_instant_lies_ahead_by_the_slack() -> None:
+    """Propose an instant one slack after the ranks have met."""
+    proposed: list[int] = []
+
+    def tell(value: int) -> int:
+        proposed.append(value)
+        return 0
+
+    before = time.perf_counter_ns()
+    Synchroniser(Recording(tell=tell), SyncPlan(method="round-time", slack_ns=10**9)).align()
+    assert before + 10**9 <= proposed[0] <= time.perf_counter_ns() + 10**9
+
+
+def test_patience_is_passed_on() -> None:
+    """Wait patiently, before and after, only where the backend works in threads of its own."""
+    patient, polling = Recording(), Recording()
+    for control, wish in ((patient, True), (polling, False)):
+        sync = Synchroniser(control, SyncPlan(method="barrier"), patient=wish)
+        sync.align()
+        sync.finish()
+    assert [("meet", True), ("meet", True)] == patient.asked
+    assert [("meet", False)] == polling.asked
+
+
+def test_nothing_is_asked_of_ranks_that_do_not_meet() -> None:
+    """Start at once with the method none."""
+    control = Recording()
+    assert not Synchroniser(control, SyncPlan(method="none")).align()
+    assert [] == control.asked
+
+
+@pytest.mark.parametrize(("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)])
+def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
+    """Set at least the least slack, more where broadcasts are slow or ranks share cores."""
+    quick = Synchroniser(Recording(), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
+    quick.calibrate(MINIMUM_SLACK_NS)
+    assert quick.plan.slack_ns >= least
+
+    def slowly(value: int) -> int:
+        time.sleep(0.002)
+        return value
+
+    slow = Synchroniser(Recording(tell=slowly), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
+    slow.calibrate(MINIMUM_SLACK_NS)
+    assert slow.plan.slack_ns >= 3 * 2_000_000
+
+
+def test_calibration_is_for_agreed_instants_only() -> None:
+    """Measure no broadcasts where there is no instant to tell."""
+    control = Recording()
+    Synchroniser(control, SyncPlan(method="barrier")).calibrate(MINIMUM_SLACK_NS)
+    assert [] == control.asked
+
+
+def test_slack_widens_to_a_limit() -> None:
+    """Quadruple the slack, but never beyond the limit."""
+    plan = SyncPlan(method="round-time", slack_ns=1000)
+    plan.widen()
+    assert 4000 == plan.slack_ns
+    for _ in range(20):
+        plan.widen()
+    assert MAXIMUM_SLACK_NS == plan.slack_ns
+
+
+def test_widening_never_shortens_what_slow_broadcasts_need() -> None:
+    """Keep a calibrated slack beyond the limit when starts are late."""
+    plan = SyncPlan(method="round-time", slack_ns=2 * MAXIMUM_SLACK_NS)
+    plan.widen()
+    assert 2 * MAXIMUM_SLACK_NS == plan.slack_ns
+
+
+@pytest.mark.parametrize(
+    ("requested", "shared", "threads", "expected"),
+    [
+        ("auto", True, False, "round-time"),
+        ("auto", False, False, "dissemination"),
+        ("auto", True, True, "barrier"),
+        ("auto", False, True, "barrier"),
+        ("dissemination", True, True, "dissemination"),
+        ("round-time", False, False, "round-time"),
+    ],
+)
+def test_the_method_follows_from_clocks_and_threads(requested: str, shared: bool, threads: bool, expected: str) -> None:
+    """Choose by the conditions unless a method is asked for; only an agreed instant makes times span ranks."""
+    method = choose_method(requested, shared_clock=shared, own_threads=threads)
+    assert (expected, expected == "round-time") == (method, SyncPlan(method=method).spans_ranks)

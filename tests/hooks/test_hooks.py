@@ -1,0 +1,388 @@
+"""Hooks without ranks: their messages, draws, memory, thread, options and predicted bytes."""
+
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from commbench.errors import InputError, LaunchError, UnsupportedError  # noqa: E402 - needs torch
+from commbench.hooks import HOOKS, Guard, PowerSGD, RandomK, TopK, make_hook  # noqa: E402
+from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
+from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
+from commbench.hooks.message import Selection, kept  # noqa: E402
+from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
+from commbench.hooks.randomk import draw, seeded  # noqa: E402
+from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
+
+SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
+SELECTIONS = st.builds(
+    Selection,
+    density=st.sampled_from([0.001, 0.01, 0.3, 1.0]),
+    values=st.sampled_from(["float32", "float16"]),
+    scope=st.sampled_from(["bucket", "parameter"]),
+    dense_below=st.sampled_from([0, 5, 10**6]),
+    dense_vectors=st.booleans(),
+)
+
+
+class FakeBucket:
+    """A bucket of the given parameters."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = list(parameters)
+
+    def parameters(self) -> list[Any]:
+        """As GradBucket."""
+        return self._parameters
+
+
+# Names and options
+
+
+def test_every_name_makes_its_hook() -> None:
+    """Make each hook by name, and nothing for none."""
+    assert list(HOOKS) == [make_hook(name).name for name in HOOKS]  # type: ignore[union-attr]
+    assert ["passthrough", "fp16", "bf16", "topk", "randomk", "powersgd"] == list(HOOKS)
+    assert make_hook("none") is None
+
+
+def test_options_reach_the_hook() -> None:
+    """Read each kind of option from text."""
+    options = {"selection": "exact", "values": "float16", "feedback": "no", "warmup": "0.25,0.06", "warmup_steps": "8"}
+    hook = make_hook("topk", density=0.5, options=options | {"clip": "2.5"})
+    typed = make_hook("topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"})  # commas separate hooks there
+    assert isinstance(hook, TopK)
+    assert isinstance(typed, TopK)
+    assert hook.warmup == typed.warmup
+    assert (0.5, False, (0.25, 0.06), 8, 2.5) == (
+        hook.density,
+        hook.feedback,
+        hook.warmup,
+        hook.warmup_steps,
+        hook.clip,
+    )
+    assert ("float16", False) == (hook._selection.values, hook._fast)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, topk, randomk, powersgd"]),
+        ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
+        ("none", {"density": 0.1}, ["none", "0.1"]),
+        ("topk", {"density": 0.0}, ["topk", "density 0"]),
+        ("randomk", {"density": 1.5}, ["randomk", "density 1.5"]),
+        ("topk", {"density": math.nan}, ["density nan"]),
+        ("topk", {"options": {"colour": "red"}}, ["colour", "density, selection, values"]),
+        ("fp16", {"options": {"rank": "2"}}, ["rank", "none"]),
+        ("topk", {"options": {"scope": "world"}}, ["scope=world", "bucket or parameter"]),
+        ("topk", {"options": {"feedback": "perhaps"}}, ["feedback=perhaps", "true or false"]),
+        ("topk", {"options": {"momentum": "1"}}, ["momentum 1"]),
+        ("topk", {"options": {"momentum": "0.9", "feedback": "no"}}, ["momentum 0.9", "feedback"]),
+        ("topk", {"options": {"warmup": "0.5"}}, ["warmup_steps"]),
+        ("topk", {"options": {"warmup": "2", "warmup_steps": "3"}}, ["density 2"]),
+        ("topk", {"density": 0.1, "options": {"density": "0.2"}}, ["density"]),
+        ("powersgd", {"options": {"rank": "0"}}, ["rank 0"]),
+        ("powersgd", {"options": {"rank": "two"}}, ["rank=two", "whole number"]),
+    ],
+)
+def test_refused_options(name: str, arguments: dict[str, Any], words: list[str]) -> None:
+    """Say in one sentence what was asked and what there is."""
+    with pytest.raises(InputError) as caught:
+        make_hook(name, **arguments)
+    assert [] == [word for word in words if word not in str(caught.value)]
+    assert str(caught.value).count(".\n") == 0
+
+
+# Messages
+
+
+@given(SHAPES, SELECTIONS)
+def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selection: Selection) -> None:
+    """Select from or send whole each element of a bucket, in parts that neither overlap nor leave gaps."""
+    message = selection.message(shapes)
+    whole = [part.start for part in message.dense]
+    starts = [sum(math.prod(shape) for shape in shapes[:i]) for i in range(len(shapes))]
+    assert whole == [
+        start
+        for start, shape in zip(starts, shapes, strict=True)
+        if math.prod(shape) < selection.dense_below or (selection.dense_vectors and len(shape) <= 1)
+    ]
+    selected = sum(map(math.prod, shapes)) - sum(part.numel for part in message.dense)
+    if selection.scope == "parameter":
+        assert selected == sum(part.numel for part in message.sparse)
+    elif message.sparse:
+        assert [(0, sum(map(math.prod, shapes)), kept(selected, selection.density))] == [
+            (part.start, part.numel, part.k) for part in message.sparse
+        ]
+    ends = [0]
+    for part in (*message.sparse, *message.dense):
+        assert (ends[-1], 0) == (part.offset, part.nbytes % 4)
+        ends.append(part.offset + part.nbytes)
+    assert ends[-1] == message.nbytes
+
+
+@pytest.mark.parametrize(
+    ("numel", "density", "k"), [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)]
+)
+def test_kept(numel: int, density: float, k: int) -> None:
+    """Round k up, but not for what binary fractions add."""
+    assert k == kept(numel, density)
+
+
+@pytest.mark.parametrize("values", ["float32", "float16"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 7), (4096, 41)])
+def test_selectors_agree(n: int, k: int, values: Any) -> None:
+    """Send the same elements and keep the same residual by torch and natively, rounding and overflow included."""
+    numbers = torch.Generator().manual_seed(n)
+    gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
+    found = []
+    for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
+        made: Selector = selector
+        left, payload, total = torch.empty(n), torch.zeros(8 * k, dtype=torch.uint8), torch.zeros(n)
+        payload = payload[: -(-k * (8 if values == "float32" else 6) // 4) * 4]
+        made.encode(gradient.clone(), residual, payload, out_residual=left, step=0)
+        made.add(payload, total)
+        assert torch.allclose(total + left, gradient + residual, rtol=1e-6)
+        assert k == int((total != 0).sum())
+        found.append((total, left))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_selectors_pass_on_what_is_not_finite(bad: float) -> None:
+    """Keep the residual and put NaN in the payload."""
+    for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
+        gradient = torch.ones(10)
+        gradient[4] = bad
+        residual, payload, total = torch.ones(10), torch.zeros(24, dtype=torch.uint8), torch.zeros(10)
+        selector.encode(gradient, residual, payload, out_residual=residual, step=0)
+        selector.add(payload, total)
+        assert torch.equal(torch.ones(10), residual)
+        assert not is_finite(total)
+
+
+# Random-k
+
+
+@given(st.integers(1, 300), st.data())
+def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
+    """Draw k different indices below n, the same for the same parts of a seed and others for others."""
+    k = data.draw(st.integers(1, n))
+    chosen = draw(n, k, seeded(1, 2, "weight"))
+    assert (k, True) == (len(set(chosen.tolist())), bool(((chosen >= 0) & (chosen < n)).all()))
+    assert torch.equal(chosen, draw(n, k, seeded(1, 2, "weight")))
+
+
+def test_draws_differ_by_seed_step_and_parameter() -> None:
+    """Draw anew in each step, for each bucket, by each seed, and leave torch's own generator alone."""
+    before = torch.random.get_rng_state()
+    draws = [draw(1000, 10, seeded(*parts)) for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
+    assert 4 == len({tuple(each.tolist()) for each in draws})
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_draws_are_even() -> None:
+    """Draw each of 10 indices 3 times in 10, also where k does not divide n."""
+    draws = torch.cat([draw(10, 3, seeded(step)) for step in range(4000)])
+    share = torch.bincount(draws, minlength=10) / 4000
+    assert torch.allclose(torch.full((10,), 0.3), share, atol=0.035)  # 5 standard deviations
+
+
+# Memory
+
+
+def make_layout(**sizes: int) -> tuple[Layout, Any]:
+    """Return the layout of a bucket of vectors, and a buffer for it."""
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes.values()]
+    names = {id(parameter): name for parameter, name in zip(parameters, sizes, strict=True)}
+    layout = Layout.of(FakeBucket(parameters), names)
+    return layout, torch.zeros(layout.numel)
+
+
+def test_memory_moves_with_the_parameters() -> None:
+    """Find every parameter's residual again when one bucket becomes two in another order, and two become one."""
+    memory = Memory(["residual"])
+    layout, like = make_layout(a=2, b=3, c=1)
+    memory.open(0, layout, like).new["residual"].copy_(torch.arange(6.0))
+    first, second = make_layout(c=1, a=2), make_layout(b=3)
+    assert [5, 0, 1] == memory.open(0, *first).old["residual"].tolist()
+    assert [2, 3, 4] == memory.open(1, *second).old["residual"].tolist()
+    assert [2, 3, 4, 5, 0, 1] == memory.open(0, *make_layout(b=3, c=1, a=2)).old["residual"].tolist()
+    assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == {
+        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
+    }
+
+
+def test_memory_is_loaded_before_buckets_are_known() -> None:
+    """Let what was loaded wait for its bucket, start others at zero, and own its copy."""
+    state = {"residual": {"b": torch.ones(3), "c": torch.full((1,), 2.0)}}
+    memory = Memory(["residual"])
+    memory.load(state)
+    state["residual"]["b"].zero_()
+    assert [0, 0, 1, 1, 1] == memory.open(0, *make_layout(a=2, b=3)).old["residual"].tolist()
+    assert [2] == memory.state()["residual"]["c"].tolist()
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
+    """Drop the updates of all buckets where one was rejected."""
+    memory = Memory(["residual"])
+    memory.held_back = True
+    for index, bucket in enumerate((make_layout(a=1), make_layout(b=2))):
+        memory.open(index, *bucket).new["residual"].fill_(7.0)
+    for reason in (False, rejected, False):
+        memory.reject(torch.tensor(reason))
+    wanted = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
+    assert wanted == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+    assert wanted == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+    assert int(rejected) == memory.discarded
+
+
+def test_memory_scales_by_name() -> None:
+    """Multiply what is in a bucket and what waits for one."""
+    memory = Memory(["residual"])
+    memory.load({"residual": {"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(1)}})
+    memory.open(0, *make_layout(a=1, b=2))
+    memory.scale("residual", {"b": 3.0, "c": 2.0})
+    assert {"a": [1.0], "b": [3.0, 3.0], "c": [2.0]} == {
+        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "wanted"),
+    [
+        ((2, 3), (3, 1), (3, 1)),
+        ((2, 3), (1, 2), (1, 2)),
+        ((2, 3), (6, 1), (3, 1)),
+        ((2, 1, 3), (3, 99, 1), (3, 99, 1)),
+        ((2, 4, 3, 3), (36, 1, 12, 4), (36, 1, 12, 4)),
+        ((), (), ()),
+    ],
+)
+def test_strides_in_a_bucket(shape: Any, stride: Any, wanted: Any) -> None:
+    """Lie as the parameter does where it has no holes, else in order of dimensions."""
+    assert wanted == _stride_in_bucket(shape, stride)
+
+
+# The thread
+
+
+def test_jobs_run_in_order_on_one_thread() -> None:
+    """Run jobs first in, first out, and hand over what they return."""
+    thread, seen = CommThread(), []
+    futures = [thread.submit(lambda i=i: seen.append((i, threading.get_ident())) or i) for i in range(50)]
+    assert list(range(50)) == [future.wait() for future in futures]
+    assert list(range(50)) == [number for number, _ in seen]
+    assert 1 == len({ident for _, ident in seen} - {threading.get_ident()})
+    assert thread.close()
+    with pytest.raises(InputError, match="after its close"):
+        thread.submit(print)
+
+
+def test_a_failed_job_fails_those_after_it() -> None:
+    """Hand over the error of a job, and run none after it: the ranks would no longer agree on what comes next."""
+    thread, seen = CommThread(), []
+    failed = thread.submit(lambda: seen[3])
+    later = thread.submit(lambda: seen.append("never"))
+    with pytest.raises(IndexError):
+        failed.wait()
+    with pytest.raises(LaunchError, match="list index out of range"):
+        later.wait()
+    assert thread.close()
+    assert [] == seen
+
+
+@pytest.mark.parametrize(("job", "status"), [("lambda: None", 0), ("threading.Event().wait", STUCK)])
+def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
+    """End well with an idle thread that nobody closed, and with a status of its own in a stuck collective."""
+    program = f"""if True:
+        import threading
+        from commbench.hooks.comm_thread import CommThread
+        CommThread().submit({job})
+        print("flushed")
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
+
+
+# Predicted bytes
+
+
+def ring(nbytes: int, ranks: int) -> int:
+    """Return what a ring all-reduce sends."""
+    return 2 * (ranks - 1) * nbytes // ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("passthrough", {}, ring(4_000_000, 4)),
+        ("fp16", {}, ring(2_000_000, 4)),
+        ("bf16", {}, ring(2_000_000, 4)),
+        ("topk", {"density": "0.01"}, 3 * 10_000 * 8),
+        ("topk", {"density": "0.01", "values": "float16"}, 3 * 10_000 * 6),
+        ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
+        ("randomk", {"density": "0.01"}, ring(40_000, 4)),
+        ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
+    ],
+)
+def test_wire_bytes(name: str, options: dict[str, str], wanted: int) -> None:
+    """Predict what four ranks send of a million elements, without knowing their tensors."""
+    hook = make_hook(name, options=options)
+    assert hook is not None
+    assert wanted == hook.wire_bytes(1_000_000, 4)
+    assert 0 == hook.wire_bytes(1_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("hook", "wanted"),
+    [
+        (TopK(density=0.1, scope="parameter"), 3 * 8 * (200 + 5)),
+        (TopK(density=0.1, scope="parameter", dense_vectors=True), 3 * (8 * 200 + 4 * 50)),
+        (TopK(density=0.1, dense_below=51), 3 * (8 * 200 + 4 * 50)),
+        (TopK(density=0.1), 3 * 8 * 205),
+        (PowerSGD(rank=2), ring(4 * (2 * (50 + 40) + 50), 4)),
+        (PowerSGD(rank=30), ring(4 * 2050, 4)),
+    ],
+)
+def test_wire_bytes_by_tensor(hook: Any, wanted: int) -> None:
+    """Predict what four ranks send of a matrix and a vector, which some hooks treat differently."""
+    assert wanted == hook.wire_bytes(2050, 4, shapes=[(50, 40), (50,)])
+
+
+def test_what_an_own_hook_sends_is_not_predicted() -> None:
+    """Refuse to guess."""
+    with pytest.raises(UnsupportedError, match="print sends is measured"):
+        Guard(print).wire_bytes(1000, 2)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 8), st.integers(1, 4))
+def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: int) -> None:
+    """Compress a tensor only where that saves more than the rate asked for."""
+    sides = PowerSGD(rank=rank, min_compression_rate=rate)._sides(shape)
+    numel = math.prod(shape)
+    assert sides is None or rate * sides[2] * (sides[0] + sides[1]) < numel == sides[0] * sides[1]
+
+
+# State
+
+
+def test_fresh_state_is_of_the_hook() -> None:
+    """Refuse the state of another hook or another version."""
+    hook = RandomK()
+    hook.load_state_dict(RandomK().state_dict())
+    for other in (TopK(selection="exact").state_dict(), RandomK().state_dict() | {"version": 2}, {}):
+        with pytest.raises(InputError, match="randomk, version 1, can only load its own"):
+            hook.load_state_dict(other)

@@ -1,0 +1,264 @@
+"""Hooks on the way that a GPU's gradients take, on Gloo ranks: as right as on the host, and never asking a tensor."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import cuda_on_host
+import pytest
+from launching import found_by, run_gloo_ranks
+from training_builders import make_training_case
+
+torch = pytest.importorskip("torch")
+
+from commbench.ddp import session  # noqa: E402 - needs torch
+from commbench.errors import InputError  # noqa: E402 - as above
+from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
+from commbench.hooks.feedback import is_finite, put, spoil  # noqa: E402
+from commbench.hooks.ordering import CommStream  # noqa: E402
+
+MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
+CHECKS = (
+    *("asked", "density_one", "telescope", "resume", "scaled", "infinite", "shapes_and_options"),
+    *("without_feedback", "compression_gradients", "low_rank"),
+)
+KINDS = (
+    "torch",
+    pytest.param("cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")),
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the checks find on two ranks, with elements selected in either way."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    return found_by(run_gloo_ranks(2, "hooks_device.py", request.param, *CHECKS, store=store, timeout=280))
+
+
+def test_asking_is_noticed(checked: Any) -> None:
+    """Show that the other tests can fail."""
+    assert "a hook asks what is in a tensor" in checked["asked"]
+
+
+def test_density_one_is_dense(checked: Any) -> None:
+    """Send everything at density 1."""
+    for found in checked["density_one"].values():
+        assert 1e-6 > found["error"]
+        assert 0.0 == found["residual"]
+
+
+def test_what_is_sent_and_what_is_left_is_everything(checked: Any) -> None:
+    """Find each rank's summed gradients in its own messages and its last residual."""
+    assert 1e-5 > checked["telescope"]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_checkpoints_resume(checked: Any, name: str) -> None:
+    """Go on from a checkpoint to the same bits."""
+    assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][name]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_scaler(checked: Any, name: str) -> None:
+    """Change no bit by a scaler; drop the updates of every bucket of a step that it skips."""
+    truths = ("same memory", "same parameters", "memory kept", "parameters kept", "goes on", "agree")
+    numbers = {"scale": 512.0, "discarded": 1, "discarded later": 1}
+    assert dict.fromkeys(truths, True) | numbers == checked["scaled"][name]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
+    """Show one rank's infinity to all and keep it out of the residual."""
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked["infinite"][name]
+
+
+def test_memory_layouts_and_options(checked: Any) -> None:
+    """Be right for tensors in other memory orders, and under DDP's own options."""
+    assert 10 == len(checked["shapes_and_options"])
+    assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
+
+
+def test_without_feedback(checked: Any) -> None:
+    """Send the largest elements, or drawn elements times n/k, and remember nothing."""
+    found = checked["without_feedback"]
+    assert 1e-6 > max(found[name]["error"] for name in ("topk", "randomk"))
+    assert [647, 0, 0] == [found["randomk"]["sent"], found["randomk"]["kept"], found["topk"]["kept"]]
+
+
+def test_deep_gradient_compression(checked: Any) -> None:
+    """Follow momentum correction, masking, clipping, warm-up and a changed learning rate as done by hand."""
+    assert 1e-5 > checked["compression_gradients"]["error"]
+    assert [100, 100, 20, 20, 10, 10, 10] == checked["compression_gradients"]["counts"]
+
+
+def test_low_rank(checked: Any) -> None:
+    """Send everything at full rank, and come close to the best of two columns with the steps."""
+    found = checked["low_rank"]
+    assert 1e-5 > max(found["full"], found["left"], found["everything"])
+    assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]
+
+
+@pytest.mark.parametrize("device", ["host", "device"])
+@pytest.mark.parametrize("holds", [False, True])
+def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: str, holds: bool) -> None:
+    """Write a value or leave everything alone, spoil or spare, in another type, too."""
+    if device == "device":
+        monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
+    flag = torch.tensor(holds)
+    into, half, spoilt = torch.ones(3), torch.ones(3, dtype=torch.float16), torch.ones(3)
+    put(into, torch.full((3,), 2.0), where=flag)
+    put(half, torch.full((3,), 2.0), where=flag)
+    spoil(spoilt, unless=flag)
+    assert [2.0 if holds else 1.0] * 3 == into.tolist() == half.tolist()
+    assert torch.float16 == half.dtype
+    assert holds == bool(is_finite(spoilt))
+
+
+def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select by what is compiled where its compiler is installed, else by torch, and by torch where that is asked."""
+    monkeypatch.setattr(selectors, "CudaSelector", lambda *arguments: arguments)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    gpu, host = torch.device("cuda", 1), torch.device("cpu")
+    assert (100, 3, "float32", gpu) == made_with(monkeypatch, "cupy", gpu, fast=True)
+    assert isinstance(made_with(monkeypatch, "numba", host, fast=True), selectors.NativeSelector)
+    for installed, device, fast in (("numba", gpu, True), ("cupy", host, True), ("cupy", gpu, False)):
+        assert isinstance(made_with(monkeypatch, installed, device, fast=fast), selectors.TorchSelector)
+
+
+def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool) -> object:
+    """Return what selects 3 of 100 elements on a device where one package is installed."""
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name if name == installed else None)
+    return selectors.make_selector(100, 3, "float32", fast=fast, device=device)
+
+
+def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for cupy only where torch's cuda is CUDA."""
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name)
+    for version, device, wanted in (
+        ("13.0", "cuda", "cupy"),
+        (None, "cuda", "torch.topk"),
+        ("13.0", "mps", "torch.topk"),
+        ("13.0", "cpu", "numba"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert wanted == selectors.fast_selection(torch.device(device))
+
+
+HOST = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
+    """Kernels that are compiled for the host, whose memory is the host's, too; what is launched."""
+    monkeypatch.setattr(selectors, "stream_of", lambda _: 7)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with cuda_on_host.installed() as (_, launches):
+        yield launches
+
+
+@needs_compiler
+def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Launches) -> None:
+    """Leave nothing to be compiled or loaded in a step."""
+    selectors._prepare_kernels(HOST)
+    assert set(sys.modules[cuda_on_host.MODULE].KERNELS) == {name for name, _ in cuda}
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+def test_nothing_need_be_kept() -> None:
+    """Send the same where no residual is wanted."""
+    gradient = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    payloads = []
+    for keeps in (True, False):
+        selector, payload = selectors.CudaSelector(3000, 70, "float32", HOST), torch.zeros(560, dtype=torch.uint8)
+        rest = torch.zeros(3000) if keeps else None
+        selector.encode(gradient.clone(), None, payload, out_residual=rest, step=0)
+        payloads.append(payload)
+    assert payloads[0].any()
+    assert torch.equal(*payloads)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("lacks", ["cupy", "headers"])
+def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    """Say what cupy says, what to install, and what does without."""
+    if lacks == "headers":
+        monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
+    else:
+        sys.modules.pop(cuda_on_host.MODULE)
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(InputError) as caught:
+        selectors._prepare_kernels(HOST)
+    said = str(caught.value)
+    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[lacks] in said
+    assert said.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "is_used"),
+    [
+        (("none", "passthrough", "randomk:0.1", "local"), False),
+        (("none", "topk:0.1:selection=exact"), False),
+        (("topk:0.1:selection=exact", "topk:0.1"), True),
+        (("topk:0.1:values=float16",), True),
+    ],
+)
+def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool) -> None:
+    """Compile for the device that trains, and for no other; say what selects there."""
+    compiled: list[Any] = []
+    monkeypatch.setattr(selectors, "prepare", compiled.append)
+    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda _: None)
+    cases = [make_training_case(hook, backend="nccl") for hook in hooks]
+    gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
+    session.compile_hooks(cases, gpu.torch_device)
+    assert ([gpu.torch_device] if is_used else []) == compiled
+    assert ("torch.topk" if is_used else None) == session.fast_selection(cases, gpu)
+
+
+def test_indices_stay_on_the_host_for_a_host() -> None:
+    """Copy nothing where there is nothing to copy to."""
+    indices = torch.arange(3)
+    assert indices is randomk._moved(indices, torch.device("cpu"))
+
+
+def test_jobs_are_queued_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what the device has to do, run the job on the stream, and hand over its result there."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            log.append(f"made for {device}")
+
+        def wait_stream(self, other: str) -> None:
+            log.append(f"wait for {other}")
+
+    @contextlib.contextmanager
+    def entered(_: Stream) -> Iterator[None]:
+        log.append("enter")
+        yield
+        log.append("leave")
+
+    class Future:
+        def __init__(self, *, devices: list[Any]) -> None:
+            assert [gpu] == devices
+
+        def set_result(self, value: str) -> None:
+            log.append(value)
+
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch.futures, "Future", Future)
+    CommStream(gpu).submit(lambda: log.append("work") or "done")
+    assert ["made for cuda:1", "wait for current of cuda:1", "enter", "work", "done", "leave"] == log
+
+
+def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
+    """Refuse a model that is neither on the host nor on a GPU."""
+    model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
+        PowerSGD().attach(model, None)

@@ -1,0 +1,635 @@
+"""Tests of reading other tools' output: every format, its units and sizes, and what it does not say or is cut off."""
+
+import contextlib
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from builders import make_case, make_info, make_launches
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commbench.collectives.cases import Case
+from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.records import Row
+from commbench.errors import InputError
+from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.interop.imports.nccl_tests import nccl_version
+from commbench.report.text_formats import render
+from commbench.results.summary import summarise_run
+
+DATA = Path(__file__).parents[1] / "data" / "imports"
+
+
+def load(*names: str, tool: str | None = None, **asked: object) -> Imported:
+    """Import kept outputs."""
+    sources = [Source(name=name, data=(DATA / name).read_bytes()) for name in names]
+    return import_outputs(sources, tool=tool, asked=Asked(**asked))  # type: ignore[arg-type]  # as given
+
+
+def load_text(text: str, **asked: object) -> Imported:
+    """Import a text."""
+    source = Source(name="out.txt", data=text.encode())
+    return import_outputs([source], asked=Asked(**asked))  # type: ignore[arg-type]  # as given
+
+
+def rows_of(imported: Imported) -> list[Row]:
+    """Summarise what was imported."""
+    return summarise_run(imported.records, imported.info)
+
+
+def left_out(imported: Imported) -> str:
+    """Return all reasons for leaving something out."""
+    return "; ".join(reason for _, reading in imported.readings for reason in reading.left_out)
+
+
+def assumed(imported: Imported) -> str:
+    """Return all that was assumed."""
+    return "; ".join(text for _, reading in imported.readings for text in reading.assumed)
+
+
+# -------------------------------------------------------------------------------------------------------- nccl-tests
+
+
+def test_nccl_tests_gives_both_halves_and_the_header() -> None:
+    """Read sizes, times and checks of both halves, the ranks, hosts, GPU, library and number of iterations."""
+    imported = load("nccl_tests_all_reduce.txt")
+    rows = {(row.in_place, row.message_bytes): row for row in rows_of(imported)}
+    assert {(place, size) for place in (False, True) for size in (8, 262144, 8388608)} == set(rows)
+    row = rows[False, 8388608]
+    assert (90.12, 90.12, 0, "imported") == (row.time_us, row.time_us_rank_mean, row.wrong, row.flags)
+    assert [pytest.approx(93.08, abs=0.005), pytest.approx(139.62, abs=0.005)] == [row.algbw_GBps, row.busbw_GBps]
+    assert ("nccl", "NCCL 2.28.7", "NVIDIA H100 80GB HBM3") == (row.backend, row.library, row.device)
+    assert (4, 4, 1, 4, 20, "pipelined") == (
+        row.world_size,
+        row.group_size,
+        row.nodes,
+        row.ranks_per_node,
+        row.batch,
+        row.cadence,
+    )
+    unverified = rows[True, 8388608]
+    assert (None, "unverified;imported") == (unverified.wrong, unverified.flags)
+
+
+def test_one_output_has_no_interval_and_no_quantiles() -> None:
+    """Leave empty what a mean cannot tell."""
+    row = rows_of(load("nccl_tests_all_reduce.txt"))[0]
+    empty = ("time_us_ci_low", "time_us_ci_high", "time_us_min", "time_us_p25", "time_us_p75", "time_us_p95")
+    assert [None] * 9 == [getattr(row, name) for name in (*empty, "skew_us", "late_discarded", "harness_us")]
+
+
+def test_old_nccl_tests_needs_the_operation() -> None:
+    """Ask for what old versions do not print, and take their check from the footer."""
+    with pytest.raises(InputError, match="does not say which operation was timed; say so with --operation"):
+        load("nccl_tests_old.txt")
+    rows = rows_of(load("nccl_tests_old.txt", operation="all_reduce"))
+    assert [(2, 2, 1, 0)] * 4 == [(row.world_size, row.nodes, row.ranks_per_node, row.wrong) for row in rows]
+
+
+def test_nccl_tests_with_more_columns() -> None:
+    """Read repetitions' minimum, roots, blocking and time stamps; leave out what there is no case of."""
+    imported = load("nccl_tests_broadcast.txt")
+    good, wrong = rows_of(imported)
+    assert ("bfloat16", 1, None, 101.0, "isolated") == (
+        good.dtype,
+        good.root,
+        good.in_place,
+        good.time_us_min,
+        good.cadence,
+    )
+    assert ("wrong", 12, None) == (wrong.status, wrong.wrong, wrong.busbw_GBps)
+    assert "element type f8e4m3 is not known here" in left_out(imported)
+    assert "broadcast in place has no counterpart here" in left_out(imported)
+
+
+def test_nccl_tests_json() -> None:
+    """Count the ranks of processes with several GPUs; read single iterations and missing checks."""
+    imported = load("nccl_tests.json")
+    first, larger, in_place = rows_of(imported)
+    assert (4, 2, 2, "all_gather") == (first.world_size, first.nodes, first.ranks_per_node, first.operation)
+    assert (40.0, 38.0, 43.0, 3, 0) == (
+        first.time_us,
+        first.time_us_min,
+        first.time_us_p95,
+        first.repetitions,
+        first.wrong,
+    )
+    assert [pytest.approx(19.6608), pytest.approx(26.2144)] == [first.busbw_GBps, larger.busbw_GBps]
+    assert (True, None) == (in_place.in_place, in_place.wrong)
+    assert "'nan' is no number that was measured" in left_out(imported)
+
+
+def test_json_that_is_cut_off_gives_its_whole_results() -> None:
+    """Keep the results before the place where the file ends."""
+    text = (DATA / "nccl_tests.json").read_text()
+    second = text.index('{"size":2097152')
+    for end in (second + 40, second - 1, text.index("experiment_name", second)):
+        imported = load_text(text[:end])
+        assert {1048576} == {record.case.message_bytes for record in imported.records}
+        assert "cut off" in left_out(imported)
+    with pytest.raises(InputError, match="is no JSON of nccl-tests"):
+        load_text(text[: text.index('"results":') + 20])
+
+
+@pytest.mark.parametrize(("code", "version"), [(22807, "2.28.7"), (23007, "2.30.7"), (2708, "2.7.8")])
+def test_nccl_versions(code: int, version: str) -> None:
+    """Write NCCL's version as people do."""
+    assert version == nccl_version(code)
+
+
+def test_operations_in_graphs_are_of_that_cadence() -> None:
+    """Read from text and from JSON that CUDA graphs were replayed."""
+    texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
+    for text, old, new in zip(texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True):
+        assert [{"pipelined"}, {"graph"}] == [
+            {record.case.cadence for record in load_text(each).records} for each in (text, text.replace(old, new))
+        ]
+
+
+def test_groups_and_cpu_times_are_left_out() -> None:
+    """Refuse averages over groups and times of the CPU, each with its reason."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    for old, new, words in (
+        ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
+        ("  time   algbw", "cputime   algbw", "times are of the CPU only"),
+        ("all_reduce_perf", "hypercube_perf", "hypercube_perf of nccl-tests has no counterpart here"),
+    ):
+        with pytest.raises(InputError, match=words):
+            load_text(text.replace(old, new))
+
+
+def test_processes_that_each_ran_alone_are_no_launches() -> None:
+    """Refuse what mpirun prints of nccl-tests built without MPI, in one list or one after the other."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
+    alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
+    for each in (twice, alone + alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13")):
+        with pytest.raises(InputError, match="several processes each ran alone, as where nccl-tests was built without"):
+            load_text(each)
+    assert {1} == {record.group_size for record in load_text(alone).records}
+
+
+def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
+    """Take -z 1 and 3 for isolated, and -z 2 for neither that nor back to back; say what is assumed."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    blocking = "# Blocking Enabled: {how} \n# Using devices"
+    barrier = blocking.format(how="wait and barrier after each outer iteration (-n); time excludes barrier")
+    assert {"barrier"} == {record.case.sync for record in load_text(text.replace("# Using devices", barrier)).records}
+    with pytest.raises(InputError, match=r"waited for without a barrier \(-z 2\)"):
+        load_text(text.replace("# Using devices", blocking.format(how="wait after each inner iteration, no barrier")))
+    assert "back to back, as is nccl-tests' default (-z 0)" in assumed(load_text(text))
+    assert "mean over ranks, nccl-tests' default (-a 1)" in assumed(load_text(text))
+
+
+@pytest.mark.parametrize(
+    ("option", "slowest"),
+    [('"-a","1"', False), ('"--average=3"', True), ('"-a3"', True), ('"-a","1","--average","3"', True)],
+)
+def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
+    """Take the slowest rank's time as such."""
+    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    row = rows_of(load_text(text))[0]
+    assert (40.0, None if slowest else 40.0) == (row.time_us, row.time_us_rank_mean)
+    record = load_text(text).records[0]
+    assert record.stated is not None
+    assert slowest is ("slowest rank" in record.stated.time)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [('"-a","0"', "of rank 0 only"), ('"-a","2"', "of the fastest rank"), ('"-z","2"', "without a barrier")],
+)
+def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, words: str) -> None:
+    """Refuse times of one rank, of the fastest and of no known cadence."""
+    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    with pytest.raises(InputError, match=words):
+        load_text(
+            text.replace('"blocking_collectives":"false"', f'"blocking_collectives":"{str("z" in option).lower()}"')
+        )
+
+
+def test_ranks_that_are_not_listed_must_be_given() -> None:
+    """Ask for the number of ranks where the list of them has gaps, and say when it does not fit the busbw."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    text = "\n".join(line for line in text.split("\n") if "Rank  2" not in line)
+    with pytest.raises(InputError, match="does not say on how many ranks all_reduce ran; say so with -n"):
+        load_text(text)
+    assert "busbw" not in assumed(load_text(text, ranks=4))
+    assert "prints is that of another number of them" in assumed(load_text(text, ranks=8))
+    with pytest.raises(InputError, match=r"ran on 4 ranks, and -n 2 was given"):
+        load("nccl_tests_all_reduce.txt", ranks=2)
+
+
+# --------------------------------------------------------------------------------------------------------------- OSU
+
+
+def test_osu_full_output() -> None:
+    """Take the slowest rank's time, the mean over ranks beside it, and a size per rank as what all ranks send."""
+    small, large = rows_of(load("osu_allgather_full.txt", ranks=4))
+    assert (16, 4, 4.6, 4.2, 1000, 5.0) == (
+        small.message_bytes,
+        small.osu_bytes,
+        small.time_us,
+        small.time_us_rank_mean,
+        small.repetitions,
+        small.time_us_p95,
+    )
+    assert pytest.approx(4 * 1048576 / 1260.10 / 1e3) == large.algbw_GBps
+    assert ("mpi", "float32", False, "barrier") == (small.backend, small.dtype, small.in_place, small.sync)
+
+
+def test_osu_of_old_versions_with_several_tests() -> None:
+    """Read tests one after the other; print what is assumed; leave out what has no counterpart."""
+    imported = load("osu_old.txt", ranks=4)
+    rows = {(row.operation, row.message_bytes): row for row in rows_of(imported)}
+    assert (1.68, "float32") == (rows["all_reduce", 4].time_us, rows["all_reduce", 4].dtype)
+    assert (0.97, None) == (rows["barrier", None].time_us, rows["barrier", None].algbw_GBps)
+    assert (2, 88.10) == (rows["latency", 1048576].group_size, rows["latency", 1048576].time_us)
+    assert [pytest.approx(11.89025), 64] == [rows["bandwidth", 1048576].algbw_GBps, rows["bandwidth", 1048576].window]
+    assert pytest.approx(20.0) == rows["bibandwidth", 1048576].algbw_GBps
+    assert "all_reduce were MPI_FLOAT (float32)" in assumed(imported)
+    assert "64 messages were in flight" in assumed(imported)
+    assert "messages of 0 bytes" in left_out(imported)
+    assert "'MPI Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
+
+
+def test_osu_validation() -> None:
+    """Take Pass for verified and Fail for wrong data."""
+    passed, failed = rows_of(load("osu_validated.txt", ranks=3))
+    assert (0, "ok", 3) == (passed.wrong, passed.status, passed.message_bytes)
+    assert ("wrong", "OSU's validation failed.", None) == (failed.status, failed.reason, failed.busbw_GBps)
+
+
+def test_osu_non_blocking() -> None:
+    """Read the overlap with its parts."""
+    record = load("osu_non_blocking.txt", ranks=2).records[1]
+    assert record.overlap is not None
+    assert (150.0, pytest.approx(20.0)) == (record.times_us[0], record.overlap.percent)
+
+
+def test_omb_py() -> None:
+    """Read the output of OSU's Python benchmarks."""
+    rows = rows_of(load("omb_py.txt", ranks=2))
+    assert [("all_gather", 8, 6.2, "pipelined"), ("all_gather", 2048, 12.0, "pipelined")] == [
+        (row.operation, row.message_bytes, row.time_us, row.cadence) for row in rows
+    ]
+
+
+def test_osu_needs_the_ranks() -> None:
+    """Ask for the number of ranks of a collective, which OSU does not print; a pair is two."""
+    with pytest.raises(InputError, match=r"osu_validated.txt does not say on how many ranks all_to_all ran"):
+        load("osu_validated.txt")
+    assert 2 == load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n").records[0].group_size
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@given(ranks=st.integers(2, 64), blocks=st.integers(1, 2**20))
+def test_osu_sizes_turn_back(operation: object, ranks: int, blocks: int) -> None:
+    """Get every operation's message from what OSU prints for it."""
+    size = ranks * blocks
+    assert size == operation.message_bytes(operation.osu_bytes(size, ranks), ranks)  # type: ignore[attr-defined]  # an Operation
+
+
+OSU_TYPES = """
+# OSU MPI{device} Allreduce Latency Test v7.5
+# Datatype: MPI_INT.
+# Size       Avg Latency(us)
+4                       1.50
+8                       1.60
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)
+4                       2.50
+8                       2.60
+"""
+
+
+def test_osu_of_several_types() -> None:
+    """Give each type (-T) its own rows, and none of them launches of another's."""
+    imported = load_text(OSU_TYPES.format(device=""), ranks=4)
+    assert [("int32", 4, 1.5, 0), ("int32", 8, 1.6, 0), ("float32", 4, 2.5, 0), ("float32", 8, 2.6, 0)] == [
+        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch) for record in imported.records
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("MPI_Put Latency Test v5.8", "OSU's 'MPI_Put Latency Test' has no counterpart"),
+        ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
+        ("OpenSHMEM Broadcast Latency Test v7.4", "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart"),
+        ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
+        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is not known"),
+    ],
+)
+def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
+    """Leave out what is named like a two-sided operation and is none."""
+    with pytest.raises(InputError, match=re.escape(words)):
+        load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
+
+
+def test_osu_says_where_buffers_are() -> None:
+    """Keep apart buffers of the host and of a GPU, which are the same case otherwise."""
+    device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
+    assert [{"CUDA"}, {"cpu"}] == [{record.device for record in each.records} for each in (device, host)]
+    pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
+    for buffers, expected in (
+        ("# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)\n", "cpu"),
+        ("# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on HOST (H)\n", "CUDA"),
+        ("", "CUDA"),
+    ):
+        assert expected == load_text(pair.format(buffers=buffers)).records[0].device
+    with pytest.raises(InputError, match="buffers are on CUDA in one output and on cpu in another; import them apart"):
+        load_text(OSU_TYPES.format(device="-CUDA") + OSU_TYPES.format(device=""), ranks=4)
+
+
+# --------------------------------------------------------------------------------------------------------- IMB, PARAM
+
+
+def test_imb() -> None:
+    """Read pairs, rings, collectives on several numbers of processes, defects and barriers."""
+    imported = load("imb.txt")
+    rows = {(row.operation, row.group_size, row.message_bytes): row for row in rows_of(imported)}
+    assert (400.0, pytest.approx(10.48576)) == (
+        rows["latency", 2, 4194304].time_us,
+        rows["latency", 2, 4194304].algbw_GBps,
+    )
+    assert pytest.approx(8.192) == rows["sendrecv", 4, 4194304].busbw_GBps  # IMB counts what goes in and out
+    assert (2.8, 2.65, 1024, 1000) == (
+        rows["all_gather", 4, 4096].time_us,
+        rows["all_gather", 4, 4096].time_us_rank_mean,
+        rows["all_gather", 4, 4096].osu_bytes,
+        rows["all_gather", 4, 4096].repetitions,
+    )
+    assert 1.6 == rows["all_gather", 2, 2048].time_us
+    assert ("float32", 0) == (rows["all_reduce", 4, 1024].dtype, rows["all_reduce", 4, 1024].wrong)
+    assert "wrong" == rows["all_reduce", 4, 2048].status
+    assert 1.3 == rows["barrier", 4, None].time_us
+    assert "Exchange is left out: both neighbours" in left_out(imported)
+    assert "did not measure this size (time-out" in left_out(imported)
+    assert "MPI_BYTE is counted as int8" in assumed(imported)
+
+
+def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
+    """Take it from the command line that it repeats."""
+    text = (DATA / "imb.txt").read_text()
+    called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
+    away = load_text(text.replace("# IMB-MPI1 pingpong", called)).records
+    assert {"hot"} == {record.case.buffers for record in load_text(text).records}
+    assert {"rotated"} == {record.case.buffers for record in away if record.case.dtype}
+    assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
+
+
+def test_imb_states_its_types() -> None:
+    """Take --dtype for what is not stated only, as of the other tools."""
+    text = (DATA / "imb.txt").read_text()
+    stated = {record.case.operation: record.case.dtype for record in load("imb.txt", dtype="float64").records}
+    assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
+    silent = "\n".join(line for line in text.split("\n") if "MPI_Datatype" not in line)
+    asked = {record.case.operation: record.case.dtype for record in load_text(silent, dtype="float64").records}
+    assert ("float64", "float64") == (asked["all_reduce"], asked["all_gather"])
+
+
+def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
+    """Let -n be meant for these, where IMB has tables of as many processes; else say that it has none."""
+    imported = load("imb.txt", "osu_validated.txt", ranks=4)
+    assert {2, 4} == {record.group_size for record in imported.records}
+    with pytest.raises(InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"):
+        load("imb.txt", "osu_validated.txt", ranks=16)
+
+
+def test_fewer_ranks_are_a_scaling_study() -> None:
+    """Keep apart the same size on fewer ranks."""
+    records = [record for record in load("imb.txt").records if record.case.operation == "all_gather"]
+    assert [(2, 2), (None, 4)] == [(record.case.world_size, record.group_size) for record in records]
+
+
+def test_param() -> None:
+    """Take the slowest rank's time; its percentiles are over ranks and say nothing of repetitions."""
+    imported = load("param.txt")
+    reduce, exchange = rows_of(imported)
+    assert (124.0, None, None, 8, True) == (
+        reduce.time_us,
+        reduce.time_us_p95,
+        reduce.time_us_rank_mean,
+        reduce.world_size,
+        reduce.in_place,
+    )
+    assert ("bfloat16", 1048576, 131072) == (exchange.dtype, exchange.message_bytes, exchange.osu_bytes)
+    assert "PARAM's all_to_allv has no counterpart here" in left_out(imported)
+
+
+def test_param_of_old_versions() -> None:
+    """Tell float32 by the size of an element, and ask where it is another."""
+    imported = load("param_old.txt", ranks=8, backend="gloo")
+    assert [("gloo", "float32")] == [(record.case.backend, record.case.dtype) for record in imported.records]
+    with pytest.raises(InputError, match="not of 4 bytes; give --dtype"):
+        load("param_old.txt", ranks=4)
+
+
+# ------------------------------------------------------------------------------------------------- several, and none
+
+
+def test_several_outputs_are_launches() -> None:
+    """Give an interval where the same case was measured several times."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
+    sources = [Source(name=f"{place}.txt", data=text.encode()) for place, text in enumerate(texts)]
+    imported = import_outputs(sources, asked=Asked())
+    row = next(row for row in rows_of(imported) if (row.in_place, row.message_bytes) == (False, 8388608))
+    assert (6, 90.75, "") == (row.launches, row.time_us, row.flags)
+    assert (row.time_us_ci_low or math.inf) < 90.75 < (row.time_us_ci_high or 0)
+
+
+def test_one_file_with_several_tests_has_several_launches() -> None:
+    """Count a case that stands in a file twice as two launches."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    assert {0, 1} == {record.launch for record in load_text(text + text.replace("90.12", "91.00")).records}
+
+
+def test_the_same_output_twice_is_refused() -> None:
+    """Refuse to count a file as two launches."""
+    with pytest.raises(InputError, match="are the same output, which is one launch"):
+        load("imb.txt", "imb.txt")
+
+
+def test_times_of_different_meaning_do_not_mix() -> None:
+    """Refuse a mean over ranks beside the slowest rank's time."""
+    plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n4   4.00\n"
+    sources = [
+        Source(name="full.txt", data=(DATA / "osu_allgather_full.txt").read_bytes()),
+        Source(name="plain.txt", data=plain.encode()),
+    ]
+    with pytest.raises(InputError, match="import them apart"):
+        import_outputs(sources, asked=Asked(ranks=4))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello\n", "\0\1\2", "{}", '{"results": 1, "nccl_version": 2}', "# size\n", "size,time\n8,1.0\n"]
+)
+def test_foreign_files_are_refused(text: str) -> None:
+    """Say in one sentence that a file is none of these."""
+    with pytest.raises(InputError, match=r"is no output of|is no JSON of|Nothing was found"):
+        load_text(text)
+
+
+def test_unknown_tool() -> None:
+    """List the tools that there are."""
+    with pytest.raises(InputError, match="Unknown tool 'x'; choose from nccl-tests-json, nccl-tests, osu"):
+        load("imb.txt", tool="x")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+def test_every_cut_is_read_or_refused(name: str) -> None:
+    """Never give a figure that the whole file does not have, wherever it is cut off."""
+    data = (DATA / name).read_bytes()
+    asked = Asked(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
+    whole = import_outputs([Source(name=name, data=data)], asked=asked)
+    known = {(record.case.operation, record.case.message_bytes, record.times_us[0]) for record in whole.records}
+    for end in range(0, len(data), 37):
+        try:
+            part = import_outputs([Source(name=name, data=data[:end])], asked=asked)
+        except InputError:
+            continue
+        assert {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records} <= known
+
+
+RANKS_STATED = {"nccl_tests_all_reduce.txt", "nccl_tests_old.txt", "nccl_tests_broadcast.txt", "nccl_tests.json"}
+RANKS_STATED |= {"imb.txt", "param.txt"}
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
+def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> None:
+    """End in records or one sentence, whatever was typed into a file."""
+    text = (DATA / name).read_text()
+    place = data.draw(st.integers(0, len(text)))
+    typed = data.draw(st.text(alphabet='0123456789.-eN/A#"{}[],:\n\t x\x1b', max_size=12))
+    removed = data.draw(st.integers(0, 30))
+    tool = data.draw(st.sampled_from([None, *TOOLS]))
+    source = Source(name=name, data=(text[:place] + typed + text[place + removed :]).encode())
+    with contextlib.suppress(InputError):
+        assert rows_of(import_outputs([source], tool=tool, asked=Asked(operation="all_reduce")))
+
+
+def test_a_heading_without_its_halves_is_refused() -> None:
+    """Say so where the heading names only one time."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    broken = "\n".join(line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines())
+    with pytest.raises(InputError, match="no two halves"):
+        load_text(broken)
+
+
+def test_what_launchers_put_before_lines_is_ignored() -> None:
+    """Read the output of mpirun --tag-output and srun --label."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    for label in ("[1,0]<stdout>:", "0: "):
+        labelled = "".join(f"{label}{line}\n" for line in text.splitlines())
+        assert 6 == len(load_text(labelled).records)
+
+
+# -------------------------------------------------------------------------------------------------------- round trips
+
+
+def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[list[Row], Imported]:
+    """Print a run in another tool's format and import that."""
+    records = [record for case in cases for record in make_launches([time_us] * 6, case, group_size=ranks)]
+    rows = summarise_run(records, make_info(world_size=ranks))
+    return rows, load_text(render(rows, style))
+
+
+@given(
+    operation=st.sampled_from([name for name, entry in OPERATIONS.items() if entry.moves_data]),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    time_us=st.floats(1.0, 1e6),
+    ranks=st.integers(2, 32),
+    blocks=st.integers(1, 2**16),
+)
+def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: float, ranks: int, blocks: int) -> None:
+    """Import what is printed as nccl-tests does, with the same sizes and, but for rounding, the same bandwidths."""
+    entry = OPERATIONS[operation]
+    case = make_case(
+        operation,
+        message_bytes=blocks * ranks * DTYPES[dtype].itemsize,
+        dtype=dtype,
+        redop="max" if entry.reduces else None,
+        root=1 if entry.rooted else None,
+        in_place=True if entry.has_in_place else None,
+    )
+    (row,), imported = printed("nccl-tests", [case], time_us, ranks)
+    (back,) = rows_of(imported)
+    same = ("backend", "operation", "message_bytes", "osu_bytes", "dtype", "redop", "root", "in_place", "group_size")
+    assert [getattr(row, name) for name in same] == [getattr(back, name) for name in same]
+    rounded = 0.0051 if time_us < 1e4 else 0.51  # seven characters hold no more
+    assert pytest.approx(row.busbw_GBps, rel=rounded / time_us) == back.busbw_GBps
+
+
+@given(
+    operation=st.sampled_from(["bandwidth", "bibandwidth", "all_reduce", "all_gather", "reduce", "barrier"]),
+    time_us=st.floats(1.0, 1e6),
+    in_place=st.booleans(),
+    ranks=st.integers(2, 32),
+)
+def test_round_trip_through_osu(operation: str, time_us: float, in_place: bool, ranks: int) -> None:
+    """Import what is printed as OSU does, with the same sizes and values."""
+    entry = OPERATIONS[operation]
+    case = make_case(
+        operation,
+        message_bytes=4096 * ranks if entry.moves_data else 0,
+        redop="min" if entry.reduces else None,
+        root=1 if entry.rooted else None,
+        in_place=in_place if entry.has_in_place else None,
+    )
+    (row,), imported = printed("osu", [case], time_us, ranks)
+    (back,) = rows_of(imported)
+    same = ("backend", "operation", "message_bytes", "dtype", "redop", "root", "in_place", "group_size")
+    assert [getattr(row, name) for name in same] == [getattr(back, name) for name in same]
+    if entry.windowed:
+        assert pytest.approx(row.algbw_GBps, abs=6e-6) == back.algbw_GBps
+    else:
+        assert pytest.approx(row.time_us_rank_mean, abs=0.0051) == back.time_us
+
+
+def test_patterns_come_back() -> None:
+    """Keep the pattern, on which the bandwidth depends, and the cadence."""
+    case = make_case("bandwidth", pattern="fan-in", root=0, message_bytes=4096, sync="none")
+    for style in ("nccl-tests", "osu"):
+        (row,), imported = printed(style, [case], 50.0, 4)
+        (back,) = rows_of(imported)
+        assert ("fan-in", "pipelined") == (back.pattern, back.cadence)
+        assert pytest.approx(row.busbw_GBps, rel=1e-3) == back.busbw_GBps
+
+
+def test_graphs_and_rotated_buffers_come_back() -> None:
+    """Keep both apart from what is isolated and hot."""
+    for style in ("nccl-tests", "osu"):
+        _, imported = printed(style, [make_case(message_bytes=4096, graph=True, buffers="rotated")], 50.0, 4)
+        (back,) = rows_of(imported)
+        assert ("graph", "rotated") == (back.cadence, back.buffers)
+
+
+def test_groups_that_ran_together_are_no_launches() -> None:
+    """Leave out tables of single groups, which would look like launches of one case."""
+    case = make_case(pattern="split:2")
+    with pytest.raises(InputError, match="one part of several that ran together"):
+        printed("nccl-tests", [case], 50.0, 2)
+
+
+def test_info_names_the_files() -> None:
+    """State tool, version and SHA-256 of every output."""
+    (output,) = load("imb.txt").info["imported"]
+    assert ("imb.txt", "Intel MPI Benchmarks", "2021.11", 64) == (
+        output["file"],
+        output["tool"],
+        output["version"],
+        len(output["sha256"]),
+    )
+
+
+def test_records_survive_their_file() -> None:
+    """Read back what was written."""
+    for record in load("osu_non_blocking.txt", ranks=2).records:
+        written = json.loads(json.dumps(record.to_json()))
+        assert written == json.loads(json.dumps(type(record).from_json(written).to_json()))

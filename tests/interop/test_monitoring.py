@@ -1,0 +1,201 @@
+"""Tests of benchmarks/monitoring: the dashboard and the alerts ask for metrics and labels that an export has."""
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from commbench.interop.exports.metrics import METRICS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "monitoring"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana.json").read_text())
+ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+#: Labels that Prometheus adds to what it collects.
+ADDED = {"instance", "job"}
+VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+
+
+def all_values(value: Any) -> Iterator[Any]:
+    """Yield every value in a JSON value, however deep."""
+    yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from all_values(part)
+
+
+def queries() -> list[str]:
+    """Return the queries of every panel."""
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return every alerting rule."""
+    return [rule for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+ASKED = [*queries(), *(rule["expr"] for rule in rules()), *(str(one.get("query")) for one in VARIABLES.values())]
+
+
+def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
+    """Show each metric of an export somewhere."""
+    assert set(METRICS) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    """Name only metrics of an export."""
+    assert set() == set(re.findall(r"\bcommbench_\w+", " ".join(ASKED))) - set(METRICS)
+
+
+@pytest.mark.parametrize("query", ASKED)
+def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -> None:
+    """Select and group by labels of the very metrics in the query."""
+    for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
+        known = {"benchmark", *METRICS[name].labels, *ADDED}
+        assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - known
+    labels = {label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels}
+    grouped = {label for found in re.findall(r"\bby \(([^)]*)\)", query) for label in found.split(", ")}
+    assert set() == grouped - labels - {"benchmark", *ADDED}
+
+
+def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
+    """Leave no placeholder empty."""
+    shown = [(t["expr"], t["legendFormat"]) for panel in DASHBOARD["panels"] for t in panel.get("targets", ())]
+    shown += [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
+    for query, text in shown:
+        labels = {label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels}
+        named = set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text))
+        assert set() == named - labels - {"benchmark", *ADDED}, (query, text)
+
+
+def test_variables_of_queries_are_defined() -> None:
+    """Use only variables that the dashboard lets one choose, and its data source everywhere."""
+    text = json.dumps(DASHBOARD)
+    used = set(re.findall(r"\$\{?([a-z]\w*)\}?", text))
+    assert set(VARIABLES) == used
+    sources = [value["datasource"] for value in all_values(DASHBOARD) if isinstance(value, dict) and "targets" in value]
+    assert all({"type": "prometheus", "uid": "${datasource}"} == source for source in sources)
+    assert "datasource" == VARIABLES["datasource"]["type"]
+
+
+def test_the_dashboard_has_the_form_that_grafana_imports() -> None:
+    """Have what the classic dashboard schema asks for: numbered panels within 24 columns that do not overlap."""
+    assert 36 <= DASHBOARD["schemaVersion"] <= 42
+    assert "id" not in DASHBOARD, "Grafana gives the number itself"
+    panels = DASHBOARD["panels"]
+    assert len(panels) == len({panel["id"] for panel in panels})
+    assert {"row", "stat", "table", "timeseries", "bargauge"} == {panel["type"] for panel in panels}
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_an_installed_commbench_has_them() -> None:
+    """Ship both files."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    (pattern,) = settings["options.data_files"]["share/commbench/benchmarks/monitoring"].split(",")
+    assert {"alerts.yml", "grafana.json"} == {file.name for file in ROOT.glob(pattern.strip())}
+
+
+# ---------------------------------------------------------------------------------------------------- by promtool
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Prometheus' own checker; the test is skipped where there is none."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("needs promtool: Debian's package prometheus")
+    return found
+
+
+def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
+    """Return how promtool ended and what it said."""
+    done = subprocess.run([promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_path: Path) -> None:
+    """Parse the alerts, and the queries of the dashboard as recording rules with something chosen."""
+    chosen = [re.sub(r"\$\{?\w+\}?", ".*", query) for query in queries()]
+    recorded = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(chosen)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    for each in (FOLDER / "alerts.yml", file):
+        code, said = run_promtool(promtool, "check", "rules", each)
+        assert 0 == code, said
+
+
+def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
+    """Feed series to the rules: an interval above last week's, equal ones, wrong data, a slow host, an old run."""
+    case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
+    slower, equal = case.format(8), case.format(64)
+    series = {  # a value a day
+        f"commbench_collective_ci_low_seconds{{{slower}}}": "9x6 11x5",
+        f"commbench_collective_ci_high_seconds{{{slower}}}": "10x6 12x5",
+        f"commbench_collective_ci_low_seconds{{{equal}}}": "9x12",
+        f"commbench_collective_ci_high_seconds{{{equal}}}": "10x12",
+        'commbench_cases{benchmark="nightly",kind="collective",status="wrong"}': "0x6 2x5",
+        'commbench_cases{benchmark="nightly",kind="collective",status="ok"}': "40x12",
+        'commbench_slow_factor_ratio{benchmark="nightly",kind="host",name="host3"}': "4x12",
+        'commbench_run_start_timestamp_seconds{benchmark="nightly"}': "0x12",
+        'commbench_run_complete{benchmark="nightly"}': "1x12",
+        'node_textfile_scrape_error{instance="host3"}': "0x6 1x5",
+    }
+
+    def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
+        annotations = next(each for each in rules() if each["alert"] == rule)
+        common = {**({"benchmark": benchmark} if benchmark else {}), **annotations.get("labels", {})}
+        expected = [{"exp_labels": {**common, **each}} for each in labels]
+        return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
+
+    tests = [
+        fires("CommbenchSlowerThanLastWeek", {"backend": "gloo", "operation": "all_reduce", "message_bytes": "8"}),
+        fires("CommbenchWrongData", {"kind": "collective", "status": "wrong"}),
+        fires("CommbenchSlowOne", {"kind": "host", "name": "host3"}),
+        fires("CommbenchOutdated", {}),
+        fires("CommbenchMissing"),
+        fires("CommbenchUnreadable", {"instance": "host3"}, benchmark=""),
+        fires("CommbenchFailed"),
+        fires("CommbenchTrainingSlowerThanLastWeek"),
+    ]
+    assert {rule["alert"] for rule in rules()} == {each["alertname"] for each in tests}
+    bare = {"groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]}
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(bare))
+    (tmp_path / "test.yml").write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": ["alerts.yml"],
+                "evaluation_interval": "1d",
+                "tests": [
+                    {
+                        "interval": "1d",
+                        "input_series": [{"series": name, "values": text} for name, text in series.items()],
+                        "alert_rule_test": tests,
+                    },
+                    {
+                        "interval": "1d",
+                        "input_series": [{"series": "commbench_run_complete", "values": "1x12"}],
+                        "alert_rule_test": [fires("CommbenchMissing", {}), fires("CommbenchOutdated")],
+                    },
+                ],
+            }
+        )
+    )
+    code, said = run_promtool(promtool, "test", "rules", tmp_path / "test.yml")
+    assert 0 == code, said

@@ -1,0 +1,127 @@
+"""Tests of the rules for NCCL's example tuner plugin."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import KIB, make_case, make_info, make_launches
+from networks import write_run
+
+from commbench.engine.records import Record, Row
+from commbench.errors import InputError
+from commbench.interop.exports.nccl_tuner import rules_of, write_nccl_tuner
+from commbench.results import load_run
+from commbench.results.summary import summarise_run
+
+SPREAD = (1.0, 1.01, 0.99, 1.0, 1.005, 0.995)
+#: What NCCL's log says of what was asked for; of others nothing.
+RAN = {"auto": "ring/simple/4ch", "tree": "tree/ll/2ch", "ring/ll": "ring/ll/2ch", "8ch": "ring/simple/8ch"}
+
+
+def measured(times_us: dict[tuple[int, str], float], **changes: Any) -> list[Record]:
+    """Records of all_reduce over NCCL, by size and what was asked for, of a case that is changed."""
+    return [
+        record
+        for (size, algorithm), time_us in times_us.items()
+        for record in make_launches(
+            [time_us * share for share in SPREAD],
+            make_case(**{"backend": "nccl", "message_bytes": size, "algorithm": algorithm, **changes}),
+            algorithm=RAN.get(algorithm, ""),
+        )
+    ]
+
+
+def rows(*measurements: list[Record]) -> list[Row]:
+    """The rows of one run."""
+    return summarise_run([record for records in measurements for record in records], make_info())
+
+
+def choices(*measurements: list[Record]) -> list[str]:
+    """What the rules of one run choose."""
+    return [str(rule.choice) for rule in rules_of(rows(*measurements))]
+
+
+TIMES = {
+    (1 * KIB, "auto"): 20.0,
+    (1 * KIB, "tree"): 10.0,
+    (2 * KIB, "auto"): 21.0,
+    (2 * KIB, "tree"): 12.0,
+    (2 * KIB, "ring/ll"): 15.0,
+    (4 * KIB, "auto"): 22.0,
+    (4 * KIB, "tree"): 21.9,
+    (8 * KIB, "auto"): 30.0,
+    (8 * KIB, "8ch"): 20.0,
+}
+
+
+def test_ranges_meet_in_the_middle_and_equals_are_one() -> None:
+    """Rule where something was surely faster, between sizes up to the middle, and nowhere else."""
+    first, second = rules_of(rows(measured(TIMES)))
+    assert ("all_reduce", 1 * KIB, 3 * KIB, "tree/ll/2ch") == (
+        first.operation,
+        first.least_bytes,
+        first.most_bytes,
+        str(first.choice),
+    )
+    assert (6 * KIB + 1, 8 * KIB, "ring/simple/8ch") == (second.least_bytes, second.most_bytes, str(second.choice))
+    assert ("allreduce", 1024, 3072, "tree", "ll", 2, 1, 2, -1, -1) == first.line
+
+
+def test_without_the_library_s_own_choice_there_is_no_rule() -> None:
+    """Say nothing where nobody knows what NCCL would do by itself."""
+    assert [] == choices(measured({key: time for key, time in TIMES.items() if key[1] != "auto"}))
+
+
+def test_channels_that_nobody_knows_are_no_rule() -> None:
+    """Leave to the plugin nothing that it would take for one channel, whatever algorithm was asked for."""
+    assert [] == choices(measured({(KIB, "auto"): 20.0, (KIB, "nvls/simple"): 10.0}))
+    assert ["ring/ll/2ch"] == choices(measured({(KIB, "auto"): 20.0, (KIB, "ring/ll"): 10.0}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sync": "none"},
+        {"buffers": "rotated"},
+        {"in_place": False},
+        {"dtype": "float16"},
+        {"redop": "max"},
+        {"backend": "torch-nccl"},
+    ],
+)
+def test_only_what_is_alike_is_compared(other: dict[str, Any]) -> None:
+    """Make no rule of what was measured in another way than NCCL's own choice, and was faster for that."""
+    assert [] == choices(measured({(KIB, "auto"): 20.0}), measured({(KIB, "tree"): 10.0}, **other))
+
+
+def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
+    """Make one rule of several types and backends: what is faster in each where it was tried, and no other."""
+    both = {(KIB, "auto"): 20.0, (KIB, "tree"): 10.0, (KIB, "ring/ll"): 12.0}
+    half = {(KIB, "auto"): 20.0, (KIB, "tree"): 21.0, (KIB, "ring/ll"): 11.0}
+    assert ["ring/ll/2ch"] == choices(measured(both), measured(half, dtype="float16"))
+    worse = {(KIB, "auto"): 20.0, (KIB, "tree"): 25.0, (KIB, "ring/ll"): 25.0}
+    assert [] == choices(measured(both), measured(worse, backend="torch-nccl"))
+    assert ["tree/ll/2ch"] == choices(measured(both), measured({(KIB, "auto"): 20.0}, dtype="float16"))
+
+
+def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
+    """Write a line for each rule, and nothing else that the plugin would take for one; refuse what shows nothing."""
+    for name, records in (("shown", measured(TIMES)), ("not", measured({(KIB, "auto"): 20.0}))):
+        write_run(tmp_path / name, records, **make_info())
+    path = write_nccl_tuner(load_run(tmp_path / "shown"), None)
+    assert tmp_path / "shown" / "nccl_tuner.csv" == path
+    lines = path.read_text().splitlines()
+    assert "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff" in lines
+    assert ["allreduce,1024,3072,tree,ll,2,1,2,-1,-1", "allreduce,6145,8192,ring,simple,8,1,2,-1,-1"] == [
+        line for line in lines if not line.startswith("#")
+    ]
+    assert max(map(len, lines)) < 255, "the plugin's buffer: what is beyond it would be a line of its own"
+    with pytest.raises(InputError, match="shows no algorithm of NCCL to be faster than its own choice"):
+        write_nccl_tuner(load_run(tmp_path / "not"), None)
+
+
+def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:
+    """Refuse to make rules for an interconnect of what went over sockets between time slices."""
+    write_run(tmp_path / "shared", measured(TIMES), **make_info(ranks_per_gpu=2))
+    with pytest.raises(InputError, match=r"The ranks of run shared shared a GPU, .* with a GPU for each rank"):
+        write_nccl_tuner(load_run(tmp_path / "shared"), None)

@@ -1,0 +1,245 @@
+"""Tests of runs as metrics: what is said of them, and text that Prometheus' own tools and parsers read."""
+
+import re
+import shutil
+import stat
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from builders import STEADY, make_case, make_grouped, make_info, make_launches, make_record
+from matrices import make_hosts, make_matrix
+from training_builders import make_training_case, make_training_launches
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.interop.exports.metrics import METRICS, Sample, metrics_of, render_openmetrics, write_openmetrics
+from commbench.results import Run, load_run
+
+RESULTS = Path(__file__).parents[2] / "results"
+#: Kept runs that have something of every kind of metric.
+KEPT = ("bench_xeon2core_20261121", "matrix_slow_host_xeon2core_20261121", "patterns_1gbit_xeon2core_20261121")
+LINE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
+UNESCAPED = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\[\\"n])*)"')
+
+
+def make_run(
+    records: tuple[Record, ...] | list[Record] = (), training: list[TrainingRecord] | None = None, **info: object
+) -> Run:
+    """Return a run that has not been written anywhere."""
+    stated = make_info(started="2026-11-21T11:08:59+00:00", status="complete", **info)
+    return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
+
+
+def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:
+    """Return the values of a metric by its labels' values."""
+    return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
+
+
+def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """Return name, labels and value of each sample as both formats define a line; fail at any other line."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("# "):
+            assert line.split()[1] in {"HELP", "TYPE", "EOF"}
+            continue
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        labels = {name: re.sub(r"\\.", lambda m: UNESCAPED[m[0]], text) for name, text in LABEL.findall(match[2])}
+        found.append((match[1], labels, float(match[3])))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- what is said
+
+
+def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
+    """Convert microseconds, GB/s, milliseconds and MB into base units."""
+    case = make_case(message_bytes=10**6)
+    training = make_training_launches([20.0] * 6, make_training_case())
+    run = make_run(make_launches([100.0] * 6, case), training)
+    samples = metrics_of(run)
+    labels = ("mpi", "all_reduce", "flat", "", "2", "float32", "1000000", "")
+    assert pytest.approx(100e-6) == values(samples, "commbench_collective_seconds")[labels]
+    assert pytest.approx(10e9) == values(samples, "commbench_collective_bus_bytes_per_second")[labels]
+    (step,) = values(samples, "commbench_training_step_seconds").values()
+    (sent,) = values(samples, "commbench_training_sent_bytes").values()
+    assert (pytest.approx(20e-3), pytest.approx(34.8e6)) == (step, sent)
+
+
+def test_intervals_are_those_of_the_row() -> None:
+    """Give the ends of the interval that collectives.csv has."""
+    run = make_run(make_launches(STEADY))
+    (row,), samples = run.rows, metrics_of(run)
+    for end, stated in (("low", row.time_us_ci_low), ("high", row.time_us_ci_high)):
+        (bound,) = values(samples, f"commbench_collective_ci_{end}_seconds").values()
+        assert stated is not None
+        assert pytest.approx(stated * 1e-6) == bound
+
+
+def test_a_case_without_a_time_says_so() -> None:
+    """Give wrong and hung cases no bandwidth, count them, and mark them as not ok."""
+    hung, wrong = make_case(message_bytes=8), make_case(message_bytes=64)
+    records = [make_record(hung, status="hung", reason="rank 1"), *make_launches([5.0] * 6, wrong, status="wrong")]
+    samples = metrics_of(make_run([*records, *make_launches(STEADY)]))
+    assert [1.0] == list(values(samples, "commbench_collective_ok").values())[2:]
+    assert [0.0, 0.0] == list(values(samples, "commbench_collective_ok").values())[:2]
+    assert 1 == len(values(samples, "commbench_collective_bus_bytes_per_second"))
+    counts = values(samples, "commbench_cases")
+    expected = {"ok": 1, "unsupported": 0, "failed": 0, "hung": 1, "wrong": 1}
+    assert expected == {status: count for (kind, status), count in counts.items() if kind == "collective"}
+
+
+def test_cases_that_differ_in_little_are_told_apart() -> None:
+    """Name in ``variant`` what is not the default, and the start of ranks only where nothing else differs."""
+    cases = [
+        make_case(),
+        make_case(in_place=False),
+        make_case(redop="max"),
+        make_case("broadcast", root=1),
+        make_case("barrier"),
+        make_case("latency"),
+    ]
+    clashing = [
+        *make_launches(STEADY, make_case("latency", sync="barrier"), sync="barrier"),
+        *make_launches(STEADY, make_case("latency", sync="none"), sync="none"),
+    ]
+    records = [record for case in cases for record in make_launches(STEADY, case)]
+    labels = list(values(metrics_of(make_run([*records, *clashing])), "commbench_collective_ok"))
+    assert len(cases) + 2 == len(set(labels))
+    found = {variant for *_, variant in labels}
+    assert {"", "out of place", "max", "root 1", "round-time, native", "barrier, native"} <= found
+    assert any(variant.startswith("pipelined") for variant in found)
+
+
+def test_groups_of_a_pattern_have_a_series_each() -> None:
+    """Tell apart groups that ran at the same time."""
+    records = make_grouped(make_case(pattern="split:2"), {"0-1": STEADY, "2-3": STEADY})
+    found = values(metrics_of(make_run(records, world_size=4)), "commbench_collective_seconds")
+    assert ["0-1", "2-3"] == [labels[3] for labels in found]
+
+
+def test_the_slow_host_is_said_once_at_its_worst() -> None:
+    """Name the slow host of a kept run with the larger of the factors over both backends."""
+    run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261121")
+    samples = metrics_of(run)
+    worst = max(suspect.factor for suspect in run.findings.suspects)
+    assert {("host", "host3"): worst} == values(samples, "commbench_slow_factor_ratio")
+    assert {(): run.findings.comparisons} == values(samples, "commbench_slow_compared")
+
+
+def test_nothing_slow_is_still_said() -> None:
+    """Say how many were compared where none is slow, so that none is not mistaken for unknown."""
+    run = Run(path=Path("mine"), info=make_hosts(4), records=tuple(make_matrix(4)))
+    samples = metrics_of(run)
+    assert not values(samples, "commbench_slow_factor_ratio")
+    assert [True] == [count > 0 for count in values(samples, "commbench_slow_compared").values()]
+
+
+def test_the_recommendation_of_a_kept_run() -> None:
+    """Give the verdict, the setting and the speedup with its interval, as recommendation.json has them."""
+    run = load_run(RESULTS / KEPT[0])
+    samples, stated = metrics_of(run), run.recommendation
+    assert stated is not None
+    (labels,) = values(samples, "commbench_recommendation_info")
+    assert (stated["workload"], str(stated["world_size"]), stated["verdict"]) == labels[:3]
+    ends = (f"speedup{end}" for end in ("_ratio", "_ci_low_ratio", "_ci_high_ratio"))
+    found = [value for end in ends for value in values(samples, f"commbench_recommendation_{end}").values()]
+    assert [stated["speedup"], *stated["speedup_ci"]] == found
+
+
+def test_when_the_run_began_is_a_value() -> None:
+    """Give Unix time, of which an alert can take the age."""
+    samples = metrics_of(make_run(make_launches(STEADY)))
+    assert {(): 1795259339.0} == values(samples, "commbench_run_start_timestamp_seconds")
+    assert {(): 1.0} == values(samples, "commbench_run_complete")
+
+
+# ------------------------------------------------------------------------------------------------------ the text
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
+    """Write every sample with the labels of its metric; the collector refuses a file with a series twice."""
+    text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
+    found = parse(text)
+    assert all(("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in found)
+    series = Counter((metric, *labels.items()) for metric, labels, _ in found)
+    assert [] == [each for each, count in series.items() if count > 1]
+    heads = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.MULTILINE)
+    assert all(count == 1 for count in Counter(heads).values())
+    assert text.endswith("\n# EOF\n")
+
+
+def test_labels_are_escaped() -> None:
+    """Read back a workload whose name has quotes, backslashes and line feeds."""
+    name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
+    run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
+    found = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
+    assert {name} == {labels["workload"] for metric, labels, _ in found if metric == "commbench_training_ok"}
+    assert {'a"b'} == {labels["benchmark"] for _, labels, _ in found}
+
+
+def test_numbers_keep_their_digits() -> None:
+    """Write ten digits of Unix time, and small times without losing any that matter."""
+    samples = [
+        Sample(name="commbench_run_start_timestamp_seconds", labels={}, value=1795259339.0),
+        Sample(name="commbench_run_complete", labels={}, value=3.6123456e-7),
+    ]
+    assert [1795259339.0, 3.6123456e-7] == [value for *_, value in parse(render_openmetrics(samples, benchmark="a"))]
+
+
+def test_prometheus_own_library_reads_it_as_openmetrics() -> None:
+    """Let the strict parser of Prometheus' client library read a whole run."""
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser", reason="needs prometheus-client")
+    text = render_openmetrics(metrics_of(load_run(RESULTS / KEPT[0])), benchmark="nightly")
+    families = {family.name: len(family.samples) for family in parser.text_string_to_metric_families(text)}
+    assert Counter(name for name, *_ in parse(text)) == families
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_promtool_finds_nothing_wrong(name: str) -> None:
+    """Let Prometheus' own checker look at names, help and values."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool: Debian's package prometheus")
+    text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+
+
+# ------------------------------------------------------------------------------------------------------ the file
+
+
+def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:
+    """Leave one file that every user may read, under its name or that of the suite, and nothing beside it."""
+    run = make_run(make_launches(STEADY))
+    given = write_openmetrics(run, tmp_path / "commbench_nightly.prom")
+    chosen = write_openmetrics(run, tmp_path)
+    assert ["commbench_collectives.prom", "commbench_nightly.prom"] == sorted(each.name for each in tmp_path.iterdir())
+    assert {0o644} == {stat.S_IMODE(each.stat().st_mode) for each in (given, chosen)}
+    assert 'benchmark="nightly"' in given.read_text()
+    assert 'benchmark="collectives"' in chosen.read_text()
+
+
+def test_it_is_replaced_at_once(tmp_path: Path) -> None:
+    """Let whoever has the old file open read on in it: the new one comes by renaming."""
+    file = write_openmetrics(make_run(make_launches(STEADY)), tmp_path / "a.prom")
+    with file.open() as old:
+        write_openmetrics(make_run(make_launches([9 * time for time in STEADY])), file)
+        before = old.read()
+    assert parse(before) != parse(file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("out", "said"), [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")]
+)
+def test_a_place_that_will_not_do_is_refused(tmp_path: Path, out: str, said: str) -> None:
+    """Refuse a name that the collector does not read, and a directory that is not there."""
+    with pytest.raises(InputError, match=said):
+        write_openmetrics(make_run(make_launches(STEADY)), tmp_path / out)

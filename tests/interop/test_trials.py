@@ -1,0 +1,191 @@
+"""Tests of runs as trials with settings and metrics, and of what TensorBoard and MLflow make of them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import STEADY, make_case, make_info, make_launches, make_record
+from training_builders import make_training_case, make_training_launches, make_training_record
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.interop.exports.trackers import Trial, trials_of, write_mlflow, write_tensorboard
+from commbench.results import Run
+
+BEGAN = "2026-11-21T11:08:59+00:00"
+
+
+def make_run(records: list[Record], training: list[TrainingRecord] | None = None, **info: Any) -> Run:
+    """Return a run that has not been written anywhere."""
+    stated = make_info(started=BEGAN, status="complete", **info)
+    return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
+
+
+def make_both() -> Run:
+    """Return a run with a curve of two sizes, a hung one, and two configurations with losses."""
+    curve = [record for size in (1024, 8) for record in make_launches(STEADY, make_case(message_bytes=size))]
+    hung = make_record(make_case("broadcast"), status="hung", reason="rank 1")
+    training = [
+        record
+        for hook, step_ms in (("none", 20.0), ("topk:0.01", 10.0))
+        for record in make_training_launches([step_ms] * 6, make_training_case(hook), losses=[3.0, 2.0, 1.5])
+    ]
+    return make_run([*curve, hung], training)
+
+
+def points(trial: Trial, metric: str) -> dict[int, float]:
+    """Return the values of a metric by step."""
+    return {point.step: point.value for point in trial.points if point.metric == metric}
+
+
+def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
+    """Order a curve's times by message size, and name it by what does not change along it."""
+    run = make_both()
+    trial = next(trial for trial in trials_of(run) if trial.settings.get("operation") == "all_reduce")
+    times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
+    assert [8, 1024] == list(points(trial, "all_reduce/time_us"))
+    assert times == points(trial, "all_reduce/time_us")
+    settings = {"backend": "mpi", "operation": "all_reduce", "pattern": "flat", "ranks": "2", "dtype": "float32"}
+    assert settings == trial.settings
+    assert "mpi all_reduce flat 2 ranks float32" == trial.name
+
+
+def test_a_configuration_is_a_trial_with_its_losses() -> None:
+    """Give the columns of ddp.csv at step 0, and the loss of every step."""
+    run = make_both()
+    row = next(row for row in run.training_rows if row.hook == "topk")
+    trial = next(trial for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
+    assert {0: row.step_ms} == points(trial, "training/step_ms")
+    assert {0: row.speedup} == points(trial, "training/speedup")
+    assert {0: 3.0, 1: 2.0, 2: 1.5} == points(trial, "training/loss")
+    assert "default" == trial.settings["bucket_cap_mb"]
+
+
+def test_losses_are_medians_over_launches_that_made_the_step() -> None:
+    """Take the middle of the launches at each step, of fewer where some are shorter; fresh launches do not count."""
+    case = make_training_case()
+    losses = [[3.0, 2.0], [3.2, 2.4, 1.0], [3.1, 2.2, 1.2]]
+    records = [make_training_record(case, launch=number, losses=each) for number, each in enumerate(losses)]
+    fresh = make_training_record(make_training_case(phase="confirm"), losses=[9.0] * 5)
+    (trial,) = trials_of(make_run([], [*records, fresh]))
+    assert {0: 3.1, 1: 2.2, 2: 1.1} == points(trial, "training/loss")
+
+
+def test_what_has_no_time_is_a_trial_that_says_so() -> None:
+    """Keep a hung case, without points."""
+    (hung,) = [trial for trial in trials_of(make_both()) if trial.notes["status"] == "hung"]
+    assert ("broadcast", []) == (hung.settings["operation"], list(hung.points))
+
+
+def test_names_tell_trials_apart() -> None:
+    """Give every trial of a run a name of its own."""
+    names = [trial.name for trial in trials_of(make_both())]
+    assert len(names) == len(set(names))
+
+
+# --------------------------------------------------------------------------------------------------- TensorBoard
+
+
+def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
+    """Read back times by message size and the settings of a configuration with TensorBoard's own readers."""
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    run = make_both()
+    folder = write_tensorboard(run, tmp_path / "logs")
+
+    def read(name: str) -> Any:
+        return loading.EventAccumulator(str(folder / name)).Reload()
+
+    events = read("mpi all_reduce flat 2 ranks float32").Scalars("all_reduce/time_us")
+    times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
+    assert {size: pytest.approx(time) for size, time in times.items()} == {e.step: e.value for e in events}
+    name = next(trial.name for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
+    events = read(name)
+    assert [3.0, 2.0, 1.5] == [event.value for event in events.Scalars("training/loss")]
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert ("topk:0.01", "default") == (chosen["hook"].string_value, chosen["bucket_cap_mb"].string_value)
+
+
+def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
+    """Export twice and find one file a trial, beside what somebody else has put there."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    run = make_both()
+    folder = write_tensorboard(run, tmp_path)
+    others = folder / trials_of(run)[0].name / "events.out.tfevents.1.other"
+    others.write_bytes(b"")
+    write_tensorboard(run, tmp_path)
+    assert len(trials_of(run)) == len(list(folder.glob("*/*.commbench")))
+    assert others.exists()
+
+
+# -------------------------------------------------------------------------------------------------------- MLflow
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path) -> Iterator[Any]:
+    """MLflow, with whatever it leaves in the working directory left in a temporary one."""
+    module = pytest.importorskip("mlflow", reason="needs mlflow")
+    pytest.importorskip("sqlalchemy", reason="needs MLflow's own store, which mlflow-skinny lacks")
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield module
+    os.chdir(before)
+
+
+@pytest.mark.filterwarnings("ignore")  # what MLflow's dependencies warn of is theirs
+def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, tmp_path: Path) -> None:
+    """Read back the conditions of the parent, and the settings and curves of its children."""
+    run = make_both()
+    client = mlflow.MlflowClient(tracking_uri=write_mlflow(run, tmp_path / "runs.db"))
+    number = client.get_experiment_by_name("commbench").experiment_id
+    found = client.search_runs([number], max_results=100)
+    (parent,) = [each for each in found if "mlflow.parentRunId" not in each.data.tags]
+    assert ("mine", "commbench run") == (parent.info.run_name, parent.data.tags["commbench.command"])
+    children = {each.info.run_name: each for each in found if each is not parent}
+    assert {trial.name for trial in trials_of(run)} == set(children)
+    assert {parent.info.run_id} == {each.data.tags["mlflow.parentRunId"] for each in children.values()}
+    curve = children["mpi all_reduce flat 2 ranks float32"]
+    times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
+    history = client.get_metric_history(curve.info.run_id, "all_reduce/time_us")
+    assert times == {metric.step: metric.value for metric in history}
+    assert {"topk:0.01", "none"} == {p["hook"] for p in (c.data.params for c in children.values()) if "hook" in p}
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_mlflow_takes_a_run_once(mlflow: Any, tmp_path: Path) -> None:
+    """Refuse to log a run again, and log another of the same name that began at another time."""
+    assert mlflow is not None
+    run = make_both()
+    write_mlflow(run, tmp_path / "runs.db")
+    with pytest.raises(InputError, match="already"):
+        write_mlflow(run, tmp_path / "runs.db")
+    later = Run(path=run.path, info={**run.info, "started": "2026-11-22T00:00:00+00:00"}, records=run.records)
+    write_mlflow(later, tmp_path / "runs.db")
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_mlflow_takes_an_imported_run_once(mlflow: Any, tmp_path: Path) -> None:
+    """Know again by its import a run of which nobody says when it was measured, and date it so."""
+    run = make_both()
+    info = {name: value for name, value in run.info.items() if name != "started"}
+    imported = Run(path=run.path, info={**info, "imported_at": "2026-11-22T00:00:00+00:00"}, records=run.records)
+    address = write_mlflow(imported, tmp_path / "runs.db")
+    with pytest.raises(InputError, match="already"):
+        write_mlflow(imported, tmp_path / "runs.db")
+    client = mlflow.MlflowClient(tracking_uri=address)
+    (first, *_) = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
+    assert 1795305600000 == first.info.start_time
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_a_store_that_mlflow_cannot_use_is_refused(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say in a sentence what MLflow says about an address."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")
+    mlflow.set_tracking_uri(None)
+    with pytest.raises(InputError, match="MLflow cannot log to nonsense://here"):
+        write_mlflow(make_both())

@@ -1,0 +1,284 @@
+"""Tests of the conductor with played ranks: every way in which a launch can end."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conducting import ALL, CASES, EVERYTHING, measured, run
+from launching import Recorder, ScriptLauncher, make_request, marked_environment
+
+from commbench.collectives.cases import Case, Sweep
+from commbench.errors import InputError, LaunchError
+from commbench.results import load_run
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def crash_in(*bad: Case) -> str:
+    """Return what played ranks do that measure everything but raise in some cases."""
+    return f"""
+session()
+for i, planned in enumerate(plan.cases):
+    if planned.case.key in {[case.key for case in bad]!r}:
+        sink.case(i, planned.case)
+        say(LastWords(rank=1, host="n1", case=i, text="ValueError: boom"))
+        sys.exit(1)
+    measured(i)
+sink.end(finished=True)
+"""
+
+
+def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
+    """End with code 0 and everything on disk."""
+    code, info, display = run(tmp_path, ALL)
+    assert (0, "complete") == (code, info["status"])
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert ["ok", "ok"] == [launch["status"] for launch in info["launches"]]
+    assert [(done, 8) for done in range(8)] == display.progress
+    names = ("world_size", "nodes", "ranks_per_node", "relative_half_width")
+    assert [2, 1, 2, 0.5] == [info[name] for name in names]
+    assert 5 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_later_launches_keep_what_the_first_found_out(tmp_path: Path) -> None:
+    """Freeze warm-up and batch."""
+    check = "assert plan.launch == 0 or all(p.frozen.warmups == 7 for p in plan.cases)\n"
+    check += "assert plan.launch == 1 or not any(p.frozen for p in plan.cases)\n"
+    assert 0 == run(tmp_path, check + ALL)[0]
+
+
+def test_noise_on_either_stream_is_no_harm(tmp_path: Path) -> None:
+    """Skip foreign and torn lines."""
+    noise = (
+        "print('hello'); print('{\"frame\":\"record\",\"rec', flush=True); sys.stderr.write('@commbench heartbeat {')\n"
+    )
+    assert 0 == run(tmp_path, noise + ALL + noise)[0]
+
+
+def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
+    """Finish everything, then end with code 4, also when nothing is left to do."""
+    script = ALL.replace("measured(i)", "measured(i, status='wrong' if i == 1 else 'ok')")
+    assert 4 == run(tmp_path, script)[0]
+    assert 8 == len(measured(tmp_path))
+    launcher = ScriptLauncher(ALL)
+    assert 4 == run(tmp_path, launcher)[0]
+    assert 0 == launcher.started
+
+
+def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
+    """Keep what was measured, blame the rank and the case, and measure the rest the next time."""
+    words = "say(LastWords(rank=1, host='n1', case=1, text='ValueError: boom'))\nprint('last', file=sys.stderr)\n"
+    crash = f"session(); measured(0)\nsink.case(1, plan.cases[1].case)\n{words}sys.exit(1)"
+    code, info, display = run(tmp_path, crash, fail_fast=True)
+    reason = "rank 1 on host n1 raised ValueError: boom"
+    assert (3, "partial") == (code, info["status"])
+    assert [(0, "ok", ""), (0, "failed", reason)] == [
+        (record.launch, record.status, record.reason) for record in load_run(tmp_path).records
+    ]
+    assert f"{reason}, in case {load_run(tmp_path).records[1].case}" == info["reason"]
+    assert ["last"] == display.lines
+    code, info, display = run(tmp_path, ALL)
+    assert (0, "complete", 7) == (code, info["status"], len(display.records))
+    assert [(0, "failed"), (0, "ok"), (1, "ok")] == [(entry["launch"], entry["status"]) for entry in info["launches"]]
+    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+
+
+def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
+    """Go on with new ranks, leave the case out of later launches too, and say at the end how many failed."""
+    launcher = ScriptLauncher(crash_in(CASES[1], CASES[2]))
+    display = Recorder()
+    code, info, _ = run(tmp_path, launcher, display=display)
+    assert (3, "partial") == (code, info["status"])
+    bad = [case for case, _, status in measured(tmp_path) if status == "failed"]
+    assert {CASES[1].key, CASES[2].key} == set(bad)
+    assert 2 == len(bad)
+    good = sorted((case.key, launch, "ok") for case in (CASES[0], CASES[3]) for launch in range(2))
+    assert good == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+    first = next(case for case in CASES if case.key == bad[0])
+    reason = f"rank 1 on host n1 raised ValueError: boom, in case {first}"
+    assert f"2 cases failed, the first: {reason}" == info["reason"]
+    assert f"Launch 1 goes on without {first}." == display.warnings[0]
+    assert 4 == launcher.started
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
+
+
+def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
+    """Go on after a hang as after a crash."""
+    hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
+    hang += "        sink.case(i, p.case); beat(0, 1); time.sleep(600)\n    measured(i)\nsink.end(finished=True)"
+    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
+    assert 3 == code
+    assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
+    assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
+
+
+def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
+    """Leave a case out although it failed in the last launch of a call, and try it again in the next call."""
+    launcher = ScriptLauncher(crash_in(CASES[1]))
+    request = make_request(CASES, launches=1)
+    assert [3, 3] == [run(tmp_path, launcher, request)[0] for _ in range(2)]
+    assert ["failed", "failed", "ok", "ok", "ok"] == sorted(status for _, _, status in measured(tmp_path))
+
+
+def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
+    """Start new ranks as long as each start measures something; nothing is missing in the end."""
+    launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nsink.end(finished=True)")
+    code, info, display = run(tmp_path, launcher)
+    assert (0, "complete", 8) == (code, info["status"], launcher.started)
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert display.warnings[0].startswith("Launch 1 goes on after a failure between cases: the launcher ended")
+
+
+def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
+    """Stop where one case after the other fails; a result in between begins the count anew."""
+    launcher = ScriptLauncher("session(); sink.case(0, plan.cases[0].case); sys.exit(1)")
+    code, info, _ = run(tmp_path / "row", launcher)
+    assert (3, "partial", 3) == (code, info["status"], launcher.started)
+    assert info["reason"].startswith("3 cases failed, the first: the launcher ended with exit status 1")
+    assert info["reason"].endswith("; stopped after 3 failed launches in a row")
+    cases = Sweep(backends=["mpi"], sizes="8:1K").cases(2)
+    launcher = ScriptLauncher(
+        "session()\nif len(plan.cases) % 3 == 0: measured(1)\nsink.case(0, plan.cases[0].case); sys.exit(1)"
+    )
+    code, info, _ = run(tmp_path / "between", launcher, make_request(cases, launches=1))
+    assert (3, "ok" in {status for _, _, status in measured(tmp_path / "between")}) == (code, True)
+    assert info["reason"].startswith("6 cases failed")
+    assert "in a row" not in info["reason"]
+
+
+def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
+    """Stop at once, also after a case that failed by itself, and name both."""
+    (tmp_path / "ready").touch()
+    script = f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more slots')\n"
+    script += "os.remove(flag); session(); sink.case(0, plan.cases[0].case); sys.exit(1)"
+    launcher = ScriptLauncher(script)
+    code, info, _ = run(tmp_path / "run", launcher)
+    assert (3, 2) == (code, launcher.started)
+    assert info["reason"].startswith("1 case failed: ")
+    assert info["reason"].endswith("; the launcher ended with exit status 1: no more slots")
+
+
+def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
+    """Quote what it said; no case is to blame."""
+    code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
+    assert (3, []) == (code, measured(tmp_path))
+    assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
+
+
+def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the first launch where the program is gone before the second, and resume when it is back."""
+    launcher = ScriptLauncher(ALL)
+    command = launcher.command
+    monkeypatch.setattr(launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"])
+    gone: list[bool] = []
+    display = Recorder(lambda: gone.append(True), when=4)
+    code, info, _ = run(tmp_path, launcher, display=display)
+    assert (3, "partial", 4) == (code, info["status"], len(measured(tmp_path)))
+    expected = "/gone cannot be started (No such file or directory); install it again, or load its module"
+    assert expected == info["reason"]
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
+    """Write what was measured anew where the directory is removed in a running sweep; the same call resumes."""
+    out = tmp_path / "run"
+    with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
+        run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))
+    info = json.loads((out / "run.json").read_text())
+    assert ("partial", 2) == (info["status"], len(measured(out)))
+    assert "has vanished" in info["reason"]
+    assert 0 == run(out, ALL)[0]
+    assert EVERYTHING == sorted(measured(out))
+
+
+def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
+    """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
+    hang = "session(); measured(0); sink.case(1, plan.cases[1].case)\n"
+    hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
+    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
+    assert (3, "partial") == (code, info["status"])
+    assert "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case" in info["reason"]
+    assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
+
+
+def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave nothing behind, neither the launcher nor what it started in a session of its own."""
+    monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
+    stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    stubborn += "session(); sink.case(0, plan.cases[0].case); beat(0, 1)\ntime.sleep(600)"
+    assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
+
+
+def test_ranks_that_stay_after_a_complete_launch_are_a_doubt_only(tmp_path: Path) -> None:
+    """Keep a launch whose ranks fail to leave, with a warning."""
+    code, info, display = run(tmp_path, ALL + "sys.exit(1)")
+    assert (0, "complete") == (code, info["status"])
+    assert ["Launch 1: the ranks did not leave cleanly", "Launch 2: the ranks did not leave cleanly"] == [
+        warning.partition(" after")[0] for warning in display.warnings
+    ]
+
+
+def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
+    """Raise the rank's sentence."""
+    refuse = "say(LastWords(rank=0, host='n0', case=-1, text='Install numba.', bad_input=True)); sys.exit(1)"
+    with pytest.raises(InputError, match=r"^Install numba\.$"):
+        run(tmp_path, refuse)
+    assert "partial" == json.loads((tmp_path / "run.json").read_text())["status"]
+
+
+def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
+    """Refuse to mix, and leave the run as it was."""
+    assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)", fail_fast=True)[0]
+    before = (measured(tmp_path), json.loads((tmp_path / "run.json").read_text())["launches"])
+    with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
+        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"))
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert (*before, "partial") == (measured(tmp_path), info["launches"], info["status"])
+
+
+def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
+    """Put back what the start has written already."""
+    assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
+    file = tmp_path / "run.json"
+    before = {**json.loads(file.read_text()), "launcher": "another", "budget": "another", "reason": "as it was"}
+    file.write_text(json.dumps(before))
+    with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
+        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"), make_request(CASES, launches=2))
+    assert before == json.loads(file.read_text())
+
+
+def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
+    """Go on, but say so once."""
+    script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
+    code, _, display = run(tmp_path, script, make_request(CASES, launches=3))
+    assert 0 == code
+    assert [
+        "The conditions have changed since the first launch: cpu_model: model False vs model True."
+    ] == display.warnings
+
+
+@pytest.mark.parametrize(("selection", "sentences"), [("torch.topk", 1), ("cupy", 0)])
+def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, selection: str, sentences: int) -> None:
+    """Write down by what hooks select, and say once where that is not what they were made for."""
+    script = ALL.replace("session()", f"session(fast_selection='{selection}')")
+    code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
+    assert (0, selection, sentences) == (code, info["fast_selection"], len(display.warnings))
+    assert all("Hook topk selects by torch.topk" in warning for warning in display.warnings)
+
+
+def test_a_time_limit_ends_the_run_as_complete(tmp_path: Path) -> None:
+    """Measure at least one launch, cut it at its deadline, and say what is missing."""
+    script = "session(); measured(0); assert plan.deadline_s == 0.0; sink.end(finished=False)"
+    code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
+    assert (0, "complete", 1) == (code, info["status"], len(measured(tmp_path)))
+    assert ["cut"] == [entry["status"] for entry in info["launches"]]
+    assert display.warnings[0].startswith("The time limit of 0.5 s was reached after 1 of 2 launches")

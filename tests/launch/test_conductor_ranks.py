@@ -1,0 +1,279 @@
+"""Tests of the conductor with real ranks by mpirun, for what only they show: who is to blame, and what is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conducting import measured, run
+from launching import Recorder, find_marked, make_request, marked_environment, mpirun, wait_until
+
+from commbench.collectives.cases import Sweep
+from commbench.launch.conductor import RunRequest
+from commbench.launch.launchers import Launcher, MpirunLauncher
+
+OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
+#: Without agreed instants, which ranks on a busy machine may all miss.
+MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=OPERATIONS, sync="dissemination").cases(2)
+
+#: On a busy machine the first case of a launch may take seconds to load or compile the native loop, without progress.
+PATIENCE_S = 6.0
+
+#: Runs a rank in which a case goes wrong, by default the third after every start.
+SABOTAGE = """
+import os, sys, time
+from commbench.launch import rank
+measure = rank.measure
+seen = 0
+def sabotaged(case, communicator, session, **options):
+    global seen
+    seen += 1
+    if {when} and session.control.rank == {rank}:
+        {harm}
+    return measure(case, communicator, session, **options)
+rank.measure = sabotaged
+rank.main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+class SabotagedMpirun(MpirunLauncher):
+    """Mpirun with ranks that do harm: ``name`` is the script that they run."""
+
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
+        """Return mpirun's command for the script."""
+        return super().command(ranks, [self.name], training=training)
+
+
+def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") -> Launcher:
+    """Return a launcher whose rank ``rank`` does ``harm`` where ``when`` holds."""
+    script = tmp_path / "sabotage.py"
+    script.write_text(SABOTAGE.format(harm=harm, rank=rank, when=when))
+    return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
+
+
+CASES_BY_KEY = {case.key: case for case in MANY}
+
+
+def failed_key(path: Path) -> str:
+    """Return the case that did not end well."""
+    return next(key for key, _, status in measured(path) if status != "ok")
+
+
+def on_rank(path: Path, rank: int, number: signal.Signals) -> Callable[[], None]:
+    """Return what sends a signal to a rank of the current launch."""
+
+    def send() -> None:
+        ranks = json.loads((path / "run.json").read_text())["ranks"]
+        os.kill(ranks[rank]["pid"], number)
+
+    return send
+
+
+def assert_resumes(path: Path, request: RunRequest) -> None:
+    """Check that the same call completes the run, each case of each launch once."""
+    code, info, _ = run(path, mpirun(), request)
+    assert (0, "complete") == (code, info["status"])
+    ok = sorted((key, launch) for key, launch, status in measured(path) if status == "ok")
+    assert sorted((case.key, launch) for case in request.cases for launch in range(2)) == ok
+
+
+def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
+    """Check that one case ended as ``status`` in the first launch and that both launches measured all others."""
+    entries = measured(path)
+    ((bad, launch, _),) = [entry for entry in entries if entry[2] != "ok"]
+    assert (0, status) == (launch, next(entry[2] for entry in entries if entry[0] == bad))
+    expected = sorted((case.key, launch, "ok") for case in request.cases for launch in range(2) if case.key != bad)
+    assert expected == sorted(entry for entry in entries if entry[2] == "ok")
+    ends = [(entry["launch"], entry["status"]) for entry in json.loads((path / "run.json").read_text())["launches"]]
+    assert [(0, status), (0, "ok"), (1, "ok")] == ends
+
+
+def find_culprit(path: Path) -> dict[str, Any]:
+    """Return what run.json says of the first launch that failed."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    culprit: dict[str, Any] = next(entry["culprit"] for entry in entries if "culprit" in entry)
+    assert os.uname().nodename == culprit["host"]
+    assert culprit["pid"] > 0
+    return culprit
+
+
+def assert_ended_in_time(path: Path, timeout_s: float) -> None:
+    """Check that the launch that failed took no longer than its other work, the deadline and 15 s."""
+    entries = json.loads((path / "run.json").read_text())["launches"]
+    failed = next(entry for entry in entries if entry["status"] != "ok")
+    assert failed["seconds"] < failed["startup_s"] + failed["measuring_s"] + timeout_s + 15
+
+
+@pytest.mark.mpi
+def test_real_ranks_measure(tmp_path: Path) -> None:
+    """Measure both launches by mpirun, with the conditions of real hosts."""
+    code, info, display = run(tmp_path, mpirun(), make_request(MANY))
+    assert (0, "complete", [], []) == (code, info["status"], display.warnings, display.lines)
+    assert 2 * len(MANY) == len(measured(tmp_path))
+    assert [0, 1] == [rank["rank"] for rank in info["ranks"]]
+    assert "Open MPI" in info["environment"]["mpi_library"]
+    assert info["mpi_init_s"] > 0
+    launch = info["launches"][1]
+    assert 0 < launch["startup_s"] < launch["seconds"]
+
+
+@pytest.mark.mpi
+def test_mpi_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show what MPI_Init writes before it ends a rank; of two, mpirun would hang half the time."""
+    monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
+    code, _, display = run(tmp_path, mpirun(), make_request(MANY[:1], ranks=1, launches=1))
+    assert 3 == code
+    assert "An error occurred in MPI_Init_thread" in "\n".join(display.lines)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
+    """End all ranks, quote the error and show the traceback."""
+    request = make_request(MANY)
+    code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request, fail_fast=True)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
+    assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
+    assert "ValueError: boom" in [line.strip() for line in display.lines]
+    culprit = find_culprit(tmp_path / "run")
+    assert (1, "raised ValueError: boom") == (culprit["rank"], culprit["state"])
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    assert_ended_in_time(tmp_path / "run", 0.0)
+    assert_resumes(tmp_path / "run", request)
+
+
+@pytest.mark.mpi
+def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
+    """Measure on the fake backend all that raises on no rank, in as many starts as there are failures and launches."""
+    cases = Sweep(backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]).cases(2)
+    launcher = sabotage(tmp_path, "raise ValueError('boom')", when="case.message_bytes == 64")
+    code, info, _ = run(tmp_path / "run", launcher, make_request(cases))
+    assert (3, "partial") == (code, info["status"])
+    assert info["reason"].startswith(f"2 cases failed, the first: rank 1 on host {os.uname().nodename} raised")
+    bad = [case.key for case in cases if case.message_bytes == 64]
+    assert sorted((key, 0, "failed") for key in bad) == sorted(e for e in measured(tmp_path / "run") if e[2] != "ok")
+    good = sorted((case.key, launch, "ok") for case in cases for launch in range(2) if case.key not in bad)
+    assert good == sorted(entry for entry in measured(tmp_path / "run") if entry[2] == "ok")
+    assert [0, 0, 0, 1] == [entry["launch"] for entry in info["launches"]]
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    """Blame the rank that SIGKILL ended, and measure all other cases of both launches with new ranks."""
+    request = make_request(MANY)
+    display = Recorder(on_rank(tmp_path, 1, signal.SIGKILL), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert (3, "partial") == (code, info["status"])
+    assert info["reason"].startswith(f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9")
+    assert_went_on(tmp_path, request, "failed")
+    culprit = find_culprit(tmp_path)
+    assert (1, str(CASES_BY_KEY[failed_key(tmp_path)])) == (culprit["rank"], culprit["case"])
+    assert culprit["state"].startswith("was killed by signal 9")
+    assert_ended_in_time(tmp_path, 0.0)
+    assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
+    """Give the stack of a rank that SIGSEGV ended, and what the other was waiting in."""
+    launcher = sabotage(tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)")
+    code, info, display = run(tmp_path / "run", launcher, make_request(MANY), fail_fast=True)
+    assert 3 == code
+    assert "rank 1" in info["reason"]
+    assert "was killed by signal 11 (segmentation fault), in case " in info["reason"]
+    culprit = find_culprit(tmp_path / "run")
+    assert culprit["stack"][0].startswith("sabotage.py:")
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert [f"Rank 0 was in {waiting['in']}."] == display.warnings
+
+
+@pytest.mark.mpi
+def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    """Notice the hang, blame the stopped rank and not the one that waits, and print where that one is."""
+    request = make_request(MANY, case_timeout_s=PATIENCE_S)
+    display = Recorder(on_rank(tmp_path, 1, signal.SIGSTOP), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert 3 == code
+    assert (
+        f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+    )
+    assert_went_on(tmp_path, request, "hung")
+    culprit = find_culprit(tmp_path)
+    assert (1, "is stopped", []) == (culprit["rank"], culprit["state"], culprit["stack"])
+    (waiting,) = culprit["others"]
+    assert [0] == waiting["ranks"]
+    assert "commbench/" in waiting["in"]
+    assert f"rank 0 on host {os.uname().nodename}, most recent call first:" in display.lines
+    assert f"Rank 0 was in {waiting['in']}." in display.warnings
+    assert_ended_in_time(tmp_path, PATIENCE_S)
+    assert_resumes(tmp_path, request)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
+    """Blame the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
+    launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
+    assert 3 == code
+    assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
+    """Blame the rank that cannot even beat, and get its stack from the interpreter."""
+    lock = "import ctypes; lock, twice = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock; "
+    launcher = sabotage(tmp_path, f"{lock} twice(lock); twice(lock)")
+    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
+    assert 3 == code
+    assert f"rank 1 on host {os.uname().nodename} has not been heard of for " in info["reason"]
+    assert "although its process sleeps, in case " in info["reason"]
+    assert find_culprit(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
+
+
+@pytest.mark.mpi
+def test_ctrl_c_ends_real_ranks(tmp_path: Path) -> None:
+    """Leave no rank behind, and go on the next time."""
+    request = make_request(MANY)
+    display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=2)
+    code, info, _ = run(tmp_path, mpirun(), request, display)
+    assert (130, "interrupted") == (code, info["status"])
+    assert_resumes(tmp_path, request)
+
+
+CONDUCTOR = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_conductor_ranks as t
+request = t.make_request(t.MANY, launches=1000)
+def ready(): print("ready", flush=True)
+t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
+    """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
+    script = CONDUCTOR.format(tests=str(Path(__file__).parents[1]))
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
+        assert conductor.stdout is not None
+        assert b"ready\n" == conductor.stdout.readline()
+        assert any("commbench.launch.rank" in command for command in find_marked(mark))
+        conductor.kill()
+    assert wait_until(lambda: not find_marked(mark))
+    assert_resumes(tmp_path / "run", make_request(MANY))

@@ -1,0 +1,239 @@
+"""Tests of who is to blame for the end of a launch, on real texts of launchers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from commbench.launch.diagnosis import Blame, MemoryKills, blame_exit
+from commbench.launch.protocol import LastWords
+
+OPENMPI_EXIT = """
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-4057@1,1]
+   Exit code:    7
+--------------------------------------------------------------------------"""
+OPENMPI_SIGNAL = """
+prterun noticed that process rank 1 with PID 4069 on node n1 exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------"""
+OPENMPI_ABORT = """
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+  Proc: [[40907,1],1]
+  Errorcode: 1
+"""
+TORCHRUN = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_06:29:32
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 4146)  (SIGKILL)
+  error_file: <N/A>
+"""
+MPICH = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 4146 RUNNING AT n1
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES"""
+
+
+SRUN = """
+srun: error: n1: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-21T20:13:01 ***
+srun: error: n0: task 0: Terminated
+srun: error: n2: tasks 2-3: Killed
+srun: Force Terminated StepId=12.0
+"""
+SEGFAULT = "rank 1 on host n1 was killed by signal 11 (segmentation fault)"
+SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        (OPENMPI_EXIT, "rank 1 left with exit status 7"),
+        (OPENMPI_SIGNAL, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (OPENMPI_SIGNAL.replace("9", "11"), "rank 1 on host n1 was killed by signal 11 (segmentation fault)"),
+        (OPENMPI_ABORT, "rank 1 left with exit status 1"),
+        (TORCHRUN.format(code=7), "rank 1 left with exit status 7"),
+        (TORCHRUN.format(code=-9), "rank 1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (MPICH, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (SRUN.replace("Killed", "Segmentation fault (core dumped)", 1), SEGFAULT),
+        (SRUN.replace("Killed", "Exited with exit code 7", 1).replace(": Killed", ": Terminated"), SRUN_EXIT),
+    ],
+)
+def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
+    """Read the messages of real launchers."""
+    blame = blame_exit(stderr.splitlines(), [], 1, {1: ("n1", 4146)})
+    assert (1, expected) == (blame.rank, blame.text)
+    assert blame.text.endswith(blame.state)
+
+
+@pytest.mark.parametrize(
+    ("processes", "rank"),
+    [
+        ({0: ("n0", 4146), 1: ("n1.cluster", 4146), 2: ("n2", 4146)}, 1),
+        ({0: ("n0", 4147), 3: ("login-name", 4146)}, 3),
+        ({0: ("n0", 4146), 2: ("n2", 4146)}, None),
+        ({}, None),
+    ],
+    ids=["equal numbers", "another name", "either", "nothing known"],
+)
+def test_hydra_names_a_process_of_a_host(processes: dict[int, tuple[str, int]], rank: int | None) -> None:
+    """Find its rank although processes of several hosts may have the same number; guess none."""
+    assert rank == blame_exit(MPICH.splitlines(), [], 1, processes).rank
+
+
+OPENMPI_PEER = """
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: n0
+  Local PID:  3040
+  Peer host:  n1
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n0 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+OPENMPI_SOCKET = """
+[n0:00000] *** An error occurred in Socket closed
+[n0:00000] *** reported by process [1611137025,0]
+[n0:00000] *** on a NULL communicator
+[n0:00000] *** Unknown error
+[n0:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+[n0:00000] ***    and MPI will try to terminate your MPI job as well)
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n0 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+def test_who_closed_a_socket_is_to_blame_and_not_the_one_that_found_it_closed() -> None:
+    """Name the only rank that does not complain; of several say only that one of them has died."""
+    lines = OPENMPI_SOCKET.splitlines()
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
+    assert (1, "n1", "rank 1 on host n1 has died: others lost their connection to it") == (
+        blame.rank,
+        blame.host,
+        blame.text,
+    )
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
+    assert (None, "", "a rank has died: others lost their connection to it") == (blame.rank, blame.host, blame.text)
+    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
+
+
+def test_the_rank_at_the_other_end_is_to_blame_and_not_the_one_that_lost_it() -> None:
+    """See through mpirun, which blames the first to notice that a rank on another host is gone."""
+    lines = OPENMPI_PEER.splitlines()
+    text = "rank 1 on host n1 has died: others lost their connection to it"
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
+    assert (1, text) == (blame.rank, blame.text)
+    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
+    assert (None, text.replace("rank 1", "a rank")) == (blame.rank, blame.text)
+    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
+
+
+def test_torchrun_may_notice_the_victim_first() -> None:
+    """Blame the killed rank in the list of failures, not the one whose error torchrun calls the root cause."""
+    entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"
+    failures = f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed failure):\n{entry.format(0, 0, 1)}"
+    victim = words(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
+    assert 1 == blame_exit(failures.splitlines(), [victim], 1).rank
+    assert 0 == blame_exit(failures.splitlines(), [words(0, "ValueError: boom")], 1).rank
+    terminated = failures.replace("-9", "-15")
+    assert 0 == blame_exit(terminated.splitlines(), [], 1).rank
+
+
+def words(rank: int, text: str) -> LastWords:
+    """What a rank said."""
+    return LastWords(rank=rank, host=f"n{rank}", case=0, text=text)
+
+
+def test_what_a_rank_says_is_better_than_an_exit_status() -> None:
+    """Quote the rank that raised."""
+    blame = blame_exit(OPENMPI_ABORT.splitlines(), [words(1, "ValueError: boom")], 1)
+    text = "rank 1 on host n1 raised ValueError: boom"
+    assert Blame(rank=1, host="n1", state="raised ValueError: boom", text=text) == blame
+
+
+def test_a_killed_rank_is_to_blame_before_the_partners_that_complain() -> None:
+    """See through the victim's error, which comes first."""
+    victim = words(0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+    assert 1 == blame_exit(OPENMPI_SIGNAL.splitlines(), [victim], 137).rank
+
+
+def test_a_rank_that_lost_its_partner_is_not_to_blame_for_another_error() -> None:
+    """Prefer the error that is not about a lost connection, and an exit status to a victim."""
+    victim = words(0, "RuntimeError: Broken pipe")
+    assert 1 == blame_exit([], [victim, words(1, "MemoryError: ")], 1).rank
+    assert 1 == blame_exit(OPENMPI_EXIT.splitlines(), [victim], 7).rank
+    assert 0 == blame_exit([], [victim], 1).rank
+
+
+def test_an_unknown_end_quotes_the_last_line() -> None:
+    """Say what is known where no rank can be named."""
+    said = "the launcher ended with exit status 66: prterun was unable to find the program"
+    assert Blame(rank=None, text=said) == blame_exit(["prterun was unable to find the program", "------"], [], 66)
+    assert "the launcher ended with exit status 3" == blame_exit([], [], 3).text
+
+
+OPENMPI_LOST = """
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-host0-107@0,0] on node host0
+  Remote daemon: [prterun-host0-107@0,2] on node host2
+"""
+SILENT = Blame(rank=2, host="host2", state="is silent", text="host host2 (rank 2) is silent", is_lost=True)
+
+
+def test_a_silent_rank_is_to_blame_before_the_partners_that_complain() -> None:
+    """See through the errors and exits of ranks that have lost it."""
+    victim = words(0, "RuntimeError: Connection closed by peer")
+    assert SILENT == blame_exit(OPENMPI_EXIT.splitlines(), [victim], 1, silent=SILENT)
+    assert 1 == blame_exit([], [words(1, "ValueError: boom")], 1, silent=SILENT).rank
+
+
+def test_a_host_whose_daemon_is_lost_is_named() -> None:
+    """Name the host that mpirun has lost, and its rank where that is known."""
+    assert SILENT == blame_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
+    blame = blame_exit(OPENMPI_LOST.splitlines(), [], 1)
+    assert ("host2", "mpirun has lost its daemon on host host2") == (blame.host, blame.text)
+
+
+@pytest.mark.parametrize(("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")])
+def test_a_kill_for_lack_of_memory_is_told_from_another(tmp_path: Path, before: int, after: int, hint: str) -> None:
+    """Believe the kernel's counter on this host, and leave it open on others."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text(f"pgfault 7\noom_kill {before}\n")
+    memory = MemoryKills(vmstat)
+    vmstat.write_text(f"pgfault 9\noom_kill {after}\n")
+    here, there = os.uname().nodename, OPENMPI_SIGNAL
+    told = blame_exit(there.replace("n1", here).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    assert hint in told.text
+    told = blame_exit(there.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    assert told.text.endswith("; the system may have run out of memory")
+
+
+def test_a_kernel_that_does_not_count_leaves_it_open(tmp_path: Path) -> None:
+    """Know nothing without the file or its line."""
+    assert MemoryKills(tmp_path / "absent").is_out_of_memory("") is None
+    (tmp_path / "vmstat").write_text("pgfault 7\n")
+    assert MemoryKills(tmp_path / "vmstat").is_out_of_memory("") is None
+
+
+def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
+    """Add what is known of the reason."""
+    lines = [*OPENMPI_EXIT.splitlines(), "/usr/bin/python: No module named commbench"]
+    expected = "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks run; "
+    assert blame_exit(lines, [], 7).text.startswith(expected)

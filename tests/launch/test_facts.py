@@ -1,0 +1,171 @@
+"""Tests of what ranks state about themselves, with places made by hand and ranks that are threads."""
+
+import os
+
+import pytest
+
+from commbench.backends.fake import FakeCommunicator
+from commbench.engine.control import run_threads
+from commbench.errors import InputError
+from commbench.launch.facts import (
+    Place,
+    are_crowded,
+    changed_conditions,
+    collect_session,
+    gather_places,
+    header_fields,
+    refuse_other_conditions,
+    remark,
+    share_clock,
+)
+
+
+def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") -> Place:
+    """Return a place."""
+    return Place(rank=rank, host=host, pid=rank, cpus=cpus, clock=clock)
+
+
+def test_ranks_bound_to_a_core_each_are_not_crowded() -> None:
+    """Count the CPUs of all ranks on a machine together."""
+    assert not are_crowded([place(0, [0]), place(1, [1])])
+    assert are_crowded([place(0, [0]), place(1, [0])])
+    assert are_crowded([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
+
+
+def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
+    """Go by the machine's boot, not by the host name."""
+    assert not are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
+    assert are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
+
+
+def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
+    """See a time namespace."""
+    assert share_clock([place(0, [0]), place(1, [1])])
+    assert not share_clock([place(0, [0]), place(1, [1], "boot/other")])
+
+
+def test_a_session_states_hosts_once_and_every_rank() -> None:
+    """Collect from real ranks that are threads of this process."""
+
+    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return collect_session(control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"})
+
+    session, nothing = run_threads(2, work)
+    assert nothing is None
+    assert 1 == len(session["environment"]["hosts"])
+    assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
+    ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
+    assert [0, 1] == [rank["rank"] for rank in ranks]
+    assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
+    assert {"NCCL_X": "1"} == session["environment"]["variables"]
+    assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
+    assert {"fake": "commbench fake"} == session["libraries"]
+    assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
+
+
+def test_a_session_states_what_nccl_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name what was set after the variables were read, but not where the log goes; keep it for later launches."""
+    for name, value in (("NCCL_NET", "Socket"), ("NCCL_ALGO", "ring"), ("NCCL_DEBUG_FILE", "a.log")):
+        monkeypatch.setenv(name, value)
+
+    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return collect_session(control, gather_places(control), {}, {"NCCL_ALGO": "ring"})
+
+    (stated,) = run_threads(1, work)
+    assert {"NCCL_NET": "Socket"} == stated["nccl_settings"]
+    fields = header_fields(stated, {})
+    assert {"NCCL_NET": "Socket"} == header_fields(session(), fields)["nccl_settings"]
+
+
+def session(
+    cpu_model: str = "abacus", hosts: tuple[str, ...] = ("n0", "n0", "n1"), **environment: object
+) -> dict[str, object]:
+    """Return a session of ranks on hosts."""
+    return {
+        "environment": {"hosts": [{"cpu_model": cpu_model, "timer_tick_s": 2e-8}], **environment},
+        "ranks": [{"rank": rank, "host": host, "pid": 1, "cpus": [0]} for rank, host in enumerate(hosts)],
+        "libraries": {},
+        "mpi_init_s": 1.0,
+        "shared_clock": True,
+        "oversubscribed": False,
+    }
+
+
+def test_run_json_takes_over_what_rows_need() -> None:
+    """Count ranks, hosts and ranks a host, and give the clock's resolution in microseconds."""
+    fields = header_fields(session(), {})
+    assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
+    assert pytest.approx(0.02) == fields["tick_us"]
+
+
+def test_the_first_environment_stays_and_gains_a_library() -> None:
+    """Keep the first launch's conditions, but for a library that only a later one used."""
+    known = {"environment": session()["environment"]}
+    fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), known)
+    assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
+    assert "Open MPI" == fields["environment"]["mpi_library"]
+
+
+def test_what_selects_is_stated_where_it_is_known() -> None:
+    """Take over by what a hook selects, and remark upon what is not its own kernels."""
+    assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
+    assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
+    assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]
+    slow = session() | {"fast_selection": "torch.topk"}
+    assert "numba, which is not installed: pip install numba." in remark(slow)
+    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(slow | {"ranks_per_gpu": 1})
+
+
+def test_the_launch_with_the_worst_clock_is_stated() -> None:
+    """Keep the largest bound of all launches, and none where ranks only trained."""
+    clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
+    known: dict[str, object] = {}
+    for clock in clocks:
+        known |= header_fields({**session(), "clock": clock}, known)
+    assert clocks[1] == known["clock"]
+    assert "clock" not in header_fields(session(), {})
+
+
+def test_the_launch_that_counted_least_energy_is_stated() -> None:
+    """Keep what all launches can be trusted to have counted, with what is missing."""
+    whole, half = {"counted": ["cpu", "gpu"], "missing": {}}, {"counted": ["gpu"], "missing": {"cpu": "no counters"}}
+    known: dict[str, object] = {}
+    for energy in (whole, half, whole):
+        known |= header_fields({**session(), "energy": energy}, known)
+    assert half == known["energy"]
+    assert "energy" not in header_fields(session(), {})
+
+
+def test_other_conditions_are_refused() -> None:
+    """Name the difference and the way out."""
+    known = {"environment": session()["environment"]}
+    refuse_other_conditions(session(), known)
+    refuse_other_conditions(session(), {})
+    assert ["cpu_model: abacus vs slide rule"] == changed_conditions(session("slide rule"), known)
+    with pytest.raises(InputError, match=r"cpu_model: abacus vs slide rule.*choose another --out"):
+        refuse_other_conditions(session("slide rule"), known)
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"])
+def test_training_does_not_mind_how_mpi_is_set(name: str) -> None:
+    """Carry nothing that is measured over MPI where ranks train: its settings may change, and only there."""
+    known = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
+    after = session(variables={name: "b", "NCCL_ALGO": "x"})
+    assert 1 == len(changed_conditions({**after, "training": False}, known))
+    refuse_other_conditions({**after, "training": True}, known)
+    gone = {**session(variables={"NCCL_ALGO": "x"}), "training": True}
+    refuse_other_conditions(gone, known)
+
+
+@pytest.mark.parametrize("name", ["NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
+def test_training_minds_all_else(name: str) -> None:
+    """Refuse other settings of what carries gradients or computes them, and another machine."""
+    known = {"environment": session(variables={name: "a", "OMPI_MCA_btl": "x"})["environment"]}
+    after = session(variables={name: "b", "OMPI_MCA_btl": "x"})
+    (change,) = changed_conditions({**after, "training": True}, known)
+    assert name in change
+    with pytest.raises(InputError, match="slide rule"):
+        refuse_other_conditions(
+            {**session("slide rule", variables={name: "a"}), "training": True},
+            known,
+        )

@@ -1,0 +1,86 @@
+"""Tests of what clusters do to a run: a host loses its network or cannot be reached, memory is full."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import marked_environment
+
+from commbench.collectives.cases import Sweep
+from commbench.results import load_run
+
+LAB = (sys.executable, "-m", "commbench", "lab", "run")
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) -> None:
+    """End in time, leave nothing on any host, keep what was measured, and resume when the network is back."""
+    out = tmp_path / "run"
+    script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
+    command = [*LAB, "--hosts", "3", "--rate", "none", "--", sys.executable, str(script), str(out), backend, "host2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    ended = json.loads(done.stdout.splitlines()[-1])
+    assert (3, [], True) == (ended["code"], ended["left"], ended["gone"]), ended
+    assert ended["seconds"] < 5 + 15
+    assert "no progress for 5 s: host host2 (rank 2) has not been heard of for " in ended["reason"]
+    culprit = ended["launches"][-1]["culprit"]
+    assert (2, "host2") == (culprit["rank"], culprit["host"])
+    assert [0, 1] == sorted(rank for group in culprit["others"] for rank in group["ranks"])
+    assert ["ok", "ok", "ok", "hung"] == ended["kept"]
+    assert 0 == ended["again"]
+    ok = sorted((record.case.key, record.launch) for record in load_run(out).records if record.status == "ok")
+    cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)
+    assert sorted((case.key, launch) for case in cases for launch in range(2)) == ok
+
+
+def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tuple[str, dict[str, object]]:
+    """Run a sweep on the hosts of a hostfile, after a shell line in a mount namespace; return output and run.json."""
+    (tmp_path / "hosts").write_text(hosts)
+    run = [sys.executable, "-m", "commbench", "run", "--backend", "mpi", "--collective", "all_reduce", "--sizes", "8"]
+    run += ["-n", str(ranks), "--launches", "1", "--oversubscribe", "--out", str(tmp_path / "run")]
+    run += ["--hostfile", str(tmp_path / "hosts")] if hosts else []
+    command = ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"] if before != ":" else []
+    done = subprocess.run([*command, *run], capture_output=True, text=True, check=False, timeout=120)
+    return f"{done.returncode}\n{done.stdout}{done.stderr}", json.loads((tmp_path / "run" / "run.json").read_text())
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ("nosuchhost.invalid", "the host name nosuchhost.invalid does not resolve; correct the hostfile"),
+        ("127.0.0.2", "host 127.0.0.2 refuses ssh; start its ssh server, or name another host"),
+    ],
+    ids=["unknown name", "ssh refused"],
+)
+def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sentence: str) -> None:
+    """End with code 3 and a sentence at once, keep the launcher's own words, and leave nothing."""
+    output, info = start(tmp_path, f"localhost slots=1\n{host} slots=1\n")
+    assert output.startswith("3\n"), output
+    assert str(info["reason"]).startswith(f"the ranks could not be started: {sentence}"), output
+    assert "A daemon failed to report back" in output
+
+
+@pytest.mark.mpi
+@pytest.mark.lab
+def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
+    """Measure by another way, and say that it is one."""
+    shm = "/dev/shm"  # noqa: S108 - the memory of MPI
+    output, info = start(tmp_path, "", f"mount -t tmpfs -o size=64k tmpfs {shm}; head -c 200000 /dev/zero > {shm}/x")
+    assert output.startswith("0\n"), output
+    assert "complete" == info["status"]
+    assert "warning: Launch 1: /dev/shm is full, so ranks of one host could not" in " ".join(output.split())

@@ -1,0 +1,108 @@
+"""Tests of who a process is, from the variables that launchers really set."""
+
+import pytest
+
+from commbench.errors import InputError
+from commbench.launch.identity import Identity, identify, tasks_per_node
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environ"), [("openmpi", OPENMPI), ("mpich", HYDRA), ("torchrun", TORCHRUN), ("slurm", SLURM)]
+)
+def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
+    """Find the same place in the variables of every launcher."""
+    place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
+    carries_mpi = launcher in {"openmpi", "mpich"}  # nor does an srun without PMI
+    assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(environ)
+
+
+def test_srun_tells_mpi_of_its_ranks_through_pmi() -> None:
+    """Know MPI's ranks by what each kind of PMI sets, with the place on the host from Slurm itself."""
+    assert not identify(SLURM).carries_mpi
+    assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
+    assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
+    expected = Identity(role="rank", launcher="mpich", rank=3, world_size=4, local_rank=1, local_size=2)
+    assert expected == identify({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"},
+        {**SLURM, "SLURM_STEP_ID": "4294967290"},
+        {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "40123"},
+    ],
+    ids=["nothing", "a bare RANK", "a batch script", "an interactive step", "srun --pty"],
+)
+def test_without_a_launcher_it_is_the_conductor(environ: dict[str, str]) -> None:
+    """Take leftovers and a scheduler's shell for what they are."""
+    assert Identity(role="conductor") == identify(environ)
+
+
+def test_launchers_come_before_slurm() -> None:
+    """Believe mpirun inside an allocation, where every rank has SLURM_PROCID=0."""
+    environ = {**SLURM, "SLURM_PROCID": "0", **OPENMPI}
+    assert 3 == identify(environ).rank
+
+
+@pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
+def test_torchrun_comes_before_what_has_started_it(outer: dict[str, str]) -> None:
+    """Believe torchrun inside mpirun or srun, whose variables all its ranks on a host share."""
+    within = {**outer, "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
+    assert identify(TORCHRUN) == identify({**within, **TORCHRUN})
+
+
+def test_a_requested_role_wins() -> None:
+    """Override what the environment says."""
+    assert Identity(role="conductor") == identify(OPENMPI, "conductor")
+    assert Identity(role="rank") == identify({}, "rank")
+    assert 3 == identify(OPENMPI, "rank").rank
+
+
+def test_missing_local_variables_have_defaults() -> None:
+    """Make do with PMI alone, as srun sets it."""
+    expected = Identity(role="rank", launcher="mpich", rank=1, world_size=2)
+    assert expected == identify({"PMI_RANK": "1", "PMI_SIZE": "2"})
+
+
+def test_a_broken_variable_is_named() -> None:
+    """Say which variable is no number."""
+    with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE is 'many'"):
+        identify({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "many"})
+
+
+def test_an_unknown_role_is_refused() -> None:
+    """Name the roles there are."""
+    with pytest.raises(InputError, match="conductor, rank"):
+        identify({}, "boss")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", [])])
+def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> None:
+    """Read Slurm's shorthand."""
+    assert expected == tasks_per_node(text)

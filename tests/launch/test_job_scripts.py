@@ -1,0 +1,132 @@
+"""Tests of the job scripts in benchmarks/launch: each is run where this machine can, and checked by form elsewhere."""
+
+import configparser
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from launching import NO_OFI
+
+from commbench.results import load_run
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "benchmarks" / "launch"
+#: What `run` is to measure: as little as there is.
+LITTLE = ("--collective", "all_reduce", "--sizes", "8", "--sync", "dissemination")
+
+
+def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a directory, with the environment that these tests run in as its VENV."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
+    environment = {**kept, **NO_OFI, "VENV": sys.prefix, "PYTHONPATH": str(ROOT), **variables}
+    words = ["bash", str(SCRIPTS / name), *arguments]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"), [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("one_gpu.sh", 120)]
+)
+def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
+    """Let bash read each without running it."""
+    script = SCRIPTS / name
+    assert os.access(script, os.X_OK)
+    assert lines > len(script.read_text().splitlines())
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False)
+    assert ("", 0) == (done.stderr, done.returncode)
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"])
+def test_scripts_say_what_to_edit_and_what_comes_out(name: str) -> None:
+    """Name the files of a run in the comments."""
+    comments = " ".join(line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#"))
+    assert all(word in comments for word in ("run.json", "samples.jsonl", "collectives.csv"))
+
+
+def test_an_installed_commbench_has_them() -> None:
+    """Ship every script."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    patterns = settings["options.data_files"]["share/commbench/benchmarks/launch"].split(",")
+    shipped = {file.name for pattern in patterns for file in ROOT.glob(pattern.strip())}
+    assert {"slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml", "one_gpu.sh"} <= shipped
+
+
+@pytest.mark.mpi
+def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> None:
+    """Run the script as PBS would, with a node file that names this host for each of two ranks."""
+    pytest.importorskip("mpi4py")
+    nodes = tmp_path / "nodes"
+    nodes.write_text(f"{socket.gethostname()}\n" * 2)
+    pbs = {"PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server"}
+    words = " ".join(("run", *LITTLE, "--backend mpi --launches 1 --bind-to none --oversubscribe"))
+    done = run_script("pbs.sh", cwd=Path("/"), ARGS=words, **pbs)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    info = json.loads((tmp_path / "results" / "pbs-17" / "run.json").read_text())
+    assert ("complete", 2, 1) == (info["status"], info["world_size"], info["nodes"])
+
+
+@pytest.mark.slow
+def test_torchrun_makes_six_launches(tmp_path: Path) -> None:
+    """Run the script on one host: intervals over launches need six."""
+    pytest.importorskip("torch")
+    done = run_script("torchrun.sh", "run", "--backend", "gloo", *LITTLE, cwd=tmp_path, OUT="mine", INTERFACE="lo")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    run = load_run(tmp_path / "mine")
+    assert ([0, 1, 2, 3, 4, 5], "complete") == ([record.launch for record in run.records], run.info["status"])
+    assert "lo" == run.info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
+
+
+def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
+    """End at once where there is no commbench."""
+    pbs = {"PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server", "VENV": "/absent", "PATH": "/usr/bin:/bin"}
+    done = run_script("pbs.sh", cwd=tmp_path, **pbs)
+    assert 0 != done.returncode
+    assert "commbench" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- Kubernetes
+
+#: Fields of kubeflow.org/v2beta1 MPIJob, as its resource definition has them.
+SPEC = {
+    "slotsPerWorker",
+    "runLauncherAsWorker",
+    "sshAuthMountPath",
+    "launcherCreationPolicy",
+    "mpiImplementation",
+    "mpiReplicaSpecs",
+    "runPolicy",
+}
+RUN_POLICY = {
+    "cleanPodPolicy",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "schedulingPolicy",
+    "suspend",
+    "managedBy",
+}
+
+
+def test_the_mpijob_has_the_operators_fields() -> None:
+    """Use only fields that the MPI operator knows, and all that a job needs."""
+    job = yaml.safe_load((SCRIPTS / "mpijob.yaml").read_text())
+    assert ("kubeflow.org/v2beta1", "MPIJob") == (job["apiVersion"], job["kind"])
+    assert {"apiVersion", "kind", "metadata", "spec"} == set(job)
+    spec = job["spec"]
+    assert set(spec) <= SPEC
+    assert set(spec["runPolicy"]) <= RUN_POLICY
+    assert spec["runPolicy"]["cleanPodPolicy"] in {"None", "All", "Running"}
+    assert spec["mpiImplementation"] in {"OpenMPI", "Intel", "MPICH"}
+    assert {"Launcher", "Worker"} == set(spec["mpiReplicaSpecs"])
+    assert 2 == spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+    for replica in spec["mpiReplicaSpecs"].values():
+        assert set(replica) <= {"replicas", "restartPolicy", "template"}
+        (container,) = replica["template"]["spec"]["containers"]
+        assert {"name", "image", "command"} <= set(container)
+    (launcher,) = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    assert ["commbench", "bench"] == launcher["command"][:2]

@@ -1,0 +1,256 @@
+"""Tests of labs that stay: commands on their hosts, what is listed, links changed meanwhile, and their end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from labs import (
+    COUNTER,
+    FLOWS,
+    LAB,
+    ON,
+    SECONDS,
+    assert_signals_arrive,
+    heed_interrupts,
+    mark,
+    start,
+    start_in_terminal,
+    wait_for_line,
+)
+from launching import find_marked, wait_until
+
+from commbench.launch.lab import Lab
+from commbench.launch.lab.registry import first_process, names
+
+__all__ = ["mark"]  # a fixture
+
+pytestmark = pytest.mark.lab
+
+
+def lab(*words: str, code: int = 0, **options: object) -> str:
+    """Run ``commbench lab`` to its end; return what it wrote, to stderr if it is to end with another code than 0."""
+    streams = {"stdin": subprocess.DEVNULL, "timeout": SECONDS, **options}
+    done = subprocess.run([*LAB, *words], capture_output=True, text=True, check=False, **streams)  # type: ignore[call-overload]
+    assert code == done.returncode, done.stdout + done.stderr
+    return str(done.stderr if code else done.stdout)
+
+
+@pytest.fixture
+def name(mark: str) -> Iterator[str]:
+    """A lab of two hosts on links without a rate."""
+    lab("up", "--rate", "none", "--name", mark)
+    yield mark
+    if mark in names():
+        lab("down", mark)
+
+
+def begin(name: str, *words: str, host: str = "host0", **options: object) -> "subprocess.Popen[str]":
+    """Start a command on a host of a lab."""
+    arguments = [*LAB, "exec", "--name", name, "--host", host, "--", *words]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
+    return subprocess.Popen(arguments, text=True, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
+    """Start it in a terminal that is closed then; use it; take it down: its processes and its name are gone."""
+    line = f"{' '.join(LAB)} up --rate none --hosts 3 --name {mark}; echo that is all; read word"
+    shell, terminal = start_in_terminal("sh", "-c", line)
+    said = ""
+    while "that is all\r\n" not in said:
+        said += os.read(terminal, 4096).decode()
+    os.close(terminal)
+    assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
+    told = " ".join(said.split())  # a terminal breaks lines
+    for words in (f"exec --name {mark} -- COMMAND", f"down {mark}", "latency, jitter and loss are not"):
+        assert words in told
+    assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
+    assert "host2\n" == lab("exec", "--name", mark, "--host", "host2", "--", "hostname")
+    assert f"The emulated cluster {mark} has ended.\n" == lab("down", mark)
+    assert mark not in names()
+    assert [] == find_marked(mark)
+
+
+def test_a_lab_whose_start_is_killed_does_not_stay(mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kill `lab up` while ip hangs: what it has begun ends, and the name is free."""
+    (tmp_path / "ip").write_text(f"#!/bin/sh\ntouch {tmp_path}/building\nexec sleep 987\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    process = subprocess.Popen([*LAB, "up", "--rate", "none", "--name", mark])
+    assert wait_until((tmp_path / "building").exists)
+    assert mark in names()
+    process.kill()
+    process.wait(timeout=SECONDS)
+    assert wait_until(lambda: not find_marked(mark))
+    assert wait_until(lambda: mark not in names())
+    lab("status")  # the next call, whichever, removes the directory
+
+
+def test_a_command_finds_what_it_would_in_run(name: str) -> None:
+    """Compare environment, directory, user and files of a command in a lab that stays with those of `lab run`."""
+    line = "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net; ls /dev/shm"
+    process = start("sh", "-c", line)
+    assert process.communicate(timeout=SECONDS)[0] == lab("exec", "--name", name, "--", "sh", "-c", line)
+
+
+def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
+    """Hand on codes, signals' codes, and the streams as they are."""
+    for line, code in (("exit 7", 7), ("kill -KILL $$", 137)):
+        lab("exec", "--name", name, "--", "sh", "-c", line, code=code)
+    process = begin(name, "cat", stdin=subprocess.PIPE)
+    assert "word" == process.communicate("word", timeout=SECONDS)[0]
+
+
+def test_signals_reach_a_command(name: str) -> None:
+    """Send signals to `lab exec`: the command gets each once and chooses the exit code."""
+    assert_signals_arrive(
+        begin(name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
+    )
+
+
+def sleepers(name: str) -> list[str]:
+    """Return the command lines of what sleeps for 987 s in a lab."""
+    return [line for line in find_marked(name) if line == "sleep 987"]
+
+
+@pytest.mark.parametrize("end", ["return", "kill"])
+def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
+    """Leave processes behind on both hosts; the command returns, or `lab exec` is killed: they end, the lab stays."""
+    line = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo there; read word"
+    process = begin(name, "sh", "-c", line, stdin=subprocess.PIPE)
+    wait_for_line(process, "there")
+    assert wait_until(lambda: len(sleepers(name)) == 2)
+    if end == "kill":
+        process.kill()
+    process.communicate("word\n", timeout=SECONDS)
+    assert wait_until(lambda: not sleepers(name)), sleepers(name)
+    assert "host1\n" == lab("exec", "--name", name, "--host", "host1", "--", "hostname")
+
+
+def kill_first_process(name: str) -> None:
+    """Kill process 1 of a lab."""
+    os.kill(first_process(name) or 0, signal.SIGKILL)
+
+
+def kill_its_parent(name: str) -> None:
+    """Kill the process that waits for process 1 of a lab."""
+    psutil.Process(first_process(name)).parent().kill()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kill", [kill_first_process, kill_its_parent])
+def test_a_killed_lab_leaves_nothing(name: str, kill: Callable[[str], None]) -> None:
+    """Kill a lab while a command runs: the command ends as if killed, and the next call finds no lab of that name."""
+    process = begin(name, "sh", "-c", "echo there; sleep 987")
+    wait_for_line(process, "there")
+    kill(name)
+    process.communicate(timeout=SECONDS)
+    assert 137 == process.returncode
+    assert wait_until(lambda: name not in names())
+    assert f"commbench: There is no emulated cluster called '{name}'" in lab("status", "--name", name, code=2)
+    assert wait_until(lambda: not find_marked(name))
+
+
+def test_down_ends_commands_too(name: str) -> None:
+    """End a lab while a command runs there; when `down` returns, its name is free."""
+    process = begin(name, "sh", "-c", "echo there; sleep 987")
+    wait_for_line(process, "there")
+    lab("down", name)
+    process.communicate(timeout=SECONDS)
+    assert 137 == process.returncode
+    lab("up", "--rate", "none", "--name", name)
+
+
+def test_status_lists_hosts_and_what_runs(mark: str) -> None:
+    """Show names, addresses, rates, racks and commands with their process ids, also of a lab made for one command."""
+    shape = ("--racks", "2", "--slow", "host3=250mbit", "--name", mark)
+    process = start("sh", "-c", "echo there; read word", hosts=4, rate="1gbit", flags=shape, stdin=subprocess.PIPE)
+    wait_for_line(process, "there")
+    (command,) = Lab.find(mark).running()
+    head, columns, *hosts = lab("status", "--name", mark).splitlines()
+    assert re.match(rf"{mark}: 4 emulated hosts, 2 racks with uplinks of 1gbit, process \d+, since 20\d\d-", head)
+    assert head.endswith(" until its command ends")
+    assert ["host", "address", "rate", "rack", "slots", "runs"] == columns.split()
+    assert f"host0 10.99.0.1 1gbit 0 1 sh -c 'echo there; read word' ({command.pid})" == " ".join(hosts[0].split())
+    assert "host3 10.99.0.4 250mbit 1 1 nothing" == " ".join(hosts[3].split())
+    assert "sh" == psutil.Process(command.pid).name()
+    lab("link", "--name", mark, "host1", "down")
+    assert "host1 10.99.0.2 cut 0 1 nothing" == " ".join(lab("status", "--name", mark).splitlines()[3].split())
+    process.communicate("word\n", timeout=SECONDS)
+
+
+def test_what_is_not_there_is_said(name: str) -> None:
+    """Name what was asked for, what there is, and the command that helps, in one sentence."""
+    sentences = {
+        ("up", "--name", name): f"An emulated cluster called '{name}' is there already; end it by",
+        ("up", "--name", "../x"): "The name '../x' cannot be a lab's; choose",
+        ("exec", "--name", "absent", "--", "true"): "start it by `commbench lab up --name absent`.",
+        ("down", "absent"): "There is no emulated cluster called 'absent'",
+        ("down", name, "--all"): "were both given; choose one",
+        (
+            "exec",
+            "--name",
+            name,
+            "--host",
+            "host2",
+            "--",
+            "true",
+        ): "no emulated host 'host2'; choose from host0 to",
+        ("exec", "--name", name, "--", "absent"): "The command 'absent' was not found; give its path",
+        ("link", "--name", name, "host2", "down"): "no emulated host 'host2'; choose from host0 to",
+        ("link", "--name", name, "host1", "fast"): "The rate 'fast' is not understood; write a rate",
+    }
+    for words, sentence in sentences.items():
+        said = lab(*words, code=2)
+        assert sentence in said
+        assert 1 == said.count("\n"), said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mark")
+def test_all_labs_that_stay_are_taken_down_at_once() -> None:
+    """Where no others are, in a network namespace of its own: list, end all, and find none, by the usual name too."""
+    me = " ".join(LAB)
+    line = f"""
+        {me} status && {me} up --rate none > /dev/null && {me} up --rate none --name other > /dev/null || exit
+        {me} exec -- sleep 987 & {me} run --rate none --name mine -- sh -c 'sleep 987' &
+        until {me} status --name mine | grep -q 'sleep 987'; do sleep 0.1; done 2> /dev/null
+        {me} down --all && {me} status | cut -c-22 | head -1; {me} down mine; {me} status; wait
+    """
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", line], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    none = "There is no emulated cluster; `commbench lab up` starts one."
+    ended = [f"The emulated cluster {name} has ended." for name in ("lab", "other", "mine")]
+    assert [none, *ended[:2], "mine: 2 emulated hosts", ended[2], none] == done.stdout.splitlines(), done.stderr
+
+
+def test_a_link_is_cut_and_mended(name: str) -> None:
+    """Talk to a host, cut its link, and mend it; the others, and what the host says to itself, do not notice."""
+    reach = "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"  # nobody serves there
+    assert "refused\n" == lab("exec", "--name", name, "--", "sh", "-c", reach)
+    lab("link", "--name", name, "host1", "down")
+    assert "" == lab("exec", "--name", name, "--", "sh", "-c", reach)
+    assert "refused\n" == lab("exec", "--name", name, "--host", "host1", "--", "sh", "-c", reach)
+    assert " cut " in lab("status", "--name", name)
+    stated = lab("exec", "--name", name, "--", "sh", "-c", "echo $COMMBENCH_EMULATED")
+    assert {"hosts": 2, "rate": "none", "down": ["host1"]} == json.loads(stated)
+    lab("link", "--name", name, "host1", "up")
+    assert "refused\n" == lab("exec", "--name", name, "--", "sh", "-c", reach)
+
+
+@pytest.mark.slow
+def test_a_link_gets_another_rate(name: str) -> None:
+    """Slow a host down, then unshape its link again: flows both ways follow, and what starts is told."""
+    flows = ("exec", "--name", name, "--", *FLOWS, "host0:host1", "host1:host0")
+    lab("link", "--name", name, "host1", "100mbit")
+    assert [True, True] == [70 < rate <= 100 for rate in json.loads(lab(*flows))]
+    stated = lab("exec", "--name", name, "--", "sh", "-c", "echo $COMMBENCH_EMULATED")
+    assert {"hosts": 2, "rate": "none", "slow": {"host1": "100mbit"}} == json.loads(stated)
+    lab("link", "--name", name, "host1", "none")
+    assert 200 < sum(json.loads(lab(*flows)))

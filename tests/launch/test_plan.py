@@ -1,0 +1,256 @@
+"""Tests of what a launch is to do and what a run still lacks."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from builders import make_case, make_record
+from launching import make_request
+
+from commbench.collectives.cases import shuffled
+from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Frozen
+from commbench.errors import InputError
+from commbench.launch.plan import (
+    LaunchPlan,
+    PlannedCase,
+    RunRequest,
+    exceeds_aim,
+    frozen_values,
+    launch_entry,
+    missing_cases,
+    next_launch,
+    plan_launch,
+    single_stage,
+    slice_seconds,
+    steps_of_blocks,
+)
+from commbench.stats.budgets import BUDGETS
+
+TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)
+TERMS = Terms(seed=1, block_s=0.5, blocks=2)
+CASES = [make_case(message_bytes=1024 * size) for size in range(1, 9)]
+
+
+def make_training_request() -> RunRequest:
+    """Return a request to train."""
+    return dataclasses.replace(make_request(TRAINED), training=TERMS, name="sweep")
+
+
+def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[int] = (5, 5)) -> TrainingRecord:
+    """Return a record of blocks with two discarded steps."""
+    steps = 2 + block_lengths[0]
+    return TrainingRecord(case=case, launch=launch, block_steps=steps, discarded=2, block_lengths=block_lengths)
+
+
+def test_a_plan_comes_back_as_it_went() -> None:
+    """Carry a plan in one line of JSON."""
+    planned = [PlannedCase(case=CASES[0], frozen=Frozen(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
+    plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
+    assert plan == LaunchPlan.from_json(plan.to_json())
+    assert "\n" not in plan.to_json()
+
+
+def test_a_plan_of_training_comes_back_as_it_went() -> None:
+    """Carry training cases and their terms; the kind shows in the case."""
+    planned = [PlannedCase(case=case) for case in TRAINED]
+    plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, training=TERMS)
+    assert plan == LaunchPlan.from_json(plan.to_json())
+    assert all(isinstance(planned.case, TrainingCase) for planned in LaunchPlan.from_json(plan.to_json()).cases)
+
+
+def test_training_keeps_the_order_of_the_request() -> None:
+    """Leave shuffling to the ranks, and train all again where some is missing, but for what has failed."""
+    request = make_training_request()
+    assert [missing_cases(request, [], launch) for launch in range(3)] == [TRAINED] * 3
+    assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
+    assert [] == missing_cases(request, [make_trained(case, launch=1) for case in TRAINED], 1)
+    assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
+    assert not any(planned.frozen for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
+
+
+def test_all_launches_make_as_many_steps_as_the_first() -> None:
+    """Take the steps from the first record that is ok, of whatever phase, unless the request fixes them."""
+    request = make_training_request()
+    failed = dataclasses.replace(make_trained(TRAINED[0], block_lengths=[9]), status="failed")
+    records = [make_record(), failed, make_trained(TRAINED[1]), make_trained(TRAINED[0], block_lengths=[8])]
+    assert [None, None, 7] == [steps_of_blocks(records[:count]) for count in range(1, 4)]
+    assert [TERMS, dataclasses.replace(TERMS, steps=7)] == [
+        plan_launch(request, known, 1).training for known in ([], records)
+    ]
+    fixed = dataclasses.replace(request, training=dataclasses.replace(TERMS, steps=3))
+    assert fixed.training == plan_launch(fixed, records, 1).training
+    assert plan_launch(make_request(CASES), records, 1).training is None
+
+
+def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
+    """Shorten blocks with the slice until their steps are fixed; from then on they take their time."""
+    request = make_training_request()
+    slice_s = request.budget.slice_s
+    first = plan_launch(request, [], 0, slice_s=slice_s / 4)
+    later = plan_launch(request, [make_trained(TRAINED[0])], 1, slice_s=slice_s / 4)
+    assert (TERMS.block_s / 4, slice_s / 4) == (first.training and first.training.block_s, first.budget.slice_s)
+    assert (TERMS.block_s, slice_s) == (later.training and later.training.block_s, later.budget.slice_s)
+
+
+def test_blocks_that_were_made_tell_how_long_others_take() -> None:
+    """Give a launch whose steps are fixed the mean time of a block for each of its own."""
+    request = make_training_request()
+    once = dataclasses.replace(request, training=dataclasses.replace(TERMS, blocks=1))
+    known = [
+        dataclasses.replace(make_trained(TRAINED[0], block_lengths=[8, 8]), measuring_s=6.0),
+        dataclasses.replace(make_trained(TRAINED[1], block_lengths=[8]), measuring_s=5.0),
+        dataclasses.replace(make_trained(TRAINED[1]), measuring_s=99.0, status="failed"),
+    ]
+    assert [8.0, 4.0] == [plan_launch(asked, known, 1).budget.slice_s for asked in (request, once)]
+    assert slice_seconds(request, []) is None
+    assert slice_seconds(make_request(CASES), known) is None
+
+
+def test_a_stage_counts_its_own_launches() -> None:
+    """Begin with the first launch whatever another stage has measured."""
+    records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
+    assert (0, 3) == (next_launch(make_training_request(), records), next_launch(make_request(CASES), records))
+
+
+def test_missing_cases_keep_the_order_of_their_launch() -> None:
+    """Leave out what is done and shuffle by seed and launch, so that a resumed launch goes on in its own order."""
+    request = make_request(CASES)
+    order = shuffled(CASES, 1, 1)
+    done = [make_record(order[0], launch=1), make_record(order[3], launch=1), make_record(order[1], launch=0)]
+    assert [case for case in order if case not in {order[0], order[3]}] == missing_cases(request, done, 1)
+    assert order != shuffled(CASES, 1, 0)
+
+
+def test_cases_that_fail_come_last_in_their_launch() -> None:
+    """Measure the others first, also in launches after one in which a case has failed and never succeeded."""
+    request = make_request(CASES)
+    order = shuffled(CASES, 1, 0)
+    failed = make_record(order[0], launch=0, status="failed")
+    assert [*order[1:], order[0]] == missing_cases(request, [failed], 0)
+    later = [case for case in shuffled(CASES, 1, 1) if case != order[0]]
+    assert [*later, order[0]] == missing_cases(request, [failed], 1)
+    assert shuffled(CASES, 1, 1) == missing_cases(request, [failed, make_record(order[0], launch=2)], 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)]
+)
+def test_only_failures_are_tried_again(status: str, again: bool) -> None:
+    """Repeat what failed or hung; what cannot be done or was wrong stays so."""
+    request = make_request(CASES[:1])
+    assert again == bool(missing_cases(request, [make_record(CASES[0], status=status)], 0))
+
+
+def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
+    """Freeze per case, from whichever launch measured it first by number, not by time."""
+    records = [
+        make_record(CASES[0], launch=2, warmups=9, batch=9),
+        make_record(CASES[0], launch=1, warmups=4, batch=2),
+        make_record(CASES[1], launch=2, warmups=5, batch=1),
+        make_record(CASES[2], launch=0, status="failed"),
+    ]
+    expected = {
+        CASES[0].key: Frozen(warmups=4, batch=2, sync="round-time"),
+        CASES[1].key: Frozen(warmups=5, batch=1, sync="round-time"),
+    }
+    assert expected == frozen_values(records)
+
+
+def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
+    """Put together what ranks need to know."""
+    request = make_request(CASES[:2], case_timeout_s=9)
+    records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
+    plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
+    assert {CASES[0]: Frozen(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
+        p.case: p.frozen for p in plan.cases
+    }
+    assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)
+    assert request.budget == plan_launch(request, [], 0).budget
+
+
+def test_an_invocation_completes_before_it_adds() -> None:
+    """Choose the lowest unfinished launch, else a new one."""
+    request = make_request(CASES[:2])
+    assert 0 == next_launch(request, [])
+    first = [make_record(case, launch=0) for case in CASES[:2]]
+    assert 1 == next_launch(request, first)
+    assert 0 == next_launch(request, first[:1])
+    assert 0 == next_launch(request, [*first[:1], make_record(CASES[0], launch=1)])
+
+
+def test_a_case_that_always_fails_holds_no_launch_open() -> None:
+    """Try a failed case once more, then begin the next launch; in that one its first failure is enough."""
+    request = make_request(CASES[:2])
+    good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
+    assert 0 == next_launch(request, [good, bad])
+    assert 0 == next_launch(request, [bad, bad])
+    assert 1 == next_launch(request, [good, bad, bad])
+    second = [dataclasses.replace(record, launch=1) for record in (good, bad)]
+    assert 2 == next_launch(request, [good, bad, bad, *second])
+    assert 1 == next_launch(request, [good, bad, bad, second[1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"ranks": 0}, "0 ranks"), ({"case_timeout_s": 0.0}, "case timeout"), ({"time_limit_s": -1.0}, "time limit")],
+)
+def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sentence: str) -> None:
+    """Name the value that is impossible."""
+    with pytest.raises(InputError, match=sentence):
+        make_request(CASES, **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="nothing to measure"):
+        make_request([])
+
+
+def test_a_launch_entry_adds_up() -> None:
+    """Share a launch's time between starting, measuring and the rest."""
+    entry = launch_entry(stage="s", launch=3, started="t", seconds=5.0, startup_s=1.5, measuring_s=3.0, status="ok")
+    assert (0.5, "s") == (entry["other_s"], entry["stage"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "launch", "left_out"),
+    [
+        ([], 2, False),
+        ([(0, 30.0)], 1, False),
+        ([(0, 30.0), (1, 20.0)], 2, False),
+        ([(0, 30.0), (1, 20.1)], 2, True),
+        ([(0, 30.0), (1, 10.0), (1, 10.1)], 2, True),
+        ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
+    ],
+)
+def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], launch: int, left_out: bool) -> None:
+    """Expect a launch to take as long as the last; make the fewest in any case, and complete what has begun."""
+    request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
+    entries = [{"stage": "sweep", "launch": number, "seconds": took} for number, took in seconds]
+    others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
+    assert left_out == exceeds_aim(request, [*entries, *others], launch)
+    assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
+
+
+def test_a_run_that_is_planned_as_a_whole_has_one_stage() -> None:
+    """Ask for the same whatever has been measured."""
+    request = make_request(CASES)
+    (stage,) = single_stage(request)
+    assert request == stage([]) == stage([make_record()])
+
+
+def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
+    """Batch and warm up as the run does that this one is to be compared with."""
+    case = make_case()
+    request = RunRequest(
+        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], frozen={case.key: Frozen(warmups=9, batch=4)}
+    )
+    (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
+    assert Frozen(warmups=9, batch=4) == planned.frozen
+
+
+def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
+    """Begin a new launch although a case of the last one has failed; go on with one that lacks another case."""
+    request = make_training_request()
+    whole = [make_trained(case) for case in TRAINED]
+    failed = dataclasses.replace(whole[1], status="failed")
+    assert 1 == next_launch(request, [whole[0], failed, *whole[2:]])
+    assert 0 == next_launch(request, [whole[0], failed])

@@ -1,0 +1,417 @@
+"""Tests of one rank: the order of what it does, with the fake backend and ranks that are threads."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from launching import has_ended, wait_until
+
+from commbench.backends.fake import FakeCommunicator
+from commbench.collectives.cases import Sweep
+from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.control import ThreadControl, run_threads
+from commbench.engine.energy import RunMeter
+from commbench.engine.timing.loops import Progress
+from commbench.errors import InputError
+from commbench.launch.heartbeat import Heart, stack_in
+from commbench.launch.plan import LaunchPlan, PlannedCase
+from commbench.launch.protocol import MAIN, Heartbeat, Stack, split_line
+from commbench.launch.rank import run_rank
+from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.stats.budgets import BUDGETS
+
+CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+PLAN = LaunchPlan(launch=3, budget=BUDGETS["quick"], cases=[PlannedCase(case=case) for case in CASES])
+
+
+class ListSink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def session(self, facts: Mapping[str, object]) -> None:
+        """Keep the number of ranks."""
+        self.told.append(("session", len(facts["ranks"])))  # type: ignore[arg-type]
+
+    def case(self, index: int, case: AnyCase) -> None:
+        """Keep the case."""
+        self.told.append(("case", index, case))
+
+    def record(self, record: AnyRecord) -> None:
+        """Keep what is known beforehand."""
+        self.told.append(("record", record.case, record.launch, record.status))
+
+    def end(self, *, finished: bool) -> None:
+        """Keep whether all was done."""
+        self.told.append(("end", finished))
+
+
+def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
+    """Run a plan on two ranks; return what rank 0 told and the hearts."""
+    sink = ListSink()
+    hearts = [Heart(rank, Progress()) for rank in range(2)]
+
+    def work(control: ThreadControl) -> None:
+        heart = hearts[control.rank]
+        run_rank(plan, control, sink if control.rank == 0 else None, heart, {})
+
+    run_threads(2, work)
+    return sink.told, hearts
+
+
+def test_a_rank_tells_everything_in_order() -> None:
+    """Tell the session, then each case and its record, then the end."""
+    told, hearts = launch(PLAN)
+    expected: list[Any] = [("session", 2)]
+    for index, case in enumerate(CASES):
+        expected += [("case", index, case), ("record", case, 3, "ok")]
+    assert [*expected, ("end", True)] == told
+    assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
+    assert str(CASES[-1]) == hearts[1].progress.case
+
+
+def test_no_case_begins_after_the_deadline() -> None:
+    """Stop before a case that would end too late, on all ranks."""
+    told, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == told
+    assert [-1, -1] == [heart.case for heart in hearts]
+
+
+def test_no_case_begins_after_the_last_that_is_wanted() -> None:
+    """Finish the case that is being measured, on all ranks, once rank 0 is told to leave off."""
+    sink = ListSink()
+
+    def work(control: ThreadControl) -> None:
+        told = sink if control.rank == 0 else None
+        run_rank(PLAN, control, told, Heart(control.rank, Progress()), {}, leave_off=lambda: len(sink.told) > 2)
+
+    run_threads(2, work)
+    assert ["session", "case", "record", "end"] == [entry[0] for entry in sink.told]
+    assert ("end", False) == sink.told[-1]
+
+
+TERMS = Terms(seed=7, block_s=0.1, steps=5)
+TRAINED = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="fake", hook=h) for h in ("none", "x")]
+TRAINING = dataclasses.replace(PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS)
+
+
+def train_in_turns(
+    cases: Sequence[TrainingCase],
+    terms: Terms,
+    *,
+    launch: int,
+    control: ThreadControl,
+    device: Any,
+    meter: RunMeter,
+    progress: Progress,
+    begin: Callable[[int], None],
+    finish: Callable[[TrainingRecord], None],
+    out_of_time: Callable[[], bool],
+) -> bool:
+    """Play what trains: two blocks of every case, then the records."""
+    assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="fake") for case in cases], terms)
+    assert cases[0].backend == device.backend
+    assert {"counted", "missing"} == meter.facts().keys()
+    for index in (1, 0, 1, 0):
+        if out_of_time():
+            return False
+        begin(index)
+        progress.counters += 1
+    for case in cases if control.rank == 0 else ():
+        finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
+    return True
+
+
+def open_device(backend: str, _control: ThreadControl) -> Any:
+    """Play what opens a device: for NCCL a GPU that two ranks share."""
+    shared = 2 if backend == "nccl" else None
+    return types.SimpleNamespace(
+        backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 NCCL 2.28.9", close=lambda: None
+    )
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train without torch."""
+    session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
+    session.train_launch = train_in_turns  # type: ignore[attr-defined]
+    session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
+    devices.open_device = open_device  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
+    monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
+    monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
+
+
+@pytest.mark.usefixtures("training")
+def test_a_rank_trains_what_is_to_be_trained() -> None:
+    """Tell every block that begins and every record; count blocks up on every rank, to tell who is behind."""
+    told, hearts = launch(TRAINING)
+    expected: list[Any] = [("session", 2)]
+    expected += [("case", index, TRAINED[index]) for index in (1, 0, 1, 0)]
+    expected += [("record", case, 3, "ok") for case in TRAINED]
+    assert [*expected, ("end", True)] == told
+    assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
+
+
+@pytest.mark.usefixtures("training")
+def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open Gloo for all that is no part of it, no NCCL of our own, and state torch's, and that ranks share a GPU."""
+    opened: list[str] = []
+
+    def note(name: str, control: ThreadControl, launch: int) -> Any:
+        opened.append(name)
+        return FakeCommunicator(control, launch=launch)
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
+    cases = [dataclasses.replace(case, backend="nccl") for case in TRAINED]
+    plan = dataclasses.replace(TRAINING, cases=[PlannedCase(case=case) for case in cases])
+    stated: dict[str, Any] = {}
+
+    class Stated(ListSink):
+        def session(self, facts: Mapping[str, object]) -> None:
+            stated.update(facts)
+
+    def work(control: ThreadControl) -> None:
+        run_rank(plan, control, Stated() if control.rank == 0 else None, Heart(control.rank, Progress()), {})
+
+    run_threads(2, work)
+    assert ["gloo", "gloo"] == opened
+    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated["libraries"]
+    assert (2, True, "2 on nccl") == (stated["ranks_per_gpu"], stated["training"], stated["fast_selection"])
+    assert "nccl_library" not in stated["environment"]
+
+
+@pytest.mark.usefixtures("training")
+def test_no_block_begins_after_the_deadline() -> None:
+    """Stop training likewise."""
+    told, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == told
+
+
+def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open for a second plan of the same ranks only what the first had not, and give back all."""
+    opened: list[str] = []
+
+    def note(name: str, control: ThreadControl, launch: int) -> Any:
+        opened.append(name)
+        return FakeCommunicator(control, launch=launch)
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", note)
+
+    def work(control: ThreadControl) -> None:
+        heart = Heart(control.rank, Progress())
+        first = run_rank(PLAN, control, None, heart, {})
+        assert first == run_rank(PLAN, control, None, heart, {}, opened=first)
+        assert ["fake"] == list(first)
+
+    run_threads(2, work)
+    assert ["fake", "fake"] == opened
+
+
+def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sentence through."""
+
+    def refuse(*_: object) -> None:
+        raise InputError("install it")
+
+    monkeypatch.setattr("commbench.launch.rank.open_backend", refuse)
+    with pytest.raises(InputError, match="install it"):
+        launch(PLAN)
+
+
+def test_a_heartbeat_says_how_far_the_rank_is() -> None:
+    """Read the counters that a timed loop writes, from another thread."""
+    heard: list[Heartbeat] = []
+    enough = threading.Event()
+
+    def hear(beat: Heartbeat) -> None:
+        heard.append(beat)
+        enough.set()
+
+    progress = Progress()
+    heart = Heart(5, progress, tell=hear)
+    heart.enter(2, "a case")
+    progress.counters[:] = (7, 6)
+    heart.start()
+    assert enough.wait(30)
+    heart.stop()
+    assert (5, os.getpid(), 7, 6, 2) == (heard[0].rank, heard[0].pid, heard[0].entered, heard[0].left, heard[0].case)
+
+
+def test_a_stalled_rank_notices_by_itself() -> None:
+    """Call once when nothing has moved for the timeout."""
+    stalled = threading.Event()
+    heart = Heart(0, Progress(), timeout_s=0.6, on_stall=stalled.set)
+    heart.progress.counters += 1
+    heart.enter(0, "a case")
+    heart.start()
+    assert stalled.wait(30)
+    heart.stop()
+
+
+def test_a_rank_has_more_time_to_start() -> None:
+    """Wait for the first repetition as long as libraries may take to load, then as long as was asked."""
+    heart = Heart(0, Progress(), timeout_s=2.0, startup_timeout_s=60.0)
+    limits = [heart.limit_s]
+    heart.enter(0, "a case")
+    limits.append(heart.limit_s)
+    heart.progress.counters += 1
+    limits.append(heart.limit_s)
+    assert [60.0, 60.0, 2.0] == limits
+    heart.timeout_s = None
+    assert heart.limit_s is None
+
+
+def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
+    armed: list[float] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
+    heart = Heart(0, Progress(), timeout_s=1.0, startup_timeout_s=1.0)
+    heart.start()
+    assert wait_until(lambda: len(armed) == 1)
+    heart.timeout_s = 100.0
+    assert wait_until(lambda: len(armed) == 2)
+    heart.stop()
+    assert 198.0 == armed[1] - armed[0]
+
+
+RANK = """
+import os, signal, sys
+from commbench.control import ThreadControl, _Meeting
+from commbench.launch import rank
+from commbench.launch.heartbeat import Heart
+from commbench.launch.whoami import Identity
+from commbench.launch.wire import say
+from commbench.timing.progress import Progress
+rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Meeting(1))
+def work(control):
+{body}
+    return []
+heart = Heart(0, Progress())
+rank.run_process(Identity(role="rank"), heart, work, on_error=say, on_refusal=print, status=lambda: {code})
+"""
+
+
+def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a rank of its own process whose work is ``body``."""
+    script = RANK.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_rank_leaves_with_its_status_and_what_it_wrote() -> None:
+    """Flush before leaving without Python's own way out."""
+    left = run("sys.stdout.write('all of it')", code=4)
+    assert (4, "all of it", "") == (left.returncode, left.stdout, left.stderr)
+
+
+def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
+    """Leave although a thread would wait for ever."""
+    body = "import threading\nthreading.Thread(target=threading.Event().wait).start()"
+    assert 0 == run(body).returncode
+
+
+def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
+    """Say it to the conductor, then to people."""
+    left = run("raise ValueError('boom')")
+    assert 1 == left.returncode
+    assert '"text":"ValueError: boom","bad_input":false' in left.stderr
+    assert "Traceback" in left.stderr
+
+
+@pytest.mark.parametrize(("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")])
+def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
+    """Show no traceback for what the person can put right."""
+    left = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+    assert code == left.returncode
+    assert f'"text":"give more","bad_input":{bad_input}' in left.stderr
+    assert "Traceback" not in left.stderr
+
+
+def test_a_rank_prints_its_stacks_when_asked() -> None:
+    """Answer SIGUSR2 by the interpreter, without a thread's help, and go on."""
+    left = run("os.kill(os.getpid(), signal.SIGUSR2)")
+    assert 0 == left.returncode
+    assert ["work"] == [frame.rpartition(" ")[2] for frame in stack_in(left.stderr.splitlines())[:1]]
+
+
+#: A rank that beats, and listens to signals as one of the conductor's does.
+LISTENING = RANK.replace("heart = Heart(0, Progress())\n", "").replace(
+    "def work",
+    """
+from commbench.launch.signals import SignalFeed
+heart = Heart(3, Progress(), tell=say, signals=SignalFeed([signal.SIGUSR1, signal.SIGTERM]), {options})
+heart.enter(0, "a case")
+heart.start()
+def work""",
+)
+
+
+def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
+    """Run a rank that listens; return how it ended, the stacks that it told and what else it wrote on stderr."""
+    script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
+    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    lines = [split_line(line) for line in left.stderr.splitlines()]
+    stacks = [message for _, message in lines if isinstance(message, Stack)]
+    return left.returncode, stacks, "".join(foreign for foreign, _ in lines)
+
+
+def test_a_rank_tells_its_stacks_when_asked() -> None:
+    """Answer SIGUSR1 although the main thread is busy, by rank and thread, and go on."""
+    body = "import threading, time\nother = threading.Event()\n"
+    body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
+    body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
+    code, stacks, _ = listen(body)
+    assert (0, [3, 3]) == (code, [stack.rank for stack in stacks])
+    told = {stack.thread: stack.stack for stack in stacks}
+    assert {"flow", MAIN} == told.keys()
+    assert told[MAIN][0].endswith(" in work")
+    assert "threading.py" in told["flow"][0]
+
+
+def test_a_rank_that_is_ended_says_where_it_was() -> None:
+    """Tell the stack and die of SIGTERM itself, although the main thread is stuck in native code."""
+    body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
+    body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    code, stacks, _ = listen(body)
+    assert (-signal.SIGTERM, [MAIN]) == (code, [stack.thread for stack in stacks])
+
+
+def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
+    """End a forked child by SIGTERM: the rank does not take it for its own."""
+    body = "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.'); time.sleep(60)\n"
+    body += "os.read(ready, 1); os.kill(child, signal.SIGTERM)\n"
+    body += "assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM\ntime.sleep(1)"
+    assert (0, []) == listen(body)[:2]
+
+
+def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End some time after a repetition has hung, in case that no conductor is left."""
+    body = "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S = 0.5\nheart.progress.counters[0] += 1\n"
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    assert 1 == listen(f"{body}time.sleep(600)", "timeout_s=0.5")[0]
+
+
+ORPHAN = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {script!r}])
+print(child.pid, flush=True)
+time.sleep(3)
+os._exit(0)
+"""
+
+
+def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
+    """End where the process that has started it has ended."""
+    script = LISTENING.format(body="    import time; time.sleep(600)", code=0, options="leave_with_parent=True")
+    orphan = ORPHAN.format(script=script)
+    left = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
+    assert wait_until(lambda: has_ended(int(left.stdout)))

@@ -1,0 +1,120 @@
+"""Tests of signals to the conductor: what is being measured is kept, and the run resumes."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conducting import ALL, EVERYTHING, measured, run
+from launching import Recorder, ScriptLauncher, marked_environment
+
+from commbench.launch.signals import Interrupts
+from commbench.results import Store
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def send(*numbers: signal.Signals) -> Callable[[], None]:
+    """Return what sends signals to this process, which acts on each before the next."""
+
+    def kill() -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    return kill
+
+
+#: Measures two cases and begins a third that never ends.
+ENDLESS = "session(); measured(0); measured(1)\nsink.case(2, plan.cases[2].case); time.sleep(600)"
+#: Finishes the case in which it is told to, as real ranks do; without that it would go on for long.
+OBEDIENT = """
+import threading
+told = threading.Event()
+def follow():
+    if sys.stdin.readline() == "finish\\n": told.set()
+threading.Thread(target=follow, daemon=True).start()
+session()
+for i, planned in enumerate(plan.cases):
+    sink.case(i, planned.case)
+    over = i == 1 and told.wait(50)
+    measured(i)
+    if over:
+        sink.end(finished=False)
+        sys.exit()
+sink.end(finished=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ([signal.SIGINT, signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGINT, signal.SIGTERM], 130),
+    ],
+    ids=["Ctrl-C twice", "SIGTERM", "SIGHUP", "Ctrl-C and SIGTERM"],
+)
+def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, numbers: list[signal.Signals], code: int) -> None:
+    """Write the table, end with 128 + the signal, leave nothing behind, and go on the next time."""
+    display = Recorder(send(*numbers), when=3)
+    ended, info, _ = run(tmp_path, ENDLESS, display=display)
+    assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (ended, info["status"], info["reason"])
+    assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
+    assert (tmp_path / "collectives.csv").exists()
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+    assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+def test_ctrl_c_lets_the_case_come_to_its_end(tmp_path: Path) -> None:
+    """Keep what is being measured, say how to stop at once, and end the launch and the run."""
+    display = Recorder(send(signal.SIGINT), when=2)
+    ended, info, _ = run(tmp_path, OBEDIENT, display=display)
+    assert (130, "interrupted", "interrupted by SIGINT") == (ended, info["status"], info["reason"])
+    assert ["Finishing the case; press Ctrl-C again to stop now."] == display.warnings
+    assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
+    assert ["interrupted"] == [entry["status"] for entry in info["launches"]]
+
+
+def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
+    """Wait for nothing where nothing is measured."""
+    begun = time.monotonic()
+    launcher = ScriptLauncher("time.sleep(600)")
+    threading.Timer(1.0, send(signal.SIGINT)).start()
+    assert 130 == run(tmp_path, launcher)[0]
+    assert time.monotonic() - begun < 45
+    assert 1 == launcher.started
+
+
+def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
+    """Leave SIGHUP alone where nohup has said so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.number is None
+        assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write that the run was interrupted even where the signal comes again while the summary is written."""
+    write = Store.write_summary
+
+    def impatient(store: Store) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(store)
+
+    monkeypatch.setattr(Store, "write_summary", impatient)
+    display = Recorder(send(signal.SIGTERM), when=1)
+    ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
+    assert (143, "interrupted") == (ended, info["status"])

@@ -1,0 +1,238 @@
+"""Tests on a real Slurm of two nodes: the batch script, both starters, ranks of srun, killed ranks, jobs that end."""
+
+import contextlib
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import NO_OFI, wait_until
+from slurm import MARK, Cluster, private_slurm
+
+from commbench.results import load_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
+
+pytest.importorskip("mpi4py")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "benchmarks" / "launch" / "slurm.sbatch")
+COMMBENCH = (sys.executable, "-m", "commbench")
+#: Both nodes are this machine: bound, their ranks would share a core.
+RUN = ("run", "--collective", "all_reduce", "--sync", "dissemination", "--bind-to", "none")
+#: Long enough to kill a rank in its midst.
+SWEEP = (*RUN, "--sizes", "8:256K", "--launches", "2", "--case-timeout", "20")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, shared by all tests here."""
+    with private_slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: Cluster) -> Iterator[None]:
+    """No test may leave a step or a task of its jobs."""
+    yield
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+
+
+def submit(cluster: Cluster, out: Path, *arguments: str, **variables: str) -> str:
+    """Submit the batch script; return the job's number."""
+    own = {**NO_OFI, "VENV": sys.prefix, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
+    words = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT, *arguments)
+    done = cluster.run("sbatch", *words, env=cluster.environment(**own))
+    assert 0 == done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def finish(cluster: Cluster, job: str, out: Path) -> tuple[int, str]:
+    """(the job's exit code, what it wrote)."""
+    code = cluster.wait(job)
+    log = out.with_suffix(".log")
+    return code, log.read_text() if log.exists() else ""
+
+
+def run_task(cluster: Cluster, *words: str) -> str:
+    """Run one of Slurm's commands with commbench in it; return what it wrote; it must go well."""
+    done = cluster.run(*words, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    """The table of a run."""
+    return list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+
+
+def info(out: Path) -> dict[str, object]:
+    """The run.json of a run."""
+    content: dict[str, object] = json.loads((out / "run.json").read_text())
+    return content
+
+
+def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Submit the script as it is shipped: two nodes by mpirun, and the files, columns and cases of a local run."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    arguments = (*RUN, "--sizes", "8,64K", "--launches", "1")
+    code, said = finish(cluster, submit(cluster, there, *arguments), there)
+    assert 0 == code, said
+    local = [*COMMBENCH, *arguments, "-n", "2", "--out", str(here)]
+    subprocess.run(local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True)
+    assert ["complete", "mpirun", 2, 2] == [info(there)[key] for key in ("status", "launcher", "nodes", "world_size")]
+    assert ["n0", "n1"] == [rank["host"] for rank in info(there)["ranks"]]  # type: ignore[attr-defined]
+    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
+    assert info(here).keys() == info(there).keys()
+    names = ("backend", "operation", "message_bytes", "status")
+    cases = [[row[name] for name in names] for row in rows(there)]
+    assert cases == [[row[name] for name in names] for row in rows(here)]
+    assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
+    assert rows(here)[0].keys() == rows(there)[0].keys()
+
+
+def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
+    """Let srun start the ranks of Gloo without any MPI: each call adds a launch."""
+    out = tmp_path / "run"
+    task = ("srun", "-N2", "-n2", "--kill-on-bad-exit=1", *COMMBENCH, "run", "-c", "all_reduce", "--sizes", "8")
+    for _ in range(2):
+        run_task(cluster, *task, "--backend", "gloo", "--out", str(out))
+    assert ("complete", "slurm", 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes"))
+    assert [0, 1] == [record.launch for record in load_run(out).records if record.status == "ok"]
+
+
+def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
+    """Make every launch a step of the allocation; where Slurm speaks no PMI, say why MPI is left out."""
+    out = tmp_path / "run"
+    what = (*RUN, "--sizes", "8", "--launches", "1", "--launcher", "srun", "--ranks-per-node", "1")
+    said = run_task(cluster, "salloc", "-N2", "-n4", *COMMBENCH, *what, "--out", str(out))
+    assert "Left out: Backend mpi needs ranks that MPI sees" in said
+    assert ("complete", "srun", 2, 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes", "world_size"))
+    assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in rows(out)]
+
+
+def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """Name the ways out and write nothing."""
+    task = ("srun", "-N1", "-n1", *COMMBENCH, "run", "--backend", "mpi", "--out", str(tmp_path / "run"))
+    done = cluster.run(*task)
+    assert 2 == done.returncode
+    assert "or by srun with the PMI of your MPI (--mpi=pmix or pmi2)" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
+    """The process of a rank that a conductor has started."""
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            environ = process.environ()
+            number = environ.get("OMPI_COMM_WORLD_RANK", environ.get("SLURM_PROCID"))
+            if "commbench.launch.rank" in process.cmdline() and process.name().startswith("python") and number == rank:
+                return process
+    return None
+
+
+def measured(out: Path) -> int:
+    """How many records there are."""
+    samples = out / "samples.jsonl"
+    return len(samples.read_text().splitlines()) if samples.exists() else 0
+
+
+def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
+    """Submit the same job again: every case is then measured exactly once in every launch."""
+    code, said = finish(cluster, submit(cluster, out, *arguments), out)
+    assert (0, "complete") == (code, info(out)["status"]), said
+    counts = Counter((record.launch, record.case.key) for record in load_run(out).records if record.status == "ok")
+    assert {1} == set(counts.values())
+    assert 2 * len(rows(out)) == len(counts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher"), [("mpi", "mpirun"), pytest.param("gloo", "srun", marks=pytest.mark.slow)]
+)
+def test_a_killed_rank_is_named_and_the_job_resumes(
+    cluster: Cluster, tmp_path: Path, backend: str, launcher: str
+) -> None:
+    """Kill rank 1 in a running sweep: named, code 3, nothing left; the same job completes what is missing."""
+    out = tmp_path / "run"
+    arguments = (*SWEEP, "--backend", backend, "--launcher", launcher, "--fail-fast")
+    job = submit(cluster, out, *arguments)
+    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    victim = find_rank(cluster, "1")
+    assert victim is not None
+    victim.send_signal(signal.SIGKILL)
+    code, said = finish(cluster, job, out)
+    assert (3, "partial") == (code, info(out)["status"]), said
+    # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
+    assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])), said
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_resumed(cluster, out, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(("--signal=TERM", "--batch"), 143), pytest.param((), None, marks=pytest.mark.slow)],
+    ids=["as before the time limit", "scancel"],
+)
+def test_a_job_that_is_ended_is_kept_and_resumes(
+    cluster: Cluster, tmp_path: Path, how: tuple[str, ...], code: int | None
+) -> None:
+    """End the job as Slurm does: what was measured stays, and the same job goes on."""
+    out = tmp_path / "run"
+    arguments = (*SWEEP, "--backend", "mpi")
+    job = submit(cluster, out, *arguments)
+    assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
+    cluster.run("scancel", *how, job)
+    ended, said = finish(cluster, job, out)
+    assert code in {None, ended}, said
+    assert "interrupted" == info(out)["status"], said
+    assert "SIGTERM" in str(info(out)["reason"]), said
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    check_resumed(cluster, out, *arguments)
+
+
+@pytest.mark.slow
+def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path) -> None:
+    """With DIRECT=1 make six launches by srun, enough for intervals over launches."""
+    out = tmp_path / "run"
+    arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "gloo")
+    code, said = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
+    assert 0 == code, said
+    assert [6, "ok"] == [len(load_run(out).records), rows(out)[0]["status"]]
+    assert "6" == rows(out)[0]["launches"]
+
+
+@pytest.mark.slow
+def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Cancel a job whose tasks are ranks: rank 0 writes how it ended, and the same call completes the launch."""
+    out = tmp_path / "run"
+    what = ("run", "-c", "all_reduce", "--sizes", "8:256K", "--backend", "gloo", "--out", str(out))
+    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *COMMBENCH, *what)
+    process = cluster.start(*task, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
+    assert wait_until(lambda: measured(out) > 2, 60)
+    cluster.run("scancel", "--name=cancelled")
+    process.communicate(timeout=60)
+    assert "partial" == info(out)["status"]
+    assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
+    run_task(cluster, *task)
+    counts = Counter(record.case.key for record in load_run(out).records if record.status == "ok")
+    assert ("complete", {1}) == (info(out)["status"], set(counts.values()))
+
+
+def test_the_cluster_leaves_nothing_behind() -> None:
+    """Start and end a cluster of its own: neither a process nor the directory is left."""
+    with private_slurm() as cluster:
+        assert cluster.path.exists()
+        assert 3 <= len(cluster.processes())
+        environment = cluster.environment()
+    assert not cluster.path.exists()
+    assert [] == cluster.processes()
+    assert environment[MARK]

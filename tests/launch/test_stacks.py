@@ -1,0 +1,86 @@
+"""Tests of where threads are: told by a rank, or read from what its interpreter has printed."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from commbench.launch.heartbeat import group_by_place, stack_in, stack_of_error, stacks_of_threads, waits_in
+
+
+def test_every_other_thread_is_told() -> None:
+    """Name threads and their innermost frames, without the one that asks."""
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, name="flow")
+    thread.start()
+    stacks = stacks_of_threads()
+    leave.set()
+    thread.join()
+    assert threading.current_thread().name not in stacks
+    assert stacks["flow"][0].startswith("threading.py:")
+    assert stacks["flow"][0].endswith(" in wait")
+
+
+def test_an_error_is_where_it_was_raised() -> None:
+    """Put the innermost frame first."""
+
+    def inner() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - any will do
+        inner()
+    stack = stack_of_error(raised.value.__traceback__)
+    assert ["inner", "test_an_error_is_where_it_was_raised"] == [frame.rpartition(" ")[2] for frame in stack][:2]
+
+
+#: Dies in one thread while another waits; each function has a telling name.
+CRASH = """
+import faulthandler, os, signal, threading
+faulthandler.enable()
+def waiting(): threading.Event().wait()
+def dying(): {harm}
+{threads}
+"""
+IN_MAIN = "threading.Thread(target=waiting, daemon=True).start()\ndying()"
+IN_THREAD = "threading.Thread(target=dying).start()\nwaiting()"
+
+
+@pytest.mark.parametrize("threads", [IN_MAIN, IN_THREAD], ids=["main", "other"])
+def test_the_thread_that_died_is_read(threads: str) -> None:
+    """Take from a real segmentation fault the thread that it was in."""
+    script = CRASH.format(harm="signal.raise_signal(signal.SIGSEGV)", threads=threads)
+    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert left.returncode < 0
+    assert "dying" == stack_in(left.stderr.splitlines())[0].rpartition(" ")[2]
+
+
+def test_nothing_printed_is_no_stack() -> None:
+    """Find nothing in other text."""
+    assert [] == stack_in(["Segmentation fault", "File"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        (
+            ["torch/distributed/distributed_c10d.py:9 in all_reduce", "commbench/timing/loops.py:8 in run"],
+            "all_reduce (torch/distributed/distributed_c10d.py:9)",
+        ),
+        (
+            ["torch/distributed/c10d_logger.py:83 in wrapper", "commbench/timing/loops.py:8 in run"],
+            "run (commbench/timing/loops.py:8)",
+        ),
+        (["threading.py:1 in wait", "mine.py:7 in load"], "wait (threading.py:1)"),
+        ([], "nowhere that is known"),
+    ],
+)
+def test_what_a_thread_waits_in(stack: Sequence[str], expected: str) -> None:
+    """Prefer a frame that says something, then the innermost."""
+    assert expected == waits_in(stack)
+
+
+def test_ranks_in_one_place_are_told_together() -> None:
+    """Group by place, the lowest rank first."""
+    assert [{"ranks": [0, 2], "in": "a"}, {"ranks": [1], "in": "b"}] == group_by_place({2: "a", 1: "b", 0: "a"})

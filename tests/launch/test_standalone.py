@@ -1,0 +1,287 @@
+"""Tests of launches that a person starts by mpirun or torchrun, with a script in place of the command line."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_case, make_record
+from launching import make_request, marked_environment, mpirun, open_store, wait_until
+
+from commbench.launch.display import Display, SilentDisplay
+from commbench.launch.plan import plan_launch
+from commbench.launch.standalone import StoreSink
+from commbench.results import load_run
+
+pytestmark = pytest.mark.mpi
+
+#: What the command line does under a launcher; ``harm`` comes in between.
+SCRIPT = """
+import os, sys, time
+from commbench.budgets import Budget
+from commbench.cases import Sweep
+from commbench.errors import InputError
+from commbench.launch import rank
+from commbench.launch.plan import RunRequest
+from commbench.launch.standalone import run_standalone
+from commbench.launch.whoami import identify
+from commbench.store import Store
+out, backend, seed, harm, more = sys.argv[1:]
+identity = identify(os.environ)
+measure, seen = rank.measure, []
+def sabotaged(case, *arguments, **options):
+    seen.append(case)
+    if len(seen) == 3:
+        exec(harm)
+    return measure(case, *arguments, **options)
+rank.measure = sabotaged
+def ask(name, operations, limit=None):
+    sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
+    budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
+    return RunRequest(
+        cases=sweep.cases(identity.world_size), ranks=identity.world_size, seed=1, budget=budget, case_timeout_s=2,
+        name=name, time_limit_s=limit,
+    )
+first = ask("first", ["all_reduce", "broadcast"], 0.001 if more == "late" else None)
+def second(records):
+    if more == "refuse": raise InputError("Nothing to go on with.")
+    assert identity.rank == 0 and {record.case.operation for record in records} >= {"all_reduce", "broadcast"}
+    return ask("second", ["all_gather"]) if more == "more" else None
+plan = {"cases": [case.key for case in first.cases], "seed": int(seed)}
+stages = [lambda _: first] + ([second] if more else [])
+def finish(store): open(out + ".finished", "a").write(store.info["status"])
+run_standalone(stages, identity, lambda: Store.open(out, {"plan": plan}), finish=finish)
+"""
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No test may leave a process behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = "") -> list[str]:
+    """Return what a person would type; ``harm`` is run by every rank at its third case, ``more`` asks for stages."""
+    script = path.with_suffix(".py")
+    script.write_text(SCRIPT)
+    words = [str(script), str(path), backend, str(seed), harm, more]
+    if backend == "mpi":
+        return mpirun().command(2, words)
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+
+
+def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Start one launch, with further variables, and wait for its end."""
+    environment = {**os.environ, **mpirun().environment(), **(variables or {})}
+    return subprocess.run(
+        command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
+    """(status, launches with how they ended, measured cases per launch)."""
+    info = json.loads((path / "run.json").read_text())
+    records = [record for record in load_run(path).records if record.status == "ok"]
+    counts = [sum(record.launch == launch for record in records) for launch in range(3)]
+    return info["status"], [(entry["launch"], entry["status"]) for entry in info["launches"]], counts
+
+
+def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
+    """Give a loop of mpiruns the files that the conductor writes."""
+    path = tmp_path / "run"
+    assert [0, 0] == [start(path).returncode for _ in range(2)]
+    assert ("complete", [(0, "ok"), (1, "ok")], [4, 4, 0]) == state(path)
+    info = json.loads((path / "run.json").read_text())
+    assert (2, "quick", "openmpi") == (info["world_size"], info["budget"], info["launcher"])
+    assert 5 == len((path / "collectives.csv").read_text().splitlines())
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: str) -> None:
+    """Make a launch of each stage with the same ranks, one stage on the records of the other."""
+    path = tmp_path / "run"
+    assert [0, 0] == [start(path, backend=backend, more="more").returncode for _ in range(2)]
+    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(path)
+    info = json.loads((path / "run.json").read_text())
+    assert ["first", "second", "first", "second"] == [entry["stage"] for entry in info["launches"]]
+    assert all(entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
+    assert "completecomplete" == path.with_suffix(".finished").read_text()
+
+
+def test_a_stage_with_nothing_to_do_ends_the_invocation(tmp_path: Path) -> None:
+    """Be complete without it."""
+    assert 0 == start(tmp_path / "run", more="none").returncode
+    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+
+
+def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
+    """Keep what the stage before it has measured."""
+    refused = start(tmp_path / "run", more="refuse")
+    assert 0 != refused.returncode
+    assert 1 == refused.stderr.count("commbench: Nothing to go on with.")
+    assert ("partial", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+    assert not (tmp_path / "run.finished").exists()
+
+
+def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
+    """Leave the run unfinished without a failure."""
+    assert 0 == start(tmp_path / "run", more="late").returncode
+    assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
+
+
+def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: Path) -> None:
+    """Fail, keep what was measured, and finish that launch before another is added."""
+    path = tmp_path / "run"
+    failed = start(path, harm="if identity.rank == 1: raise ValueError('boom')")
+    assert 0 != failed.returncode
+    assert f"commbench: rank 1 on host {os.uname().nodename}: ValueError: boom" in failed.stderr
+    assert ("partial", [(0, "failed")], [2, 0, 0]) == state(path)
+    assert 0 == start(path).returncode
+    assert ("complete", [(0, "failed"), (0, "ok")], [4, 0, 0]) == state(path)
+
+
+def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
+    """Notice without a conductor that nothing moves."""
+    path = tmp_path / "run"
+    hung = start(path, harm="if identity.rank == 1: time.sleep(600)")
+    assert 0 != hung.returncode
+    assert "commbench: rank 0" in hung.stderr
+    assert "no progress for 2 s in mpi " in hung.stderr
+    assert ("partial", [(0, "hung")], [2, 0, 0]) == state(path)
+    assert "hung" == load_run(path).records[-1].status
+
+
+def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
+    """Write how it ended although the main thread is stuck, as when a batch system's time is over."""
+    path = tmp_path / "run"
+    words = command(path, harm="open(out + '.ready', 'w').close(); time.sleep(600)")
+    with subprocess.Popen(words, env={**os.environ, **mpirun().environment()}, stderr=subprocess.DEVNULL) as launcher:
+        assert wait_until((tmp_path / "run.ready").exists)
+        launcher.send_signal(signal.SIGTERM)
+        assert 0 != launcher.wait(60)
+    info = json.loads((path / "run.json").read_text())
+    assert ("partial", 2) == (info["status"], len([r for r in load_run(path).records if r.status == "ok"]))
+    assert 0 == start(path).returncode
+    assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
+
+
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> None:
+    """Send SIGINT to every rank, as srun does: the case is kept, the run interrupted, and completed the next time."""
+    path = tmp_path / "run"
+    harm = "import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)"
+    ended = start(path, backend=backend, harm=harm)
+    assert 0 != ended.returncode
+    assert 1 == ended.stderr.count("commbench: finishing the case; press Ctrl-C again to stop now.")
+    assert ("interrupted", [(0, "interrupted")], [3, 0, 0]) == state(path)
+    assert "interrupted by SIGINT" == json.loads((path / "run.json").read_text())["reason"]
+    assert 0 == start(path, backend=backend).returncode
+    assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
+
+
+def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
+    """End between stages, interrupted, and go on with the next stage the next time."""
+    path = tmp_path / "run"
+    harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm += "    return measure(*args, **options)\nrank.measure = late"
+    assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
+    assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
+    assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
+
+
+def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
+    """Leave the case where it is."""
+    path = tmp_path / "run"
+    harm = "import signal\nif identity.rank == 0:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
+    assert 0 != start(path, harm=harm).returncode
+    assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
+
+
+def make_sink(path: Path, display: Display | None = None) -> StoreSink:
+    """Return the sink of a launch whose first case is being measured."""
+    request = make_request([make_case()])
+    plan, display = plan_launch(request, [], 0), display or SilentDisplay()
+    sink = StoreSink(open_store(path, request), plan, request, display, time.monotonic(), launcher="openmpi")
+    sink.case(0, plan.cases[0].case)
+    return sink
+
+
+def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> None:
+    """Write the case that failed, the entry of the launch and what the summary needs, once."""
+    sink = make_sink(tmp_path)
+    for _ in range(2):
+        sink.fail("partial", "rank 1 raised ValueError")
+    assert ("partial", [(0, "failed")], [0, 0, 0]) == state(tmp_path)
+    assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
+    assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
+    assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
+
+
+def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warn once the conditions are known, and keep them."""
+    said: list[str] = []
+    display = SilentDisplay()
+    monkeypatch.setattr(display, "warning", said.append)
+    sink = make_sink(tmp_path, display)
+    host = {"hostname": "n0", "timer_tick_s": 1e-8}
+    conditions = {
+        "environment": {"hosts": [host], "versions": {}, "variables": {}},
+        "ranks": [{"rank": 0, "host": "n0", "pid": 1, "cpus": [0]}],
+        "libraries": {},
+        "mpi_init_s": 0.1,
+        "shared_clock": True,
+        "oversubscribed": False,
+    }
+    sink.session({**conditions, "fast_selection": "cupy"})
+    assert (["cupy"], []) == ([sink.store.info["fast_selection"]], said)
+    sink.session({**conditions, "fast_selection": "torch.topk"})
+    assert ["Hook topk selects by torch.topk"] == [text[:31] for text in said]
+
+
+def test_a_run_that_is_cut_before_its_first_case_is_not_complete(tmp_path: Path) -> None:
+    """Be complete under a time limit only where something has been measured."""
+    make_sink(tmp_path / "none").end(finished=False)
+    sink = make_sink(tmp_path / "some")
+    sink.record(make_record(make_case()))
+    sink.end(finished=False)
+    assert ["partial", "complete"] == [state(tmp_path / name)[0] for name in ("none", "some")]
+
+
+def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:
+    """Say nothing of it: what cannot be written has been complained about."""
+    sink = make_sink(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("in the way")
+    sink.fail("partial", "the disk is full")
+    assert "in the way" == (tmp_path / "run").read_text()
+
+
+def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
+    """Refuse another plan, and other conditions, with one sentence of rank 0."""
+    path = tmp_path / "run"
+    assert 0 == start(path).returncode
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+    refusals = {
+        "holds a run with another plan (seed is 1 there and 2 here)": start(path, seed=2),
+        "This run was begun under other conditions": start(path, {"OMPI_MCA_btl": "self,sm"}),
+    }
+    for sentence, refused in refusals.items():
+        assert (2, 1) == (refused.returncode, refused.stderr.count(sentence))
+    assert before == {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+
+
+def test_torchrun_measures_gloo(tmp_path: Path) -> None:
+    """Do the same without any MPI."""
+    pytest.importorskip("torch")
+    path = tmp_path / "run"
+    assert 0 == start(path, backend="gloo").returncode
+    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(path)
+    assert "torchrun" == json.loads((path / "run.json").read_text())["launcher"]

@@ -1,0 +1,105 @@
+"""Tests of sharing out time, by hand-made clocks."""
+
+from dataclasses import replace
+
+import pytest
+from builders import make_case
+
+from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
+from commbench.launch.timeplan import LEAVING_S, OTHER_S, SHORTEST_SLICE_S, STARTUP_S, TimePlan, dry_run_estimate
+from commbench.stats.budgets import BUDGETS
+
+QUICK = BUDGETS["quick"]
+
+
+def make_plan(limit_s: float | None) -> TimePlan:
+    """Return a plan that began at 100 s."""
+    return TimePlan(budget=QUICK, begun=100.0, limit_s=limit_s)
+
+
+def test_the_estimate_counts_starts_and_slices() -> None:
+    """Multiply out."""
+    assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(10, QUICK, 6)
+    longer = replace(QUICK, energy_s=2.0)
+    assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(10, QUICK, 6)
+    plans = [TimePlan(budget=budget, begun=0.0) for budget in (QUICK, longer)]
+    plain_s, longer_s = (plan.eta_s(0.0, slices=10, launches=1) for plan in plans)
+    assert pytest.approx(10 * 2.0) == longer_s - plain_s
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    """Leave slices to the budget."""
+    plan = make_plan(None)
+    assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
+    assert plan.fits(1e9, slices=10**6)
+
+
+def test_slices_shrink_so_that_all_launches_fit() -> None:
+    """Use exactly the time there is: starts, slices and the rest add up to the limit."""
+    plan = make_plan(21.0 + LEAVING_S)
+    slice_s = plan.slice_s(100, slices=100, launches=2)
+    assert slice_s is not None
+    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+
+
+def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
+    """Use no more than the budget's slice and no less than what is worth a launch."""
+    assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
+    assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
+
+
+def test_what_launches_take_is_learned() -> None:
+    """Replace what was assumed by what the last launch took."""
+    plan = make_plan(10.0 + LEAVING_S)
+    plan.learn(startup_s=1.0, seconds=2.0, measuring_s=0.6, slices=10)
+    slice_s = plan.slice_s(102, slices=80, launches=1)
+    assert slice_s is not None
+    assert pytest.approx(8.0) == 1.0 + 80 * (slice_s + 0.04)
+    assert pytest.approx(3.0) == plan.eta_s(102, slices=20, launches=1)
+
+
+def test_a_launch_that_would_not_fit_is_seen() -> None:
+    """Compare what is left with a start and the shortest slices."""
+    plan = make_plan(10.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
+    assert plan.fits(110 - needed - 0.01, slices=5)
+    assert not plan.fits(110 - needed + 0.01, slices=5)
+
+
+def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
+    """Begin no launch whose blocks, which nothing can shorten, would end after the limit; count them in the rest."""
+    plan = make_plan(100.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (12.0 + OTHER_S)
+    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
+    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=12.0)
+    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(100, slices=5, launches=0, slice_s=12.0)
+
+
+def test_the_whole_limit_may_be_shared_out() -> None:
+    """Give slices what the whole time allows where it is asked for."""
+    plan = TimePlan(budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
+    slice_s = plan.slice_s(100, slices=100, launches=2, whole=True)
+    assert slice_s is not None
+    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+
+
+def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
+    """Leave out the start, and never go below nothing."""
+    plan = make_plan(10.0 + LEAVING_S)
+    assert 10.0 - STARTUP_S == plan.deadline_s(100)
+    assert 0.0 == plan.deadline_s(109)
+
+
+def test_the_rest_never_exceeds_the_limit() -> None:
+    """Promise an end before the limit."""
+    assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, slices=10_000, launches=5)
+
+
+def test_a_matrix_counts_as_what_it_takes() -> None:
+    """Count the turns of a matrix, in slices, and any other case as one."""
+    assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
+    matrix = make_case(operation="bandwidth", pattern="matrix")
+    assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions
+    assert SLICES == pytest.approx(time_slices(matrix, 30))
+    assert 1998 * LEAST_SHARE == pytest.approx(time_slices(matrix, 1000))
+    assert 999 * LEAST_SHARE == pytest.approx(time_slices(make_case(operation="latency", pattern="matrix"), 1000))

@@ -1,0 +1,144 @@
+"""The pages agree with the code: columns, commands, options, exit codes, targets and links."""
+
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from commbench import errors
+from commbench.cli import app
+from commbench.ddp.plan.cases import HOOKS, parse_hook
+from commbench.ddp.traces import SHIPPED
+from commbench.ddp.workloads import TRACE, WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+GROUP: Any = typer.main.get_command(app)
+#: Every command by the words that call it: ("run",), ("lab", "run").
+LEAVES = {
+    (*path, name): command
+    for path, group in [((), GROUP), *(((n,), c) for n, c in GROUP.commands.items() if hasattr(c, "commands"))]
+    for name, command in group.commands.items()
+    if not hasattr(command, "commands")
+}
+CODE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def load_generator() -> ModuleType:
+    """Return docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words after ``commbench`` of every command line in a page's code blocks and back-quoted phrases."""
+    lines = [line for block in CODE.findall(text) for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", CODE.sub("", text))
+    command = re.compile(rf"(?:\S+ .*-m |\S*/)?commbench ((?:{'|'.join(GROUP.commands)})\b.*)")
+    for line in lines:
+        found = command.match(line)
+        if found:
+            words = shlex.split(found[1], comments=True)
+            yield words
+            if "commbench" in words:  # what one of our commands runs
+                yield words[words.index("commbench") + 1 :]
+
+
+def parted(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Part the words after ``commbench`` into those that call a command and its arguments."""
+    depth = 2 if words[0] not in {path[0] for path in LEAVES if len(path) == 1} else 1
+    return tuple(words[:depth]), words[depth:]
+
+
+COMMANDS = [words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if parted(words)[1]]
+
+
+def test_columns_page_is_up_to_date() -> None:
+    """Find in docs/columns.md what docs/generate.py makes of the code."""
+    pytest.importorskip("torch", reason="hooks and workloads are on the page")
+    generator = load_generator()
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
+def test_figures_are_drawn_from_kept_runs(name: str) -> None:
+    """Find in docs/figures what docs/generate.py draws, but for a few pixels that a library may put elsewhere."""
+    from matplotlib.image import imread
+
+    generator = load_generator()
+    kept, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
+    assert kept.shape == drawn.shape
+    assert abs(kept - drawn).mean() < 0.01, "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
+    """Leave no command, argument or option unexplained."""
+    command = LEAVES[path]
+    assert command.help
+    assert [] == [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_readme_shows_every_command(path: tuple[str, ...]) -> None:
+    """Show each command at work on the first page."""
+    assert path in {parted(words)[0] for words in commands_in(README)}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_in_pages_are_understood(words: list[str]) -> None:
+    """Parse every command line that a page shows with arguments: its options exist and its arguments suffice."""
+    path, arguments = parted(words)
+    assert path[-1] == LEAVES[path].make_context(path[-1], arguments).info_name
+
+
+def test_hooks_and_workloads_in_pages_exist() -> None:
+    """Name among the options only hooks that can be swept, and every workload that comes with commbench."""
+    options = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").splitlines()
+    line = next(line for line in options if line.startswith("| `--hook` |"))
+    hooks = re.findall(r"`([\w:.]+)`", line)
+    assert set(HOOKS) == {parse_hook(hook)["hook"] for hook in hooks}
+    line = next(line for line in options if line.startswith("| `--workload` |"))
+    missing = [name for name in (*WORKLOADS, *(f"{TRACE}{trace}" for trace in SHIPPED)) if f"`{name}`" not in line]
+    assert [] == missing
+
+
+def test_exit_codes_in_readme() -> None:
+    """List in the README the exit code of every exception, and 0 and the signals'."""
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CommbenchError)
+    ]
+    raised = {kind.exit_code for kind in kinds}
+    table = README.split("### Exit codes")[1].split("##")[0]
+    listed = {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
+    assert raised | {0, 129, 130, 143} == listed
+
+
+def test_make_targets_in_pages_exist() -> None:
+    """Name only targets that the Makefile has, and let it list all that it has."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    phony = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())
+    texts = [*(page.read_text(encoding="utf-8") for page in PAGES), (ROOT / ".ci/run").read_text(encoding="utf-8")]
+    named = {target for text in texts for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)}
+    assert phony == targets
+    assert set() == named - targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Follow every relative link of a page."""
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert [] == [link for link in links if "://" not in link and not (page.parent / link).exists()]

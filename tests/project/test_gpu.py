@@ -1,0 +1,73 @@
+"""Tests of the NCCL backend on real GPUs: one rank, and two that may have to share a GPU."""
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+from commbench.collectives.cases import Case
+from commbench.collectives.operations import OPERATIONS
+from commbench.engine.setup import GRAPH_OPERATIONS
+
+pytest.importorskip("cupy")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+    """What verification finds of every case on so many ranks."""
+    found: dict[str, Any] = run_ranks(request.param, "verify_all.py", "nccl", timeout=280)
+    for entry in found["cases"]:
+        entry["case"] = Case(**entry["case"])
+    return {"size": request.param, **found}
+
+
+def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
+    """Find no wrong element, and exactly the one that was flipped."""
+    done = [entry for entry in verified["cases"] if "refused" not in entry]
+    assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
+    possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
+    possible = {name for name in possible if OPERATIONS[name].minimum_ranks <= verified["size"]}
+    assert possible == {entry["case"].operation for entry in done}
+
+
+def test_the_barrier_waits(verified: dict[str, Any]) -> None:
+    """Count no rank that leaves before the last has entered."""
+    assert 0 == verified["barrier"]["nccl"]["real"]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+    """What the engine records of an all_reduce in every cadence and kind of buffers."""
+    found: dict[str, Any] = run_ranks(request.param, "device_cases.py", timeout=280)
+    return {"size": request.param, **found}
+
+
+def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
+    """Verify and time all of them; a graph holds many operations, and its destruction does not hang."""
+    records = measured["records"]
+    assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
+    assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
+        (record["cadence"], record["buffers"]) for record in records
+    }
+    assert all(record["batch"] % GRAPH_OPERATIONS == 0 for record in records if record["cadence"] == "graph")
+
+
+def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:
+    """Replay small operations within twice the time that they take one behind the other without a graph."""
+    times = {
+        record["cadence"]: record["time_us"]
+        for record in measured["records"]
+        if (record["buffers"], record["message_bytes"]) == ("hot", 1024)
+    }
+    assert times["graph"] < 2 * times["pipelined"]
+
+
+def test_the_gpu_is_known(measured: dict[str, Any]) -> None:
+    """Know the size of its L2 and its address, and its clock where NVML is there."""
+    assert measured["l2_bytes"] >= 2**20
+    assert re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d", measured["gpu"])
+    if importlib.util.find_spec("pynvml"):
+        assert all(record["clocks"]["sm_high_MHz"] > 0 for record in measured["records"])

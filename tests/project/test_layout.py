@@ -1,0 +1,76 @@
+"""The tree is as the README says, and every module says what it is."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "commbench").rglob("*.py"))
+#: What `import commbench` must not load: it would cost seconds, or start MPI.
+HEAVY = ("cupy", "matplotlib", "mpi4py", "numba", "pandas", "torch", "typer")
+
+
+def tracked() -> list[str]:
+    """Return the files that git knows or would add, or skip where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a git checkout")
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+def tree_in_readme() -> tuple[list[str], list[str]]:
+    """Return the files below commbench/ and the top-level entries that the README's tree names, in its order."""
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("```")[1]
+    inside, top, folder = [], [], ""
+    for line in block.strip().splitlines():
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        if indent == 0:
+            top.append(name.split("/")[0])
+        elif name.endswith("/"):
+            folder = name
+        else:
+            inside.append(f"{folder if indent > 2 else ''}{name}")
+    return inside, top
+
+
+def test_readme_lists_every_module() -> None:
+    """Name in the README's tree the tracked files of the package, each once, and no others."""
+    files = [name.removeprefix("commbench/") for name in tracked() if name.startswith("commbench/")]
+    assert sorted(files) == sorted(tree_in_readme()[0])
+
+
+def test_readme_lists_every_entry_of_the_top() -> None:
+    """Name in the README's tree what a clone holds at the top, each once, and nothing else."""
+    assert sorted({name.split("/")[0] for name in tracked()}) == sorted(tree_in_readme()[1])
+
+
+def test_readme_gives_every_file_a_purpose() -> None:
+    """Say something behind every name of the tree but folders of the package."""
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("```")[1]
+    bare = [line.strip() for line in block.strip().splitlines() if len(line.split()) == 1]
+    inits = [module for module in MODULES if module.name == "__init__.py"]
+    packages = [f"{module.parent.relative_to(ROOT / 'commbench').as_posix()}/" for module in inits]
+    assert sorted(name if name != "./" else "commbench/" for name in packages) == sorted(bare)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_modules_open_with_one_sentence(module: Path) -> None:
+    """Open every module with one sentence on a line of its own that says what it is."""
+    docstring = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+    first, _, rest = docstring.partition("\n")
+    assert re.fullmatch(r"[^.?!]*(?:\w\.\w[^.?!]*)*\.", first), f"not one sentence: {first!r}"
+    assert len(first.split()) >= 3
+    assert not rest or rest.startswith("\n"), "the sentence goes on in the next line"
+
+
+def test_importing_commbench_is_light() -> None:
+    """Import the package without torch, MPI or anything else that takes its time."""
+    program = f"import sys, commbench; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "[]" == seen.stdout.strip()

@@ -1,0 +1,190 @@
+"""Tests of how a recommendation is said, written and read back."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from deciding import BASE, FIVE, TOPK, confirmed, decide, fresh, sweep
+from training_builders import launches_of, make_training_launches
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
+from commbench.results.recommendation import Recommendation, paragraph, setting_of
+
+
+def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
+    """Return six fresh launches with these losses."""
+    return launches_of(changes.pop("step_ms"), confirmed(case), losses=list(losses), **changes)
+
+
+def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
+    """Return a recommendation of top-k that ends at ``loss`` where the default ends at 2."""
+    down = np.linspace(3.0, 2.0, 40)
+    metrics = {"metric_name": "accuracy", "metrics": [(40, 0.75)]}
+    records = [
+        *learning(BASE, down, step_ms=20, **metrics),
+        *learning(TOPK, np.linspace(3.0, loss, 40), step_ms=step_ms, **{**metrics, "metrics": [(40, 0.7)]}),
+    ]
+    return decide([*sweep(topk=10), *records])
+
+
+def test_compression_states_its_cost() -> None:
+    """Give the difference in loss after equal steps and equal time, and in the metric."""
+    cost = compressed().cost
+    assert cost is not None
+    assert (40, "accuracy") == (cost.steps, cost.metric_name)
+    assert (2.038, 2.135) == (
+        pytest.approx(cost.loss_equal_steps.baseline, abs=1e-3),
+        pytest.approx(cost.loss_equal_steps.best, abs=1e-3),
+    )
+    assert 0.096 == pytest.approx(cost.loss_equal_steps.difference, abs=1e-3)
+    assert 0 > cost.loss_equal_time.difference
+    assert cost.metric is not None
+    assert -0.05 == pytest.approx(cost.metric.difference)
+
+
+def test_paragraph_of_a_compressed_best() -> None:
+    """Tell the verdict, the gain, what is possible without compression, and the cost."""
+    text = paragraph(compressed())
+    for part in (
+        "mlp on 2 ranks: change to topk:0.01 with 5 MiB buckets.",
+        "2.000 times as fast as the default",
+        "Without compression nothing faster than the default was found.",
+        "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
+        "accuracy is 0.7 against 0.75 (paired: -0.05",
+        "so few steps do not show what a whole training loses.",
+    ):
+        assert part in text
+    assert "learnt no more" not in text
+
+
+def test_paragraph_says_when_speed_does_not_pay() -> None:
+    """Say that a faster configuration learns no more in the same time."""
+    assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
+
+
+def test_paragraph_of_an_uncompressed_best() -> None:
+    """Leave out accuracy where only the bucket size changes, whatever the losses' noise."""
+    records = [*learning(BASE, [2.0] * 10, step_ms=20), *learning(FIVE, [2.01] * 10, step_ms=15)]
+    text = paragraph(decide([*sweep(five=15), *records]))
+    assert "change to 5 MiB buckets" in text
+    assert "loss" not in text
+    assert "Without compression" not in text
+
+
+def test_paragraph_names_the_uncompressed_gain() -> None:
+    """Tell what is to be had without compression, with its interval, and what is not known of accuracy."""
+    text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
+    assert (
+        "Without compression the fastest is 5 MiB buckets, 1.111 times as fast as the default [1.111, 1.111]." in text
+    )
+    assert "What this does to learning was not measured" in text
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({"oversubscribed": True}, "more ranks than cores"),
+        ({"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
+        ({"emulated": True}, "emulated"),
+    ],
+)
+def test_doubts_are_said(info: dict[str, Any], said: str) -> None:
+    """Repeat in the paragraph what makes the numbers doubtful."""
+    records = [*sweep(five=16), *fresh((FIVE, 16))]
+    assert said in paragraph(decide(records, **info))
+    assert "Doubts" not in paragraph(decide(records))
+
+
+@pytest.mark.parametrize(("backend", "is_doubted"), [("nccl", True), ("gloo", False)])
+def test_a_shared_gpu_is_a_doubt(backend: str, *, is_doubted: bool) -> None:
+    """Say beside the recommendation that its ranks shared a GPU."""
+    records = [*sweep(five=16), *fresh((FIVE, 16))]
+    placed = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records]
+    assert is_doubted == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
+
+
+@pytest.mark.parametrize("flags", [["throttled"], []])
+def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_doubt(flags: list[str]) -> None:
+    """Doubt what rests on such a launch."""
+    found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
+    assert bool(flags) == ("a GPU was slowed down" in found.doubts)
+
+
+def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
+    """Say which candidate could not be judged, and why."""
+    broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
+    found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
+    assert ("change", "none") == (found.verdict, found.best.hook)
+    expected = "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
+    assert (expected,) == found.doubts
+
+
+def test_loss_that_is_no_number_is_left_out() -> None:
+    """Write no NaN into the file where the default itself diverges in a launch."""
+    records = [
+        *learning(BASE, [2.0, float("nan")], step_ms=20),
+        *learning(TOPK, [2.0, 1.9], step_ms=10),
+    ]
+    found = decide([*sweep(topk=10), *records])
+    assert ("change", None) == (found.verdict, found.cost)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_fresh_launches_are_those_with_both() -> None:
+    """Count launches that have both where a run was interrupted between the two."""
+    alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
+    found = decide([*sweep(five=15), *fresh(), *alternative])
+    assert 4 == found.launches
+    assert "In 4 fresh launches" in found.reason
+
+
+def test_few_and_two_humped_launches_are_doubts() -> None:
+    """Doubt an interval from few launches, and a median of two humps."""
+    few = [
+        *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
+        *make_training_launches([15] * 3, confirmed(FIVE)),
+    ]
+    assert "only 3 fresh launches" in paragraph(decide([*sweep(five=15), *few]))
+    humps = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
+    assert "two humps" in paragraph(decide([*sweep(five=10), *fresh(), *humps]))
+
+
+def test_file_holds_the_contract() -> None:
+    """Write every field that is promised, settings in the words of ddp.csv, and read it back."""
+    found = compressed()
+    data = json.loads(json.dumps(found.to_json()))
+    promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
+    promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps"}
+    assert promised <= data.keys()
+    assert 1 == data["schema"]
+    setting = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32", "accumulation": 1}
+    assert setting.items() <= data["best"].items()
+    for one in (data["baseline"], data["best"], data["best_uncompressed"]):
+        assert {"step_ms", *setting} <= one.keys()
+    assert 2 == len(data["speedup_ci"])
+    assert found == Recommendation.from_json(data)
+    assert found == Recommendation.from_json({**data, "later": 1, "best": {**data["best"], "later": 1}})
+    assert paragraph(found) == data["paragraph"]
+
+
+def test_undecided_file_is_read_back() -> None:
+    """Write and read what has no speedup."""
+    found = decide(sweep(topk=10))
+    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+
+
+def test_setting_has_what_a_user_chooses() -> None:
+    """Carry every field of a case but where and when it runs."""
+    left = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
+    assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == left
+
+
+def test_a_foreign_recommendation_is_refused() -> None:
+    """Say what is wrong with an edited file."""
+    with pytest.raises(InputError, match="not one of commbench"):
+        Recommendation.from_json({"verdict": "keep"})

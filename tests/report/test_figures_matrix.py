@@ -1,0 +1,166 @@
+"""Tests of the heat map of pairs of ranks."""
+
+import numpy as np
+import pytest
+from builders import make_case
+from drawings import marked, painted, texts_of
+from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
+
+from commbench.engine.records import Record
+from commbench.report.figures.matrix import MOST_CELLS, Heat, heat_of, matrix_figures, paint_heat
+from commbench.results import Run
+from commbench.results.pairs import matrices
+
+
+def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str = "mine") -> Run:
+    """Return a run of a matrix between host1, host2, ..."""
+    from pathlib import Path
+
+    return Run(path=Path("/runs") / name, info=make_hosts(hosts, ranks_per_host), records=tuple(records))
+
+
+def heat(run: Run) -> Heat:
+    """Return the cells of its only matrix."""
+    (matrix,) = run.matrices
+    return heat_of(matrix, run.findings.families)
+
+
+def test_cells_are_from_row_to_column() -> None:
+    """Show bandwidth of the median over launches; the diagonal is empty."""
+    run = run_of(make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0), 3)
+    cells = heat(run)
+    image = painted(paint_heat, cells).axes[0].get_images()[0].get_array()
+    fast = run.matrices[0].rate_GBps(INTER_US)
+
+    assert np.ma.is_masked(image[0, 0]) or np.isnan(image[0, 0])
+    assert pytest.approx(fast / 2) == cells.cells[0, 2]
+    assert pytest.approx(fast) == cells.cells[2, 0]
+    assert "GB/s" == cells.unit
+
+
+def test_latency_is_a_time() -> None:
+    """Show microseconds where time is what matters."""
+    cells = heat(run_of(make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix")), 3))
+    assert ("us", pytest.approx(INTER_US)) == (cells.unit, cells.cells[0, 1])
+
+
+def test_the_slow_host_is_marked() -> None:
+    """Point at the row and the column of a host that is slow both ways."""
+    run = run_of(make_matrix(6, host_slowness=touching(2, 2.0), launches=10), 6)
+    axes = painted(paint_heat, heat(run)).axes[0]
+    (drawing,) = matrix_figures([run])
+
+    assert (1.02, 2.0) in marked(axes, "slow")
+    assert (2.0, 1.02) in marked(axes, "slow")
+    assert "Marked as slow: host3: its links take 1.9" in drawing.caption
+    assert "host3" in drawing.alt
+
+
+def test_a_host_that_receives_slowly_has_its_column_marked() -> None:
+    """Point at no row then."""
+    run = run_of(make_matrix(6, host_slowness=receiving(4, 2.0), launches=10), 6)
+    assert [(4.0, 1.02)] == marked(painted(paint_heat, heat(run)).axes[0], "slow")
+
+
+def test_all_ranks_of_a_slow_host_are_marked() -> None:
+    """Know where the ranks are."""
+    run = run_of(make_matrix(5, 2, host_slowness=touching(1, 3.0), launches=10), 5, 2)
+    rows = {y for x, y in marked(painted(paint_heat, heat(run)).axes[0], "slow") if x == 1.02}
+    assert {2.0, 3.0} <= rows
+
+
+def test_nothing_slow_is_said() -> None:
+    """Do not leave a reader looking for marks."""
+    (drawing,) = matrix_figures([run_of(make_matrix(4), 4)])
+    assert "Here no host or link is shown to be slower than its peers." in drawing.caption
+
+
+def test_what_was_not_judged_is_not_called_sound() -> None:
+    """Say that launches are too few, and that of two hosts none can be the odd one."""
+    (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
+    (two,) = matrix_figures([run_of(make_matrix(2), 2)])
+    assert "Hosts and links are not judged: 1 launch cannot tell slowness from chance" in few.caption
+    assert "With so few it cannot be told which is slow." in two.caption
+    assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
+
+
+def test_a_matrix_speaks_for_itself() -> None:
+    """Find nothing slow in a sound matrix though a host is slow in the other."""
+    slow = make_matrix(6, host_slowness=touching(2, 3.0), launches=10)
+    sound = make_matrix(6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8))
+    captions = [drawing.caption for drawing in matrix_figures([run_of([*slow, *sound], 6)])]
+    assert ["Marked as slow" in caption for caption in captions] == [
+        "Here no host" not in caption for caption in captions
+    ]
+    assert {True, False} == {"Marked as slow" in caption for caption in captions}
+
+
+def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
+    """State what half of the other pairs move, in the unit of the colours, and what the marked ones do."""
+    small = make_case("bandwidth", pattern="matrix", message_bytes=1024)
+    run = run_of(make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4)
+    (drawing,) = matrix_figures([run])
+    assert "MB/s" == heat(run).unit
+    assert "Half of the pairs that are not marked move 10.2 MB/s." in drawing.caption
+    assert "The marked pairs move 2.56 MB/s." in drawing.caption
+    (within,) = matrix_figures([run_of(make_matrix(3, 2, noise=0.0), 3, 2)])
+    assert "Half of the pairs within hosts move 35.0 GB/s." in within.caption
+
+
+def test_hosts_name_the_axes_and_few_cells_are_written() -> None:
+    """Write values into the cells of a small matrix."""
+    texts = texts_of(matrix_figures([run_of(make_matrix(3, noise=0.0), 3)])[0].svg)
+    assert {"host1", "host2", "host3", "10.5"} <= set(texts)
+
+
+def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
+    """Say how many there are."""
+    (drawing,) = matrix_figures([run_of(without(make_matrix(4), (0, 1), (2, 1)), 4)])
+    assert "2 pairs could not be timed and are blank." in drawing.caption
+
+
+def test_very_many_ranks_share_cells_that_show_the_slowest_pair() -> None:
+    """Keep the image small, and keep one slow pair of many visible."""
+    records = make_matrix(
+        2 * MOST_CELLS, launches=1, noise=0.0, rank_slowness=lambda a, b: 9.0 if (a, b) == (8, 5) else 1.0
+    )
+    run = run_of(records, 2 * MOST_CELLS)
+    (matrix,) = matrices(run.records, run.info)
+    cells = heat_of(matrix)
+
+    assert (2, (MOST_CELLS, MOST_CELLS)) == (cells.per_cell, cells.cells.shape)
+    assert (4, 2) == np.unravel_index(np.nanargmin(cells.cells), cells.cells.shape)
+    assert pytest.approx(matrix.rate_GBps(9 * INTER_US)) == np.nanmin(cells.cells) * (
+        1 if cells.unit == "GB/s" else 1e-3
+    )
+
+
+def test_a_wide_range_gets_a_logarithmic_scale() -> None:
+    """Let a slow link not hide what the others are like."""
+    from matplotlib.colors import LogNorm
+
+    wide = heat(run_of(make_matrix(4, noise=0.0, host_slowness=touching(1, 30.0)), 4))
+    narrow = heat(run_of(make_matrix(4), 4))
+    assert [True, False] == [
+        isinstance(painted(paint_heat, one).axes[0].get_images()[0].norm, LogNorm) for one in (wide, narrow)
+    ]
+
+
+def test_hostile_hosts_are_plain_text() -> None:
+    """Show names as they are."""
+    from dataclasses import replace
+
+    run = run_of(make_matrix(3), 3)
+    ranks = [{"rank": rank, "host": f"<b>&${rank}$"} for rank in range(3)]
+    (drawing,) = matrix_figures([replace(run, info={**run.info, "ranks": ranks})])
+    assert "<b>&$1$" in texts_of(drawing.svg)
+
+
+def test_every_run_has_its_own() -> None:
+    """Heat maps do not overlay; without a matrix there is none."""
+    runs = [run_of(make_matrix(3), 3, name=name) for name in ("old", "new")]
+    drawings = matrix_figures(runs)
+
+    assert ["old: ", "new: "] == [drawing.title[:5] for drawing in drawings]
+    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == [drawing.name for drawing in drawings]
+    assert [] == matrix_figures([run_of([], 3)])

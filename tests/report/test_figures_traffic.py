@@ -1,0 +1,61 @@
+"""Tests of the bytes sent in a step, in figures."""
+
+from drawings import painted, training_run_of
+from training_builders import launches_of, make_training_case
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.report.figures.traffic import bars_of, paint_bars, traffic_figures
+from commbench.report.figures.words import groups
+
+
+def records(sent: dict[str, float]) -> list[TrainingRecord]:
+    """Return launches of each hook that send so many bytes, 40 MB being dense."""
+    return [
+        record
+        for hook, sent_bytes in sent.items()
+        for record in launches_of(
+            10.0, make_training_case(hook), sent_bytes=sent_bytes, expected_bytes=sent_bytes, dense_bytes=40e6
+        )
+    ]
+
+
+def test_bars_are_megabytes_beside_the_dense_ones() -> None:
+    """Draw a bar a hook from zero, and the dense all-reduce as a line."""
+    (group,) = groups([training_run_of(records({"none": 40e6, "fp16": 20e6}))])
+    axes = painted(paint_bars, bars_of(group)).axes[0]
+
+    assert [40.0, 20.0] == [patch.get_width() for patch in axes.patches]
+    assert [40.0, 40.0] == list(axes.get_lines()[-1].get_xdata())
+    assert ["none", "fp16"] == [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_a_wide_range_is_dots_on_a_logarithmic_axis() -> None:
+    """A bar would begin anywhere there."""
+    (group,) = groups([training_run_of(records({"none": 40e6, "topk:0.01": 0.8e6}))])
+    axes = painted(paint_bars, bars_of(group)).axes[0]
+    assert ("log", 0) == (axes.get_xscale(), len(axes.patches))
+
+
+def test_the_most_frugal_is_named_with_its_share() -> None:
+    """Compute it from the rows."""
+    (drawing,) = traffic_figures([training_run_of(records({"none": 40e6, "topk:0.01": 0.8e6}))])
+    assert "topk:0.01 sends least: 0.800 MB a step, 2 % of the 40.0 MB of a dense all-reduce" in drawing.caption
+
+
+def test_a_hook_that_sends_otherwise_than_it_says_is_named() -> None:
+    """Repeat the doubt of the row."""
+    odd = launches_of(10.0, sent_bytes=80e6, expected_bytes=40e6, dense_bytes=40e6)
+    assert "The bytes of none differ from theory" in traffic_figures([training_run_of(odd)])[0].caption
+
+
+def test_unknown_bytes_are_not_drawn() -> None:
+    """Draw nothing where nothing was counted."""
+    assert [] == traffic_figures([training_run_of(launches_of(10.0, sent_bytes=None))])
+    assert [] == traffic_figures([training_run_of([])])
+
+
+def test_runs_stand_beside_each_other() -> None:
+    """Begin names with the run's."""
+    runs = [training_run_of(records({"none": 40e6}), name) for name in ("old", "new")]
+    (group,) = groups(runs)
+    assert ["old: none", "new: none"] == list(bars_of(group))

@@ -1,0 +1,159 @@
+"""Tests of how groups of one pattern are printed: each or three of many, their sum, and the slowest by name."""
+
+import csv
+import io
+
+import pytest
+from builders import KIB, MIB, STEADY, make_case, make_grouped, make_info, make_launches, make_record
+from rich.console import Console
+
+from commbench.engine.records import Record, Row
+from commbench.report.groups import chosen, name_slowest, rates_together
+from commbench.report.table import render_table, warnings_for
+from commbench.report.text_formats import render
+from commbench.results.summary import summarise_run
+
+HOSTS = ("host0", "host0", "host1", "host1")
+
+
+def rows_of(records: list[Record]) -> list[Row]:
+    """Return the rows of four ranks on two hosts."""
+    return summarise_run(records, make_info(world_size=4, nodes=2))
+
+
+def table(records: list[Record], width: int = 100) -> str:
+    """Return the tables as a log shows them."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, force_terminal=False).print(
+        render_table(rows_of(records), width=width, hosts=HOSTS)
+    )
+    return stream.getvalue()
+
+
+def scaled(factor: float) -> list[float]:
+    """Return steady launches, ``factor`` times as long."""
+    return [factor * time for time in STEADY]
+
+
+def two(factor: float = 1.8, **changes: object) -> list[Record]:
+    """Return launches of two groups at two sizes, the second group ``factor`` times slower."""
+    cases = [make_case(pattern="node", message_bytes=size, **changes) for size in (KIB, MIB)]
+    return [record for case in cases for record in make_grouped(case, {"0-1": STEADY, "2-3": scaled(factor)})]
+
+
+def many(count: int) -> list[Record]:
+    """Return launches of so many groups, each a little slower than the one before it, the last by far."""
+    times = {f"{2 * i},{2 * i + 1}": scaled(1 + 0.001 * i) for i in range(count - 1)} | {"98,99": scaled(3.0)}
+    return make_grouped(make_case(pattern="split:2", message_bytes=MIB), times)
+
+
+def line_with(text: str, *words: str) -> str:
+    """Return the only line that holds all words."""
+    (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
+    return line
+
+
+def test_groups_have_lines_of_their_own() -> None:
+    """Name the groups in the title and in lines of each size, which is said once."""
+    text = table(two())
+    assert "all_reduce, float32, sum, in place, node: groups 0-1, 2-3 (4 ranks on 2 hosts, 6 launches)" in text
+    assert "10.0 us" in line_with(text, "1 KiB", " 0-1 ")
+    assert 2 == sum("18.0 us" in line and " 2-3 " in line for line in text.splitlines())
+    assert 1 == text.count("1 MiB  ")
+
+
+def test_rates_are_summed_beside_the_table() -> None:
+    """Add up what all groups move at once: 1 MiB in 10 us and in 18 us; a barrier moves nothing."""
+    lines = [line.split() for line in table(two()).splitlines() if "all 2" in line]
+    assert MIB / 10 / 1e3 + MIB / 18 / 1e3 == pytest.approx(float(lines[1][2]), rel=0.01)
+    assert "all 2" not in table(make_grouped(make_case("barrier", pattern="node"), {"0-1": STEADY, "2-3": STEADY}))
+
+
+def test_the_slowest_is_named_with_its_place() -> None:
+    """Say which group, on which host and by how much; of equals say that there is none."""
+    expected = "mpi: slowest group 2-3 on host1: 1.80 times the median at "
+    text = table(two())
+    assert expected in text
+    assert "; the slowest at 2 of 2 sizes." in text
+    assert "mpi: no group is slower than the median one beyond noise." in table(two(factor=1.0))
+    assert "slowest group 2-3: 1.80" in " ".join(name_slowest({"mpi": rows_of(two())}, ()))
+
+
+@pytest.mark.parametrize(("count", "lines"), [(8, 8), (9, 3), (40, 3)])
+def test_many_groups_are_shown_by_three(count: int, lines: int) -> None:
+    """Show the slowest, the median and the fastest of more than eight, each by name, and say how many there are."""
+    text = table(many(count))
+    shown = [line for line in text.splitlines() if " us [" in line]
+    assert lines == len(shown)
+    if lines == 3:
+        assert f"split:2: {count} groups" in text
+        assert "(98,99)" in line_with(text, "slowest", "30.0 us")
+        assert "(0,1)" in line_with(text, "fastest")
+        middle = (count - 1) // 2
+        assert f"({2 * middle},{2 * middle + 1})" in line_with(text, "  median  ")
+    assert f"all {count}" in text
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
+    """Name the first two and the last of many ranks that are no neighbours; print no line over 100 columns."""
+    times = {",".join(str(100 + i + count * k) for k in range(16)): scaled(1 + (i == 2)) for i in range(count)}
+    text = table(make_grouped(make_case(pattern=f"stride:{count}"), times))
+    expected = f"102,{102 + count},..,{102 + 15 * count}"
+    assert f"slowest group {expected}: 2.00 times the median" in text
+    assert 2 + (count == 8) == text.count(expected)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_backends_stand_side_by_side_in_groups_too() -> None:
+    """Share the lines of groups between backends."""
+    both = [*two(), *two(backend="gloo")]
+    assert 2 == line_with(table(both, width=120), "1 KiB", " 0-1 ").count("10.0 us")
+
+
+def test_one_group_is_a_plain_table() -> None:
+    """Name the only group in the title alone."""
+    text = table(make_grouped(make_case(pattern="node"), {"1-2": STEADY}))
+    assert "node: group 1-2 (" in text
+    assert "all 1" not in text
+
+
+def test_groups_without_a_result_say_why() -> None:
+    """Show a status in place of times, once, with its reason; a group that only stopped is not called wrong."""
+    refused = make_record(make_case(pattern="cross"), status="unsupported", reason="no such group", group="")
+    assert "unsupported" in line_with(table([refused]), "1 KiB")
+    wrong = make_grouped(make_case(pattern="node"), {"0-1": [9.0], "2-3": [9.0]})[0].to_json()
+    wrong["groups"][1]["wrong"] = 7
+    text = table([Record.from_json({**wrong, "status": "wrong", "reason": "7 elements differ in group 2-3"})])
+    assert "wrong (7 elements)" in line_with(text, " 2-3 ", "wrong (")
+    assert "not timed" in line_with(text, " 0-1 ")
+
+
+def test_sums_need_every_group() -> None:
+    """Give no sum where a group has no rate."""
+    rows = rows_of(two())[:1]
+    assert (None, None) == rates_together(rows, 2)
+    assert {"0-1"} == chosen(rows, 2).keys()
+
+
+def test_the_slow_are_counted_in_a_warning() -> None:
+    """Say how many rows are of a slow group, without calling the row itself doubtful."""
+    (warning,) = warnings_for(rows_of(two()), make_info())
+    assert warning.startswith("2 of 4 rows are of a group that was slower")
+
+
+@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
+def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
+    """Print each group as a run of its own, and say which it is; a run without groups as ever."""
+    text = render(rows_of(two()), style)
+    blocks = [line for line in text.splitlines() if "2 ranks" in line]
+    assert ["group 0-1", "group 2-3"] == [next(word for word in line.split(", ") if "group" in word) for line in blocks]
+    assert 4 == sum(not line.startswith("#") and bool(line.strip()) for line in text.splitlines())
+    assert "group" not in render(rows_of(make_launches(STEADY)), style)
+
+
+def test_csv_has_a_line_a_group() -> None:
+    """Write each group's ranks and size into its line."""
+    lines = list(csv.DictReader(io.StringIO(render(rows_of(two()), "csv"))))
+    assert [("0-1", "2"), ("2-3", "2")] * 2 == [(line["group"], line["group_size"]) for line in lines]

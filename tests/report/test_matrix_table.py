@@ -1,0 +1,190 @@
+"""Tests of matrices as tables, and of the sentence about who is slow."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_case, make_record
+from matrices import crossing, make_hosts, make_matrix, sending, touching, without
+from rich.console import Console
+
+from commbench.cli.presentation import print_run
+from commbench.cli.terminal import make_console
+from commbench.report.matrix import conclude
+from commbench.results import Run, Store, load_run
+
+
+def make_run(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Run:
+    """Return a run of one matrix."""
+    records = make_matrix(hosts, ranks_per_host, **rule)
+    return Run(path=Path("mine"), info=make_hosts(hosts, ranks_per_host), records=tuple(records))
+
+
+def printed(run: Run, style: str = "table", width: int = 300) -> str:
+    """Return what is printed of a run, as a log file would hold it, its sentences on one line each."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, highlight=False, color_system=None)
+    print_run(run, style, console)
+    return stream.getvalue()
+
+
+def line_of(text: str, name: str) -> list[str]:
+    """Return the cells of the table line that begins with a name."""
+    (line,) = [line.split() for line in text.splitlines() if line.startswith(f"{name} ")]
+    return line[1:]
+
+
+def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
+    """Show each host with each, the bandwidth from row to column, slow links marked."""
+    text = printed(make_run(4, noise=0.001, host_slowness=touching(2, 4.0)))
+    assert "mpi bandwidth 1 MiB, matrix: GB/s from row to column (6 launches)" in text
+    assert ["-", "10.5", "2.62*", "10.5"] == line_of(text, "host1")
+    assert ["2.62*", "2.62*", "-", "2.62*"] == line_of(text, "host3")
+    assert "* slow because of what is named below" in text
+
+
+def test_one_way_is_marked_one_way() -> None:
+    """Mark what a slow sender sends, and not what it receives."""
+    text = printed(make_run(4, noise=0.001, host_slowness=sending(0, 4.0)))
+    assert ["-", "2.62*", "2.62*", "2.62*"] == line_of(text, "host1")
+    assert ["10.5", "-", "10.5", "10.5"] == line_of(text, "host2")
+
+
+def test_ranks_stand_by_ranks_on_one_host() -> None:
+    """Show ranks where there is one host, and times for latency."""
+    case = make_case("latency", pattern="matrix", message_bytes=8)
+    text = printed(make_run(1, 4, noise=0.001, case=case))
+    assert "mpi latency 8 B, matrix: time in us from row to column (6 launches)" in text
+    assert "30.0" in line_of(text, "rank 1")
+    assert "*" not in text
+
+
+@pytest.mark.parametrize("operation", ["latency", "bandwidth"])
+@pytest.mark.parametrize("hosts", [1, 3, 10])
+def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
+    """Cut nothing off: number the columns where names are long."""
+    case = make_case(operation, pattern="matrix", message_bytes=8)
+    ranks = 10 if hosts == 1 else 1
+    info = make_hosts(hosts, ranks)
+    for rank in info["ranks"]:
+        rank["host"] = f"node-{rank['host']}.cluster"
+    records = make_matrix(hosts, ranks, noise=0.001, case=case, host_slowness=touching(2, 20.0))
+    text = printed(Run(path=Path("mine"), info=info, records=tuple(records)), width=100)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    lines = text.splitlines()
+    (heading,) = [lines[i + 1].split() for i, line in enumerate(lines) if "from row to column" in line]
+    expected = {
+        1: [word for rank in range(10) for word in ("rank", str(rank))],
+        3: [f"node-host{host}.cluster" for host in (1, 2, 3)],
+        10: [str(number) for number in range(1, 11)],
+    }
+    assert expected[hosts] == heading
+    assert ("time in us" if operation == "latency" else "kB/s") in text
+    if hosts == 10:
+        assert any(line.startswith("3 node-host") for line in lines)
+
+
+def test_of_many_the_worst_are_shown() -> None:
+    """Show the five slowest of twelve hosts with how much slower they are."""
+    text = printed(make_run(12, noise=0.001, host_slowness=touching(6, 4.0)))
+    assert ["2.62*", "2.62*", "4.00"] == line_of(text, "host7")
+    assert 5 == sum(line.startswith("host") for line in text.splitlines())
+
+
+def test_ranks_of_hosts_are_put_together() -> None:
+    """Show the median pair of ranks, within hosts on the diagonal."""
+    text = printed(make_run(3, 2, noise=0.001))
+    assert "(median pair of ranks, 6 launches)" in text
+    assert ["35", "10.5", "10.5"] == line_of(text, "host1")
+
+
+@pytest.mark.parametrize("hosts", [4, 12])
+def test_untimed_pairs_are_said(hosts: int) -> None:
+    """Say how many pairs could not be timed, here all of the last host, and show no time of theirs."""
+    last = hosts - 1
+    pairs = [pair for rank in range(last) for pair in ((rank, last), (last, rank))]
+    records = without(make_matrix(hosts, noise=0.001), *pairs, group_size=hosts)
+    text = printed(Run(path=Path("mine"), info=make_hosts(hosts), records=tuple(records)))
+    assert f"{2 * last} of {hosts * last} pairs of ranks could not be timed: " in text
+    if hosts == 4:
+        assert ["-", "-", "-", "-"] == line_of(text, "host4")
+    assert "could not be timed" not in printed(make_run(hosts))
+
+
+def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
+    """Name pairs.csv beside collectives.csv where there is one."""
+    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
+        store.append(make_record())
+        store.write_summary()
+        plain = printed(load_run(tmp_path / "mine"))
+        for record in make_matrix(3):
+            store.append(record)
+        store.write_summary()
+    table, pairs = (tmp_path / "mine" / name for name in ("collectives.csv", "pairs.csv"))
+    assert f"Results: {table}\n" in plain
+    assert f"Results: {table}, {pairs}\n" in printed(load_run(tmp_path / "mine"))
+
+
+def test_sentence_names_the_slow_host() -> None:
+    """Say who, how much slower, how sure, and in what."""
+    sentence = conclude(make_run(4, noise=0.001, host_slowness=touching(2, 4.0)).findings)
+    assert "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB." == sentence
+
+
+def test_sentence_names_an_uplink() -> None:
+    """Say between which hosts the slow links are."""
+    sentence = conclude(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0)).findings)
+    assert sentence.startswith("Slow: links between host1, host2 and host3, host4 take 4 times [")
+
+
+def test_sentence_merges_what_shows_in_several_cases() -> None:
+    """Name a host once that is slow on two backends."""
+    records = [
+        record
+        for backend in ("mpi", "gloo")
+        for record in make_matrix(
+            4,
+            noise=0.001,
+            host_slowness=touching(2, 4.0),
+            case=make_case("bandwidth", backend=backend, pattern="matrix"),
+        )
+    ]
+    sentence = conclude(Run(path=Path("mine"), info=make_hosts(4), records=tuple(records)).findings)
+    assert 1 == sentence.count("host3")
+    assert "in mpi bandwidth 1 KiB" in sentence
+    assert "in gloo bandwidth 1 KiB" in sentence
+
+
+def test_sentence_says_none_and_what_would_be_seen() -> None:
+    """Say that nothing differs, out of how many, and what difference would have been found."""
+    sentence = conclude(make_run(4).findings)
+    assert sentence.startswith("Slow: none of 4 hosts and 12 links differs from its peers by more than noise (a host ")
+    assert sentence.endswith(" % slower would have been seen).")
+
+
+def test_sentence_says_what_one_launch_cannot() -> None:
+    """Say that one launch is too few, how many would do, and who came out slowest."""
+    sentence = conclude(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0)).findings)
+    assert (
+        "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot tell slowness from chance and 5 would "
+        "(host1, 4 times the typical, came out slowest)." == sentence
+    )
+
+
+def test_sentence_of_two_hosts() -> None:
+    """Say that two hosts cannot be told apart."""
+    assert "Slow: with two hosts it cannot be told which of the two is slow; add a third." == conclude(
+        make_run(2).findings
+    )
+
+
+def test_runs_without_peers_say_nothing() -> None:
+    """Print nothing about slowness after an ordinary run on two ranks."""
+    assert "Slow" not in printed(Run(path=Path("mine"), info=make_hosts(2), records=(make_record(),)))
+
+
+def test_other_formats_are_unaffected(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print rows and nothing else as CSV."""
+    print_run(make_run(4), "csv", make_console())
+    assert "Slow" not in capsys.readouterr().out

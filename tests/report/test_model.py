@@ -1,0 +1,90 @@
+"""Tests of the model in a run's files and in print."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from builders import KIB, MIB, make_case, make_info
+from laws import SIZES, sweep
+from rich.console import Console
+
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.cli import main
+from commbench.report.prediction import conclude_model, render_model
+from commbench.results import MODEL, Store, load_run
+
+
+def printed(model: NetworkModel) -> str:
+    """Return the table as a terminal of 120 characters shows it."""
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render_model(model))
+    return console.file.getvalue()  # type: ignore[attr-defined] - it is the StringIO given
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Return the exit code of a command."""
+    monkeypatch.setattr(sys, "argv", ["commbench", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
+    """Write a closed run."""
+    with Store.open(path, make_info()) as store:
+        for record in sweep(sizes=sizes):
+            store.append(record)
+        store.write_summary()
+    return path
+
+
+def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
+    """Write what is fitted to the records, and nothing for two sizes."""
+    path = make_run(tmp_path / "mine")
+    written = NetworkModel.from_json(json.loads((path / MODEL).read_text()))
+    assert load_run(path).model == written
+    assert 1 == len(written.curves)
+    few = make_run(tmp_path / "few", (KIB, MIB))
+    assert not (few / MODEL).exists()
+    assert {} == load_run(few).model.curves
+
+
+def test_table_shows_lines_and_errors() -> None:
+    """Show each line's start-up time and rate, and of a curve its errors and what is unusual about it."""
+    text = printed(NetworkModel.fit(sweep()))
+    (line,) = (line for line in text.splitlines() if line.startswith("all_reduce"))
+    words = ["all_reduce", "mpi", "float32", "2", "1", "KiB", "1", "MiB", "20.0", "us"]
+    assert words == line.split()[:10]
+    start_up, rate = re.findall(r"\[([0-9.]+), ([0-9.]+)\]", line)
+    assert 19 < float(start_up[0]) <= 20 <= float(start_up[1]) < 21
+    assert 0.95 < float(rate[0]) <= 1 <= float(rate[1]) < 1.05
+    assert 2 == line.count("%")
+    odd = printed(NetworkModel.fit(sweep(make_case(in_place=False, pattern="ring"))))
+    assert "all_reduce ring" in odd
+    assert "mpi all_reduce of float32 on 2 ranks, pattern ring: measured out of place." in odd
+    assert "needs 3 message sizes" in printed(NetworkModel.fit([]))
+
+
+def test_one_line_says_how_good_it_is() -> None:
+    """Say how many curves and how large their errors are; nothing without curves."""
+    model = NetworkModel.fit(sweep())
+    assert conclude_model(model).startswith("Fitted: 1 curve; median error at sizes left out ")
+    assert conclude_model(NetworkModel.fit([])) == ""
+
+
+def test_report_prints_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Print one line below the rows, the table when asked, and refuse another format of it."""
+    path = str(make_run(tmp_path / "mine"))
+    assert 0 == command(monkeypatch, "report", path)
+    assert "Fitted: 1 curve" in capsys.readouterr().out
+    assert 0 == command(monkeypatch, "report", path, "--model")
+    shown = capsys.readouterr().out
+    assert "start-up" in shown
+    assert "Results:" not in shown
+    assert 2 == command(monkeypatch, "report", path, "--model", "--format", "csv")
+    assert "--model and --format csv were asked for; choose one" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Tests of the page in a browser, at the width of a desk and of a telephone."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+import pytest
+from pages import make_hostile
+
+from commbench.report.page.writing import render_page, write_page
+from commbench.results import load_run
+
+RESULTS = Path(__file__).parents[2] / "results"
+RUNS = ("bench_xeon2core_20261121", "matrix_slow_host_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+DESK, TELEPHONE = 1280, 390
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (on Debian: apt install chromium)")
+
+#: Puts into the page what a person would see: sizes in CSS pixels, figures, and what a click on a heading does.
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const report = (name, value) => document.documentElement.setAttribute(`data-${name}`, value);
+  report("overflow", document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  report("width", innerWidth);
+  const figures = [...document.querySelectorAll("figure.drawing svg")];
+  report("figures", figures.filter((svg) => svg.getBoundingClientRect().height > 50).length);
+  report("first-screen", Math.round(document.querySelector("header").getBoundingClientRect().bottom));
+  const wide = [...document.querySelectorAll("main *")].filter((part) =>
+    !part.closest(".scroll, svg, pre") && part.getBoundingClientRect().right > innerWidth + 1);
+  report("wide", wide.map((part) => part.tagName).join(" "));
+  const table = document.querySelector("table.sortable:has(tbody tr:nth-child(3))");
+  const index = [...table.tHead.rows[0].cells].findIndex((head) => head.classList.contains("number"));
+  const button = table.tHead.rows[0].cells[index].querySelector("button");
+  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[index].dataset.value).join(",");
+  report("before", column());
+  button.click();
+  report("up", column());
+  report("sorted", table.tHead.rows[0].cells[index].getAttribute("aria-sort"));
+  button.click();
+  report("down", column());
+  button.click();
+  report("after", column());
+  button.focus();
+  report("focus", document.activeElement === button);
+});
+</script>
+"""
+
+
+#: A telephone: a frame in a window, which cannot be made so narrow; the frame's findings become those of the window.
+FRAME = """
+<!DOCTYPE html><html><body><iframe width="{width}" height="800" srcdoc="{html}"></iframe><script>
+document.querySelector("iframe").addEventListener("load", (event) => {{
+  const found = event.target.contentDocument.documentElement.dataset;
+  for (const [name, value] of Object.entries(found)) document.documentElement.dataset[name] = value;
+}});
+</script></body></html>
+"""
+
+
+class Screen:
+    """Opens pages in a browser of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def show(self, html: str) -> tuple[str, str]:
+        """Return the page as it stands after loading, and what the console said."""
+        page = self.home / "page.html"
+        page.write_text(html, encoding="utf-8")
+        command = [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+            *("--no-first-run", f"--user-data-dir={self.home / 'profile'}", "--enable-logging=stderr"),
+            *(f"--window-size={DESK},800", "--dump-dom", page.as_uri()),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert 0 == done.returncode, done.stderr
+        return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+    def probe(self, html: str, width: int) -> dict[str, str]:
+        """Return what the probe finds in a page of this width; the page's own policy would not let it in."""
+        probed = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", html)
+        probed = probed.replace("</body>", f"{PROBE}</body>")
+        framed = FRAME.format(width=width, html=escape(probed)) if width < DESK else probed
+        dom, _ = self.show(framed)
+        opening = re.search(r"<html[^>]*>", dom)
+        assert opening is not None
+        return dict(re.findall(r'data-([a-z-]+)="([^"]*)"', opening[0]))
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> Iterator[Screen]:
+    """A browser."""
+    return Screen(tmp_path)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def html(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a kept run, with its figures."""
+    run = load_run(RESULTS / request.param)
+    return write_page([run], tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
+
+
+def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -> None:
+    """Load the page as it is: no error, no warning, nothing that its policy forbids."""
+    dom, said = screen.show(html)
+    assert "" == said
+    assert "aria-sort" in dom.partition("</style>")[2], "the script has run"
+
+
+@pytest.mark.parametrize("width", [DESK, TELEPHONE])
+def test_page_fits_its_window(screen: Screen, html: str, width: int) -> None:
+    """Show every figure; scroll tables in their boxes and never the page sideways; sort by a click and back."""
+    found = screen.probe(html, width)
+    assert (str(width), "0", "") == (found["width"], found["overflow"], found["wide"])
+    assert html.count('<figure class="drawing"') == int(found["figures"]) > 0
+    up = [float(value) for value in found["up"].split(",")]
+    assert sorted(up) == up
+    assert sorted(up, reverse=True) == [float(value) for value in found["down"].split(",")]
+    assert found["before"] == found["after"]
+    assert ("ascending", "true") == (found["sorted"], found["focus"])
+
+
+def test_conclusion_is_on_the_first_screen(screen: Screen, html: str) -> None:
+    """See the conclusion and the key conditions at once on a screen of 1280 x 800."""
+    assert int(screen.probe(html, DESK)["first-screen"]) <= 800
+
+
+def test_hostile_texts_do_nothing(screen: Screen) -> None:
+    """Open a page of hosts, reasons and commands that are scripts: no dialogue, no error, all of it as text."""
+    page = render_page([make_hostile()], [], beside=False)
+    dom, said = screen.show(page)
+    assert "" == said
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom
+    assert 1 == dom.count("<script")

@@ -1,0 +1,194 @@
+"""Tests of the page as a file: sound HTML that needs nothing but itself, and how it is written."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MIB, STEADY, make_case, make_launches
+from matrices import make_hosts, make_matrix
+from pages import FORMULA, HOST, KEPT, Reader, make_hostile, make_run, read, write_run
+
+from commbench.engine.records import FLAGS
+from commbench.errors import InputError
+from commbench.report.figures import all_figures
+from commbench.report.figures.drawing import draw
+from commbench.report.page import FIGURES, PAGE, check_writable, write_page
+from commbench.report.page.writing import render_page
+from commbench.results import load_run
+
+# ------------------------------------------------------------------------------------------------------ its form
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
+def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
+    """Draw the page of every kept run: balanced, each id once, every link inside or a file, no figure without words."""
+    run = load_run(folder)
+    reader = read(run)
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
+    if run.recommendation:
+        assert run.recommendation["reason"] in reader.text
+    for section in ("conditions", "repeat", "launches"):
+        assert section in reader.ids
+
+
+@pytest.mark.parametrize("folder", [path for path in KEPT if (path / PAGE).exists()], ids=lambda path: path.name)
+def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
+    """Find in a kept page the words that its run gives today, each id once, and the PNGs that it links beside it."""
+    run = load_run(folder)
+    kept, drawn = (
+        Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
+        for html in ((folder / PAGE).read_text(encoding="utf-8"), render_page([run], all_figures([run]), beside=True))
+    )
+    assert drawn.text == kept.text, f"run commbench report results/{folder.name}"
+    ids = Reader((folder / PAGE).read_text(encoding="utf-8")).ids
+    assert sorted(set(ids)) == sorted(ids)
+    pictures = {link for link in kept.links if link.endswith(".png")}
+    assert pictures == {f"{FIGURES}/{path.name}" for path in (folder / FIGURES).iterdir()}
+
+
+def test_texts_of_runs_are_never_markup() -> None:
+    """Escape hosts, reasons, flags, variables, commands: all of them are shown and none is executed."""
+    run = make_hostile()
+    html = render_page([run], [], beside=False)
+    page = read(run)
+    assert HOST in page.text
+    assert FORMULA in page.text
+    assert "<script>alert" not in html
+    assert 1 == html.count("<script")
+    assert [] == [name for tag, name, _ in page.attributes if name.startswith("on")]
+    assert not any(tag in {"img", "b"} for tag, _, _ in page.attributes)
+
+
+def test_page_asks_nothing_of_the_network() -> None:
+    """Have no address in any link or style, and a policy that forbids all but what is in the page."""
+    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    run = make_run(make_launches(STEADY))
+    html = render_page([run], [drawing], beside=True)
+    page = Reader(html)
+    assert [] == [link for link in page.links if "//" in link]
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", html)
+    policy = next(value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+
+
+WORDS: dict[str, Any] = {
+    "name": "sizes",
+    "section": "collectives",
+    "title": "Times",
+    "caption": "What they say.",
+    "alt": "A line.",
+}
+
+
+def test_figures_stand_in_their_section_with_caption_and_png() -> None:
+    """Show a drawing beside the tables of its section, with a link to the PNG."""
+    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
+    assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
+    assert "figures/sizes.png" in page.links
+    assert "figure-sizes" in page.ids
+
+
+@pytest.mark.parametrize("names", [("mine",), ("\u043f\u043d", "\u0432\u0442")])
+def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
+    """Give figures, their parts and PNGs names of their own beside sections', whatever letters the runs' names have."""
+    topology = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
+    environment = {"hosts": [{"hostname": "host1", "topology": topology}]}
+    info = make_hosts(3, environment=environment)
+    runs = [make_run(make_matrix(3), path=f"results/{name}", **info) for name in names]
+    drawings = all_figures(runs)
+    reader = Reader(render_page(runs, drawings, beside=False))
+    assert len(drawings) == len({drawing.name for drawing in drawings}) == 2 * len(runs)
+    assert sorted(set(reader.ids)) == sorted(reader.ids)
+
+
+def test_what_headings_and_doubts_mean_needs_no_pointer() -> None:
+    """Explain headings and doubts in the text too, and stop the tab key at no doubt."""
+    page = read(make_run(make_launches(STEADY[:3])))
+    below = page.text.partition("What the columns mean")[2]
+    assert "busbw algbw times nccl-tests' factor" in below
+    assert "95 % CI 95 % confidence interval of time_us" in below
+    assert ("abbr", "title", FLAGS["few_launches"]) in page.attributes
+    assert "abbr" not in {tag for tag, name, _ in page.attributes if name == "tabindex"}
+    pairs = read(make_run(make_matrix(3, launches=3), **make_hosts(3)))
+    assert "low end" not in pairs.text
+
+
+def test_headings_of_numbers_are_marked_for_sorting() -> None:
+    """Give cells of numbers their value, headings of numbers their class, and bring the script that sorts."""
+    html = render_page([make_run(make_launches(STEADY))], [], beside=False)
+    page = Reader(html)
+    assert "aria-sort" in html
+    values = [float(value) for tag, name, value in page.attributes if (tag, name) == ("td", "data-value")]
+    assert 10.0 in values
+    assert ("th", "class", "number") in page.attributes
+    assert {"col"} == {value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")}
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
+    """Write both; take away a figure that an older page linked, and no file of somebody else."""
+    folder = write_run(
+        tmp_path / "mine", [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))]
+    )
+    page = write_page([load_run(folder)], folder)
+    assert folder / PAGE == page
+    figures = sorted(path.name for path in (folder / FIGURES).iterdir())
+    assert figures
+    assert figures == sorted(name for name in re.findall(r'href="figures/([^"]+)"', page.read_text(encoding="utf-8")))
+    page.write_text(page.read_text(encoding="utf-8") + '<a href="figures/old.png">', encoding="utf-8")
+    for name in ("old.png", "theirs.png"):
+        (folder / FIGURES / name).write_bytes(b"")
+    write_page([load_run(folder)], folder)
+    assert sorted([*figures, "theirs.png"]) == sorted(path.name for path in (folder / FIGURES).iterdir())
+
+
+def test_page_links_files_beside_it(tmp_path: Path) -> None:
+    """Link the run's files where they lie beside the page, and only name them elsewhere."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    run = load_run(folder)
+    assert "samples.jsonl" in Reader(render_page([run], [], beside=True)).links
+    assert "samples.jsonl" not in Reader(render_page([run], [], beside=False)).links
+
+
+def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    """Name --out where a file stands in the way, before anything is drawn and when it comes to writing."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    run = load_run(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="--out"):
+        check_writable(tmp_path / "file" / "page")
+    (folder / FIGURES).write_text("in the way")
+    check_writable(folder)
+    with pytest.raises(InputError, match="name another directory with --out"):
+        write_page([run], folder)
+
+
+def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
+    """Overwrite no report.html of another tool, in whatever bytes, and take away no figure that it links."""
+    folder = write_run(tmp_path / "mine", make_launches(STEADY))
+    (folder / FIGURES).mkdir()
+    (folder / FIGURES / "theirs.png").write_bytes(b"png")
+    theirs = '<a href="figures/theirs.png">\u00e4</a>'.encode("latin-1")
+    (folder / PAGE).write_bytes(theirs)
+    for attempt in (lambda: check_writable(folder), lambda: write_page([load_run(folder)], folder)):
+        with pytest.raises(InputError, match="no page of commbench"):
+            attempt()
+    assert theirs == (folder / PAGE).read_bytes()
+    assert ["theirs.png"] == [path.name for path in (folder / FIGURES).iterdir()]
+    (folder / PAGE).write_bytes(b"")  # as a full disk leaves it
+    write_page([load_run(folder)], folder)
+
+
+def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
+    """Call runs by the words that differ, of one name by their parents', in tables and figures alike."""
+    folders = [write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY)) for day in ("monday", "friday")]
+    page = write_page([load_run(folder) for folder in folders], tmp_path / "both")
+    reader = Reader(page.read_text(encoding="utf-8"))
+    assert ["monday", "friday"] == [line[0] for line in reader.table_with("run", "busbw")[1:]]
+    assert ["monday", str(folders[0])] == [reader.table_with("directory")[1][0], reader.table_with("directory")[1][-1]]

@@ -1,0 +1,235 @@
+"""Tests of tables for people and of the warnings under them."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from commbench.engine.records import FLAGS, Record, Row
+from commbench.report.table import MARKS, columns_of, format_time_us, render_table, warnings_for
+from commbench.results.summary import summarise_run
+
+
+def render(records: list[Record], width: int = 100) -> str:
+    """Return the tables as a log shows them."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=False)
+    console.print(render_table(summarise_run(records, make_info()), width=width))
+    return stream.getvalue()
+
+
+def line_with(text: str, *words: str) -> str:
+    """Return the only line that holds all words."""
+    (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
+    return line
+
+
+def sweep(*backends: str, sizes: tuple[int, ...] = (8, KIB, 64 * MIB)) -> list[Record]:
+    """Return steady launches of every size on every backend."""
+    cases = [make_case(backend=backend, message_bytes=size) for backend in backends for size in sizes]
+    return [record for case in cases for record in make_launches(STEADY, case)]
+
+
+def test_backends_stand_side_by_side() -> None:
+    """Put one size in one line, with time, interval and both bandwidths of each backend."""
+    line = line_with(render(sweep("mpi", "gloo")), "64 MiB")
+    assert 2 == line.count("10.0 us [9.95, 10.1]") or 2 == line.count("10.0 us [9.9, 10.1]")
+    assert 4 == line.count("6711")
+
+
+def test_plain_text_fits_100_columns() -> None:
+    """Print neither escape codes nor long lines where there is no terminal."""
+    text = render(sweep("mpi", "gloo"))
+    assert "\x1b" not in text
+    assert 100 >= max(map(len, text.splitlines()))
+    assert "\u2026" not in text
+
+
+def test_backends_that_do_not_fit_follow_below() -> None:
+    """Cut no cell: where three backends are too wide, they take more tables."""
+    text = render(sweep("mpi", "gloo", "fake"), width=70)
+    assert 70 >= max(map(len, text.splitlines()))
+    assert 3 == sum("64 MiB" in line for line in text.splitlines())
+    assert 1 == sum("64 MiB" in line for line in render(sweep("mpi", "gloo", "fake"), width=200).splitlines())
+    assert "\u2026" not in text
+
+
+def test_groups_have_tables_of_their_own() -> None:
+    """Make one table per dtype and place, named with what tells it apart."""
+    cases = [make_case(), make_case(in_place=False), make_case(dtype="float16"), make_case("broadcast", root=1)]
+    text = render([record for case in cases for record in make_launches(STEADY, case)])
+    for title in ("float32, sum, in place", "float32, sum, out of place", "float16, sum, in place", "float32, root 1"):
+        assert "(2 ranks on 1 host, 6 launches)" in line_with(text, title)
+
+
+def test_patterns_follow_the_order_of_the_csv() -> None:
+    """Begin with all ranks together and count from 2 to 16, as the rows do."""
+    patterns = ["split:16", "cross", "split:2", "flat", "node"]
+    text = render([record for p in patterns for record in make_launches(STEADY, make_case(pattern=p))])
+    titles = [line for line in text.splitlines() if "in place" in line]
+    named = [next((p for p in patterns if f", {p}" in title), "flat") for title in titles]
+    assert ["flat", "node", "cross", "split:2", "split:16"] == named
+
+
+def test_missing_results_say_why() -> None:
+    """Name the status in the cell and each reason once."""
+    records = [
+        make_record(make_case(message_bytes=size, backend=backend), status=status, reason=reason, wrong=wrong)
+        for size, backend, status, reason, wrong in [
+            (8, "mpi", "hung", "rank 1 on node b stopped.", None),
+            (64, "mpi", "hung", "rank 1 on node b stopped.", None),
+            (8, "gloo", "unsupported", "gloo has no float8.", None),
+            (64, "gloo", "failed", "rank 0 raised.", None),
+            (512, "gloo", "wrong", "", 12),
+        ]
+    ]
+    text = render(records)
+    assert "unsupported" in line_with(text, " 8 B ", "hung")
+    assert "failed" in line_with(text, " 64 B ", "hung")
+    assert "wrong (12 elements)" in line_with(text, "512 B")
+    for reason in ("mpi: hung: rank 1 on node b stopped.", "gloo: unsupported: gloo has no float8."):
+        assert 1 == text.count(reason)
+
+
+def test_barrier_has_a_line_without_size() -> None:
+    """Show the time of a barrier and no columns of bandwidth."""
+    text = render(make_launches(STEADY, make_case("barrier")))
+    assert "10.0 us" in line_with(text, "   - ")
+    assert "algbw" not in text
+
+
+def test_marks_are_explained() -> None:
+    """Put a letter beside the doubtful time and the letter's meaning below."""
+    text = render([*make_launches([10.0] * 3), *make_launches(STEADY, make_case(message_bytes=8))])
+    assert line_with(text, "1 KiB").endswith(" f")
+    assert "f few_launches" in line_with(text, "marks:")
+    assert "one_launch" not in text
+
+
+def test_each_flag_has_a_mark_of_its_own() -> None:
+    """Tell all flags apart."""
+    assert set(FLAGS) == set(MARKS)
+    assert len(MARKS) == len(set(MARKS.values()))
+
+
+def test_cases_that_differ_in_the_loop_only_get_columns() -> None:
+    """Split a backend's column where two rows would share a cell, and only there."""
+    rows = summarise_run(
+        [make_record(make_case(loop=loop), loop=loop) for loop in ("native", "python")]
+        + [make_record(make_case(backend="gloo"), loop="python")],
+        make_info(),
+    )
+    assert {"gloo python", "mpi native", "mpi python"} == set(columns_of(rows, lambda row: row.message_bytes))
+    assert {"gloo", "mpi"} == set(columns_of(rows[:2], lambda row: row.message_bytes))
+
+
+def test_nothing_measured_is_said() -> None:
+    """Print a sentence for no rows."""
+    assert "Nothing has been measured yet.\n" == render([])
+
+
+@pytest.mark.parametrize(
+    ("time_us", "low", "high", "expected"),
+    [
+        (1.234, 1.2, 1.31, "1.23 us [1.20, 1.31]"),
+        (912.3, 905.0, 1002.0, "912 us [905, 1002]"),
+        (0.2612, 0.25, 0.27, "0.26 us [0.25, 0.27]"),
+        (1234.5, 999.0, 1300.0, "1.23 ms [1.00, 1.30]"),
+        (2.5e6, 2.4e6, 2.6e6, "2.50 s [2.40, 2.60]"),
+        (1.234, None, None, "1.23 us"),
+        (None, None, None, ""),
+    ],
+)
+def test_interval_shares_unit_and_digits(
+    time_us: float | None, low: float | None, high: float | None, expected: str
+) -> None:
+    """Write the interval in the time's own unit and number of decimals."""
+    assert expected == format_time_us(Row(time_us=time_us, time_us_ci_low=low, time_us_ci_high=high))
+
+
+@given(st.floats(1e-3, 1e9), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
+def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
+    """Keep the order of low end, time and high end but for one unit of the last digit, which rounding may move."""
+    row = Row(time_us=time_us, time_us_ci_low=below * time_us, time_us_ci_high=above * time_us)
+    number, _, low, high = format_time_us(row).replace("[", "").replace("]", "").replace(",", "").split()
+    tolerance = 1.1 * 10 ** -len(number.partition(".")[2])
+    assert float(low) - tolerance <= float(number) <= float(high) + tolerance
+    assert math.isfinite(float(high))
+
+
+# ----------------------------------------------------------------------------------------------------- warnings
+
+
+def flagged(*flags: str, total: int = 4) -> list[Row]:
+    """Return ``total`` rows, of which all but one have the flags."""
+    return [Row(flags=";".join(flags))] * (total - 1) + [Row()]
+
+
+def test_warnings_count_instead_of_repeating() -> None:
+    """Give one line for each kind of doubt, with the count and the target."""
+    (line,) = warnings_for(flagged("ci_wide", total=60), make_info())
+    assert line.startswith("59 of 60 rows have an interval wider than 5 %")
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("quick", "try --budget standard"),
+        ("standard", "try --budget rigorous"),
+        ("rigorous", "--budget rigorous is in use already"),
+        ({"name": "standard"}, "try --budget rigorous"),
+    ],
+)
+def test_advice_knows_the_budget_in_use(budget: object, expected: str) -> None:
+    """Propose the next budget, never the present one."""
+    (line,) = warnings_for(flagged("ci_wide"), make_info(budget=budget))
+    assert expected in line
+
+
+def test_budget_is_found_in_the_plan() -> None:
+    """Read the budget of the plan where the header states none."""
+    info = make_info(plan={"budget": "rigorous"})
+    del info["budget"]
+    (line,) = warnings_for(flagged("ci_wide"), info)
+    assert "rigorous is in use already" in line
+
+
+def test_every_flag_has_a_warning() -> None:
+    """Warn of each known flag and of an unknown one, each once."""
+    flags = [*FLAGS, "zeta"]
+    lines = warnings_for(flagged(*flags), make_info())
+    assert len(flags) == len(set(lines))
+    assert all(line.startswith("3 of 4 rows ") for line in lines)
+
+
+def test_failures_come_first_with_a_reason() -> None:
+    """Name wrong data, hangs, failures and gaps before the doubts."""
+    rows = [
+        Row(status="unsupported", reason="gloo has no avg."),
+        Row(status="hung", reason="rank 1 stopped."),
+        Row(status="hung", reason="rank 2 stopped."),
+        Row(status="wrong", wrong=3, flags="late"),
+    ]
+    lines = warnings_for(rows, make_info())
+    assert ["hold wrong data", "hung", "are not supported", "are flagged late"] == [
+        next(word for word in ("hold wrong data", "hung", "are not supported", "are flagged late") if word in line)
+        for line in lines
+    ]
+    assert "2 of 4 rows hung: the same command measures them again (rank 1 stopped; and 1 other reasons)" == lines[1]
+
+
+def test_clean_rows_have_no_warning() -> None:
+    """Stay silent where there is no doubt."""
+    assert [] == warnings_for(summarise_run(make_launches(STEADY), make_info()), make_info())
+
+
+def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
+    """Do not print the ends that two launches far apart leave to Student's t."""
+    row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
+    assert "1.00 us [wide]" == format_time_us(row)
+    assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))

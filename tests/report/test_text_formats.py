@@ -1,0 +1,236 @@
+"""Tests of other tools' text formats: what they print is parsed back here."""
+
+import csv
+import io
+
+import pytest
+from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
+
+from commbench.collectives.cases import Case
+from commbench.collectives.datatypes import DTYPES
+from commbench.engine.records import Record, Row
+from commbench.errors import InputError
+from commbench.interop.tool_names import NCCL_TYPES
+from commbench.report.text_formats import render
+from commbench.results.summary import summarise_run
+from commbench.results.tables import csv_text
+
+SIZES = (8, KIB, MIB, 512 * MIB)
+TIMES = (1.234, 5.5, 345.678, 123456.0)
+
+
+def measure(cases: list[Case], group_size: int = 2) -> list[Record]:
+    """Return six equal launches of each case; the time grows with the size."""
+    times = dict(zip(SIZES, TIMES, strict=True))
+    return [
+        record
+        for case in cases
+        for record in make_launches([times.get(case.message_bytes, 10.0)] * 6, case, group_size=group_size)
+    ]
+
+
+def summarise(records: list[Record]) -> list[Row]:
+    """Return the rows of a run."""
+    return summarise_run(records, make_info())
+
+
+def parse_nccl(text: str) -> list[list[str]]:
+    """Return the words of each data line, as parsers of nccl-tests do: every line that is no comment."""
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def parse_osu(text: str) -> list[tuple[str, list[tuple[int, float]]]]:
+    """Return each test's title and its (size, value) lines."""
+    tests: list[tuple[str, list[tuple[int, float]]]] = []
+    for line in text.splitlines():
+        if line.startswith("# OSU "):
+            tests.append((line[2:], []))
+        elif line and not line.startswith("#"):
+            size, value = line.split()
+            tests[-1][1].append((int(size), float(value)))
+    return tests
+
+
+# --------------------------------------------------------------------------------------------------- nccl-tests
+
+
+def test_nccl_lines_parse_back() -> None:
+    """Read the same sizes, times and bandwidths from both halves of each line."""
+    cases = [make_case(message_bytes=size, in_place=place) for place in (False, True) for size in SIZES]
+    rows = summarise(measure(cases, group_size=4))
+    lines = parse_nccl(render(rows, "nccl-tests"))
+    assert [13] * len(SIZES) == [len(line) for line in lines]
+    for half, in_place in ((5, False), (9, True)):
+        expected = {row.message_bytes: row for row in rows if row.in_place is in_place}
+        for line in lines:
+            row = expected[int(line[0])]
+            assert [row.time_us, row.algbw_GBps, row.busbw_GBps] == [
+                pytest.approx(float(word), abs=0.0051, rel=1e-5) for word in line[half : half + 3]
+            ]
+            assert "0" == line[half + 3]
+
+
+def test_nccl_line_has_its_columns() -> None:
+    """Print size, count, type, redop and root as nccl-tests does."""
+    (line,) = parse_nccl(render(summarise(measure([make_case(message_bytes=KIB, in_place=False)])), "nccl-tests"))
+    assert ["1024", "256", "float", "sum", "-1"] == line[:5]
+
+
+@pytest.mark.parametrize(
+    ("operation", "count", "redop", "root"),
+    [("all_gather", 64, "none", "-1"), ("reduce_scatter", 64, "max", "-1"), ("broadcast", 256, "none", "1")],
+)
+def test_nccl_count_is_of_one_rank(operation: str, count: int, redop: str, root: str) -> None:
+    """Count one rank's share where the size is the total of the shares."""
+    case = make_case(
+        operation, redop="max" if redop == "max" else None, root=1 if operation == "broadcast" else None, in_place=False
+    )
+    (line,) = parse_nccl(render(summarise(measure([case], group_size=4)), "nccl-tests"))
+    assert [str(count), redop, root] == [line[1], line[3], line[4]]
+
+
+def test_nccl_missing_half_is_not_available() -> None:
+    """Print N/A for the half that was not measured."""
+    (line,) = parse_nccl(render(summarise(measure([make_case()])), "nccl-tests"))
+    assert ["N/A"] * 4 == line[5:9]
+    assert "5.50" == line[9]
+
+
+def test_nccl_footer_averages_bus_bandwidth() -> None:
+    """Average over all that has a bandwidth, and find nothing out of bounds."""
+    rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
+    text = render(rows, "nccl-tests")
+    (average,) = [line for line in text.splitlines() if line.startswith("# Avg bus bandwidth    : ")]
+    expected = sum(row.busbw_GBps or 0 for row in rows) / len(rows)
+    assert pytest.approx(expected, rel=1e-5) == float(average.split(":")[1])
+    assert "# Out of bounds values : 0 OK" in text.splitlines()
+
+
+def test_nccl_wrong_data_fails() -> None:
+    """Show the count of wrong elements, no bandwidth, and a failed footer."""
+    text = render(summarise([make_record(status="wrong", wrong=12)]), "nccl-tests")
+    (line,) = parse_nccl(text)
+    assert ["10.00", "N/A", "N/A", "12"] == line[9:]
+    assert "# Out of bounds values : 1 FAILED" in text.splitlines()
+
+
+def test_nccl_blocks_are_one_per_backend_and_operation() -> None:
+    """Start each block with its program and give parsers no line for what has no result."""
+    records = measure([make_case(), make_case(backend="gloo"), make_case("all_to_all")])
+    records.append(make_record(make_case(message_bytes=8), status="unsupported", reason="not here."))
+    records += measure([make_case("barrier")])
+    text = render(summarise(records), "nccl-tests")
+    programs = [line.split(": ")[1] for line in text.splitlines() if "Collective test starting" in line]
+    assert ["all_reduce_perf", "all_reduce_perf", "alltoall_perf"] == programs
+    assert 3 == len(parse_nccl(text))
+    assert "# mpi all_reduce 8 B float32: unsupported: not here." in text.splitlines()
+    assert "# barrier moves no data" in text
+
+
+def test_nccl_keeps_cases_that_differ_in_the_loop_apart() -> None:
+    """Print a block for each loop instead of losing one."""
+    records = [make_record(make_case(loop=loop), loop=loop) for loop in ("native", "python")]
+    assert 2 == len(parse_nccl(render(summarise(records), "nccl-tests")))
+
+
+def test_nccl_header_stands_over_its_columns() -> None:
+    """Align the headings with the figures."""
+    lines = render(summarise(measure([make_case(message_bytes=512 * MIB)])), "nccl-tests").splitlines()
+    (header,) = [line for line in lines if "#wrong" in line]
+    (data,) = [line for line in lines if line and not line.startswith("#")]
+    assert len(header) == len(data)
+    assert header.index("size") + len("size") == data.index(str(512 * MIB)) + len(str(512 * MIB))
+
+
+def test_every_dtype_has_a_name_in_nccl_tests() -> None:
+    """Name all element types."""
+    assert set(DTYPES) == set(NCCL_TYPES)
+
+
+# ---------------------------------------------------------------------------------------------------------- OSU
+
+
+def test_osu_latency_is_the_mean_over_ranks() -> None:
+    """Print OSU's title, heading, sizes and its kind of average."""
+    rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
+    text = render(rows, "osu")
+    ((title, lines),) = parse_osu(text)
+    assert "OSU MPI Allreduce Latency Test v7.4" == title
+    assert [row.osu_bytes for row in rows] == [size for size, _ in lines]
+    assert [pytest.approx(row.time_us_rank_mean, abs=0.0051) for row in rows] == [value for _, value in lines]
+    assert "# Size       Avg Latency(us)" in text.splitlines()
+    assert "# Datatype: MPI_FLOAT." in text.splitlines()
+
+
+def test_osu_lines_have_its_widths() -> None:
+    """Fill 10 and 18 columns, as the heading does."""
+    (line,) = [
+        line
+        for line in render(summarise(measure([make_case()])), "osu").splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert f"{1024:<10d}{4.95:18.2f}" == line
+
+
+def test_osu_sizes_are_per_rank_for_all_gather() -> None:
+    """Print one rank's block."""
+    ((_, lines),) = parse_osu(render(summarise(measure([make_case("all_gather")], group_size=4)), "osu"))
+    assert [256] == [size for size, _ in lines]
+
+
+@pytest.mark.parametrize(
+    ("operation", "title", "factor"),
+    [("bandwidth", "OSU MPI Bandwidth Test v7.4", 1), ("bibandwidth", "OSU MPI Bi-Directional Bandwidth Test v7.4", 2)],
+)
+def test_osu_bandwidth_is_in_millions_of_bytes(operation: str, title: str, factor: int) -> None:
+    """Print MB/s with MB = 1e6 bytes."""
+    text = render(summarise(measure([make_case(operation, message_bytes=MIB)])), "osu")
+    ((found, lines),) = parse_osu(text)
+    assert title == found
+    assert [(MIB, pytest.approx(factor * MIB / 345.678, abs=0.0051))] == lines
+    assert "# Size      Bandwidth (MB/s)" in text.splitlines()
+
+
+def test_osu_barrier_has_no_sizes() -> None:
+    """Print the bare latency."""
+    lines = render(summarise(make_launches([10.0] * 6, make_case("barrier"))), "osu").splitlines()
+    assert "# Avg Latency(us)" in lines
+    assert "             9.00" in lines
+
+
+def test_osu_tests_are_one_per_choice() -> None:
+    """Repeat no size within one test, and leave out what OSU has not with a note."""
+    cases = [make_case(), make_case(in_place=False), make_case(backend="gloo"), make_case("sendrecv")]
+    text = render(summarise(measure(cases)), "osu")
+    titles = [title for title, lines in parse_osu(text) if len(lines) == 1]
+    assert ["OSU GLOO", "OSU MPI", "OSU MPI"] == sorted(title.split(" All")[0] for title in titles)
+    assert "# OSU has no test like sendrecv; it is left out" in text.splitlines()
+
+
+def test_osu_prints_no_wrong_data() -> None:
+    """Turn a wrong result into a comment."""
+    text = render(summarise([make_record(status="wrong", wrong=12)]), "osu")
+    assert [] == parse_osu(text)[0][1]
+    assert "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches." in text.splitlines()
+
+
+# -------------------------------------------------------------------------------------------------------- style
+
+
+def test_csv_is_the_file() -> None:
+    """Print what collectives.csv holds."""
+    rows = summarise(make_launches(STEADY))
+    assert csv_text(rows) == render(rows, "csv")
+    assert ["mine"] == [line["run_id"] for line in csv.DictReader(io.StringIO(render(rows, "csv")))]
+
+
+def test_unknown_style_is_refused() -> None:
+    """List the styles there are."""
+    with pytest.raises(InputError, match="Unknown format 'imb'; choose from nccl-tests, osu, csv"):
+        render([], "imb")
+
+
+@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
+def test_no_rows_give_no_data(style: str) -> None:
+    """Print nothing that a parser takes for data."""
+    assert "" == render([], style).strip()

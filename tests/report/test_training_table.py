@@ -1,0 +1,222 @@
+"""Tests of what people see of training configurations and of what they recommend."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from training_builders import EVEN, launches_of, make_training_case, make_training_info, make_training_record
+
+from commbench.cli.presentation import print_run
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.report.training import TRAINING_MARKS, render_recommendation, render_training
+from commbench.results import Run
+from commbench.tuner.recommendation import recommend
+
+FIVE = make_training_case(cap="5")
+FP16 = make_training_case("fp16")
+LOCAL = make_training_case("local")
+
+
+def run_of(records: Sequence[TrainingRecord], *, decided: bool = False, **info: Any) -> Run:
+    """Return a run with these records, and its conclusion where it is decided."""
+    facts = make_training_info(**info)
+    found = recommend(records, facts) if decided else None
+    conclusion = found.to_json() if found else None
+    return Run(
+        path=Path("results/mine"),
+        info=facts,
+        records=(),
+        training_records=tuple(records),
+        recommendation=conclusion,
+    )
+
+
+def render(run: Run, width: int = 100, **options: Any) -> str:
+    """Return what a log shows."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=False)
+    for part in render_training(run, **options):
+        console.print(part, markup=False)
+    return stream.getvalue()
+
+
+def line_with(text: str, *words: str) -> str:
+    """Return the only line that holds all words."""
+    (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
+    return line
+
+
+def names_in(text: str) -> list[str]:
+    """Return the hook and bucket size of each line of the tables."""
+    lines = [line.split()[:2] for line in text.splitlines() if line.split()[:1] in (["none"], ["fp16"])]
+    return [" ".join(words) for words in lines]
+
+
+FULL = [
+    *launches_of(20, sent_bytes=34.8e6, losses=[2.0] * 20, metric_name="accuracy", metrics=[(20, 0.5)], target=0.5),
+    *launches_of(16, FP16, sent_bytes=17.4e6, expected_bytes=17.4e6, losses=[2.5] * 20, backward_ms=9.0),
+    *launches_of(10, LOCAL, backward_ms=6.0),
+]
+
+
+def test_a_line_has_all_that_matters() -> None:
+    """Show time, speedup, verdict, exposed communication, bytes and losses of a configuration."""
+    text = render(run_of(FULL), width=200)
+    words = line_with(text, "fp16", "default", "faster").split()
+    assert ["fp16", "default", "2", "16.0", "[15.9,", "16.1]", "1.25", "[1.25,", "1.25]", "faster"] == words[:10]
+    assert ["3", "17.4", "2.5", "2.5"] == words[10:14]
+    baseline = line_with(text, "none", "default", "20.0 [19.9, 20.1]").split()
+    assert ["1.00", "6", "34.8", "2", "2", "0.5", "0.4"] == baseline[6:]
+
+
+def test_title_says_what_and_where() -> None:
+    """Name workload, backend, ranks, batch, dense traffic, launches and metric."""
+    expected = "mlp (gloo, 2 ranks on 1 host, batch 32 a rank, dense all-reduce 34.8 MB a step, 6 launches)"
+    assert f"{expected}; metric accuracy" in render(run_of(FULL), width=200)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_tables_fit_the_console(width: int) -> None:
+    """Leave columns out rather than cells, name them, and print no escape codes."""
+    text = render(run_of(FULL, decided=True), width=width)
+    assert width >= max(map(len, text.splitlines()))
+    assert "\u2026" not in text
+    assert "\x1b" not in text
+    assert "16.0 [15.9, 16.1]" in text
+    assert ("No space for" in text) == (width < 120)
+
+
+def test_least_telling_columns_give_way_first() -> None:
+    """Keep exposed communication longer than the time to the target, and the step always."""
+    text = render(run_of(FULL), width=90)
+    assert "to target" in line_with(text, "No space for")
+    assert "exposed" not in line_with(text, "No space for")
+
+
+def test_empty_columns_are_left_out() -> None:
+    """Show no column that holds nothing."""
+    text = render(run_of(launches_of(20)), width=200)
+    assert "loss" not in text
+    assert "metric" not in text
+    assert "exposed" not in text
+
+
+def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
+    """Tell configurations of one hook apart."""
+    case = make_training_case("topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True)
+    text = render(run_of([make_training_record(dataclasses.replace(case, static_graph=True))]), width=200)
+    assert "topk:0.01:values=float16 amp-bf16 x2 views static" in text
+
+
+def test_lines_are_ordered() -> None:
+    """Keep the order of ddp.csv, or put the fastest first."""
+    records = [*launches_of(20), *launches_of(25, FIVE), *launches_of(16, FP16)]
+    assert ["none default", "none 5", "fp16 default"] == names_in(render(run_of(records)))
+    assert ["fp16 default", "none default", "none 5"] == names_in(render(run_of(records), by_speed=True))
+
+
+def test_groups_have_tables_of_their_own() -> None:
+    """Put other ranks and batches into other tables."""
+    records = [*launches_of(20), *launches_of(40, make_training_case(world_size=4))]
+    text = render(run_of(records))
+    assert "2 ranks on 1 host" in text
+    assert "4 ranks on 1 host" in text
+    assert 2 == text.count("verdict") or 2 == text.count("speedup")
+
+
+def test_step_without_ddp_is_told() -> None:
+    """State the local step, and how near the default and the fastest come to it."""
+    text = " ".join(render(run_of(FULL)).split())
+    assert "Without DDP a step takes 10.0 ms; scaling efficiency is 50 % for none with default buckets and 62 %" in text
+    assert "62 % for fp16 with default buckets." in text
+    assert "Without DDP" not in render(run_of(launches_of(20)))
+
+
+def test_failed_configuration_says_why() -> None:
+    """Put the status in the place of the time and the reason below."""
+    broken = make_training_record(FP16, status="hung", reason="rank 1 made no progress for 60 s")
+    text = render(run_of([*launches_of(20), broken]))
+    assert ["fp16", "default", "hung"] == line_with(text, "fp16  ", "hung").split()
+    assert "fp16 with default buckets: hung: rank 1 made no progress for 60 s" in text
+    assert "! 1 of 2 rows hung: the same command measures them again" in text
+
+
+def test_marks_are_explained() -> None:
+    """Use one letter a flag and explain those in use."""
+    copy = make_training_case("fp16", "25")
+    records = [*launches_of(20, ranks_agree=False), *launches_of(16, FP16)]
+    text = render(run_of(records, same_layout={copy.key: FP16.key}), width=200)
+    assert line_with(text, "fp16  25").split()[-1] == TRAINING_MARKS["same_layout"]
+    assert "= same_layout" in line_with(text, "marks:")
+    assert line_with(text, "none", "default", "20.0").split()[-1] == TRAINING_MARKS["ranks_differ"]
+    assert len(set(TRAINING_MARKS.values())) == len(TRAINING_MARKS)
+
+
+def test_doubts_come_with_advice() -> None:
+    """Say what is doubtful and what to try, each kind once; equal buckets are no doubt."""
+    copy = make_training_case("fp16", "25")
+    drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
+    records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]
+    text = " ".join(render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split())
+    assert "! 2 of 2 rows are flagged drift: the baseline moved by more than 10 % within a launch" in text
+    assert "! 2 of 2 rows are flagged emulated: hosts and links were emulated" in text
+    assert "flagged same_layout" not in text
+
+
+def test_few_launches_cannot_give_a_verdict() -> None:
+    """Say that verdicts cannot but be inconclusive, instead of leaving a person to wonder."""
+    few = [record for record in FULL if record.launch < 3]
+    assert "! 3 launches cannot show one of 1 configuration to be faster" in " ".join(render(run_of(few)).split())
+    assert "cannot show" not in render(run_of(FULL))
+
+
+def test_two_launches_that_differ_are_wide() -> None:
+    """Write a word where an interval spans powers of ten."""
+    records = [make_training_record(launch=i, step_ms=step) for i, step in enumerate((10.0, 40.0))]
+    assert "[wide]" in render(run_of(records))
+
+
+def test_nothing_trained_is_said() -> None:
+    """Say so where a run has no training yet."""
+    assert "Nothing has been trained yet.\n" == render(run_of([]))
+
+
+def test_recommendation_ends_the_report() -> None:
+    """Print paragraph and snippet below everything else: what to do is what people look for."""
+    fresh = [
+        make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
+        for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
+        for i, factor in enumerate(EVEN)
+    ]
+    run = run_of([*launches_of(20), *launches_of(15, FIVE), *fresh], decided=True)
+    console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
+    print_run(run, "table", console)
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert "    model = DistributedDataParallel(model, bucket_cap_mb=5)" == lines[-1]
+    assert "mlp on 2 ranks: change to 5 MiB buckets." in " ".join(lines)
+    assert run.recommendation is not None
+    assert 2 == len(render_recommendation(run.recommendation))
+    assert render(run).splitlines()[-1] not in lines[-2:]
+
+
+def test_a_tuning_says_its_answer_after_its_tables() -> None:
+    """Leave out what to do about single rows, which a tuning decides, and give no verdict before the first look."""
+    fresh = [
+        make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
+        for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
+        for i, factor in enumerate(EVEN)
+    ]
+    tuned = {"candidates": [make_training_case().key, FIVE.key]}
+    for planned, status, is_early in ((6, "complete", False), (6, "partial", False), (7, "partial", True)):
+        run = run_of([*launches_of(20)[:1], *fresh], decided=True, first_look=planned, status=status, **tuned)
+        console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
+        print_run(run, "table", console)
+        text = console.export_text()
+        assert is_early == ("No verdict yet: 6 of 7 fresh launches made." in text)
+        assert is_early != ("change to 5 MiB buckets" in text)
+        assert "! " not in text
+        assert text.index("No verdict" if is_early else "change to") < text.index("Results:")

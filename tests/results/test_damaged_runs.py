@@ -1,0 +1,329 @@
+"""Tests of reading runs that were torn, edited, or are something else: one sentence each, and never a wrong figure."""
+
+import errno
+import functools
+import io
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_info, make_launches, make_record
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from commbench.errors import InputError
+from commbench.interop.exports.common import dated_s
+from commbench.interop.exports.metrics import metrics_of
+from commbench.interop.exports.metrics import render_openmetrics
+from commbench.interop.exports.trackers import trials_of
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.cli.presentation import print_run, print_unfinished
+from commbench.analysis.comparison import compare
+from commbench.report.comparison import render_comparison
+from commbench.report.page.contents import make_page
+from commbench.results import Run, Store, load_run
+from commbench.results.tables import csv_text
+from commbench.cli.terminal import make_console
+
+RESULTS = Path(__file__).parents[2] / "results"
+KEPT = ("quick", "matrix_slow_host", "patterns_1gbit", "train_quick", "train_digits_100mbit")
+#: What is put in the place of a value.
+VALUES: tuple[Any, ...] = (
+    *(None, True, "", "x", "\x1b[31m=1", [], {}, [[]], [None], {"a": 1}, ["x"], [-1.0], [0.0]),
+    *(0, -1, 1.5, 10**6, 10**30, 10**400, 1e-300, 1e300, float("nan"), float("inf"), -float("inf")),
+)
+
+
+def make_run(path: Path) -> Path:
+    """Write a run of one case in two launches."""
+    with Store.open(path, make_info()) as store:
+        for record in make_launches([10.0, 11.0]):
+            store.append(record)
+    return path
+
+
+def use(run: Run, other: Run) -> None:
+    """Make everything that reading makes of a run."""
+    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, run.pair_rows, run.prediction_rows):
+        csv_text(rows)
+    run.findings.to_json()
+    run.model.to_json()
+    console = make_console(io.StringIO())
+    for style in ("table", "nccl-tests", "osu", "csv"):
+        print_run(run, style, console)
+    print_unfinished(run, console)
+    make_page([run], [], beside=False)
+    render_openmetrics(metrics_of(run), benchmark="x")
+    trials_of(run)
+    dated_s(run.info)
+    console.print(render_comparison(compare(run, other)))
+    console.print(render_comparison(compare(other, run)))
+
+
+def is_read_or_refused(read: Callable[[], object]) -> bool:
+    """Whether reading works; it may refuse with a sentence, and do nothing else."""
+    try:
+        read()
+    except InputError as error:
+        assert str(error).strip()  # noqa: PT017 - either outcome is right
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------- run.json
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000])
+def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: bytes) -> None:
+    """Name the file, and the way to what was measured, which works."""
+    path = make_run(tmp_path / "mine")
+    (path / "run.json").write_bytes(content)
+    with pytest.raises(InputError, match=r'run\.json is .*write \{"schema": 1\} into it to read what samples\.jsonl'):
+        load_run(path)
+    (path / "run.json").write_text('{"schema": 1}')
+    assert 2 == load_run(path).rows[0].launches
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"x"', "null", "{}", '{"schema": "1"}', '{"schema": true}'])
+def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
+    """Refuse JSON that is no run."""
+    path = make_run(tmp_path / "mine")
+    (path / "run.json").write_text(content)
+    with pytest.raises(InputError, match="states no schema"):
+        load_run(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("world_size", "2", "world_size must be a whole number"),
+        ("nodes", 10**9, "nodes must be a whole number"),
+        ("relative_half_width", "5 %", "relative_half_width must be a number"),
+        ("launches", {"0": 1}, "launches must be a list"),
+        ("launches", [{"seconds": "7"}], r"launches\[0\].seconds must be a number"),
+        ("environment", [], "environment must be an object"),
+        ("environment", {"hosts": [{"load_average": "low"}]}, r"environment.hosts\[0\].load_average must be a list"),
+        ("ranks", [{"rank": 0}], r"ranks\[0\] lacks host"),
+        ("ranks", [{"rank": 0, "host": "a"}] * 2, "names a rank twice"),
+        ("schema", 2, "knows up to 1"),
+        ("started", 1.5, "started must be a text"),
+    ],
+)
+def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: object, words: str) -> None:
+    """Say which entry is what."""
+    path = make_run(tmp_path / "mine")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, entry: value}))
+    with pytest.raises(InputError, match=words):
+        load_run(path)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00", "0001-01-01T00:00:00"])
+def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
+    """Export the rest, without the moment."""
+    path = make_run(tmp_path / "mine")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "started": text}))
+    assert not {"commbench_run_start_timestamp_seconds"} & {sample.name for sample in metrics_of(load_run(path))}
+
+
+# --------------------------------------------------------------------------------------------------- samples.jsonl
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("times_us", ["10.0"], "times_us must hold numbers"),
+        ("times_us", [-1.0], "times_us must hold numbers from 0"),
+        ("times_us", [math.nan], "times_us must hold numbers"),
+        ("times_us", [math.inf], "times_us must hold numbers"),
+        ("times_us", "10", "times_us must be a list of numbers"),
+        ("launch", "0", "launch must be a whole number"),
+        ("status", "fine", "status must be one of ok, unsupported"),
+        ("reason", None, "reason must be a text"),
+        ("wrong", 0.5, "wrong must be a whole number"),
+        ("flags", "late", "flags must be a list"),
+        ("group_size", 10**12, "group_size must be a whole number"),
+        ("case", {}, "case lacks backend, dtype, message_bytes, operation"),
+        ("case", [], "case must be an object"),
+        ("pairs", [1], "pairs must be an object"),
+        ("pairs", {"source": [0], "target": [1]}, "pairs lacks repetitions, time_us, time_us_p95"),
+        (
+            "pairs",
+            {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1]},
+            "differ in length",
+        ),
+        ("groups", [{}], r"groups\[0\] lacks group, group_size, message_bytes"),
+    ],
+)
+def test_fields_of_other_types_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
+    """Say which line and field is what."""
+    path = make_run(tmp_path / "mine")
+    record = json.loads(json.dumps(make_record(launch=2).to_json()))
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write(json.dumps({**record, field: value}) + "\n")
+    with pytest.raises(InputError, match=f"samples.jsonl line 3 cannot be used: .*{words}"):
+        load_run(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("operation", "all_sum", "Unknown operation 'all_sum'"),
+        ("dtype", "float8", "Unknown dtype 'float8'"),
+        ("dtype", None, "Unknown dtype 'None'"),
+        ("redop", "xor", "Unknown reduction 'xor'"),
+        ("pattern", "star", "Unknown pattern 'star'"),
+        ("pattern", "fan-in", "pattern fan-in is for"),
+    ],
+)
+def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
+    """Say what this version does not know about a case."""
+    path = make_run(tmp_path / "mine")
+    record = json.loads(json.dumps(make_record(launch=2).to_json()))
+    record["case"][field] = value
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write(json.dumps(record) + "\n")
+    with pytest.raises(InputError, match=words):
+        load_run(path)
+
+
+@pytest.mark.parametrize("line", [b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""])
+def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, line: bytes) -> None:
+    """Refuse a line of something else between records, however long; drop it at the end, where a crash leaves such."""
+    path = make_run(tmp_path / "mine")
+    good = (path / "samples.jsonl").read_bytes()
+    (path / "samples.jsonl").write_bytes(line + b"\n" + good)
+    with pytest.raises(InputError, match=r"line 1 (is damaged|cannot be used)"):
+        load_run(path)
+    (path / "samples.jsonl").write_bytes(good + line)
+    assert 2 == len(load_run(path).records)
+
+
+# ----------------------------------------------------------------------------------------------------- other files
+
+
+@pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "recommendation.json"])
+def test_directories_and_loops_in_place_of_files(tmp_path: Path, name: str) -> None:
+    """Refuse what cannot be read as a file."""
+    path = make_run(tmp_path / "mine")
+    (path / name).unlink(missing_ok=True)
+    (path / name).mkdir()
+    with pytest.raises(InputError, match=name):
+        load_run(path)
+    (path / name).rmdir()
+    (path / name).symlink_to(path / name)
+    with pytest.raises(InputError):
+        load_run(path)
+
+
+def test_a_loop_in_place_of_the_run(tmp_path: Path) -> None:
+    """Refuse a symbolic link to itself."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputError):
+        load_run(tmp_path / "loop")
+
+
+def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say that a file may not be read; root, who may read everything, is refused in the system's place."""
+    path = make_run(tmp_path / "mine")
+
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        load_run(path)
+
+
+# ------------------------------------------------------------------------------------------------------------- fuzz
+
+
+@functools.cache
+def kept(name: str) -> tuple[str, tuple[str, ...], str | None]:
+    """Return the files of a kept run: run.json, lines of samples.jsonl (a few of many), recommendation.json."""
+    path = next(RESULTS.glob(f"{name}_xeon2core_*"))
+    lines = (path / "samples.jsonl").read_text().splitlines()
+    few = lines if len(lines) <= 60 else lines[:30] + lines[-30:]
+    recommendation = path / "recommendation.json"
+    return (path / "run.json").read_text(), tuple(few), recommendation.read_text() if recommendation.exists() else None
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path to everything within a value of JSON; of long lists to the first three only."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def change(value: Any, draw: random.Random) -> None:
+    """Delete, replace or insert something anywhere in a value of JSON."""
+    *above, last = draw.choice(list(places(value)))
+    holder = functools.reduce(lambda inner, key: inner[key], above, value)
+    what = draw.choice(("delete", "replace", "insert"))
+    if what == "delete":
+        del holder[last]
+    elif what == "replace" or isinstance(holder, dict):
+        holder[last] = draw.choice(VALUES)
+    else:
+        holder.insert(last, draw.choice(VALUES))
+
+
+def write_changed(path: Path, name: str, draw: random.Random) -> None:
+    """Write a kept run with one file changed in one to three places."""
+    info, lines, recommendation = kept(name)
+    files = {"run.json": [json.loads(info)], "samples.jsonl": [json.loads(line) for line in lines]}
+    files |= {"recommendation.json": [json.loads(recommendation)]} if recommendation else {}
+    chosen = draw.choice(list(files))
+    for _ in range(draw.randint(1, 3)):
+        change(draw.choice(files[chosen]), draw)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    for file, values in files.items():
+        (path / file).write_text("".join(json.dumps(value) + "\n" for value in values))
+
+
+@functools.cache
+def original(name: str) -> Run:
+    """Return a kept run as it is, to compare with."""
+    info, lines, _ = kept(name)
+    with tempfile.TemporaryDirectory() as path:
+        Path(path, "run.json").write_text(info)
+        Path(path, "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        return load_run(path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
+def test_edited_runs_are_read_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
+) -> None:
+    """Make every table, report and comparison of a run that was edited anywhere, or say in a sentence why not."""
+    write_changed(tmp_path / "mine", name, random.Random(seed))
+    is_read_or_refused(lambda: use(load_run(tmp_path / "mine"), original(name)))
+    capsys.readouterr()
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_edited_models_are_read_or_refused(seed: int) -> None:
+    """Rebuild a model that was edited anywhere, or say in a sentence why not."""
+    sizes = (1024, 4096, 16384, 65536)
+    records = [
+        record
+        for size in sizes
+        for record in make_launches(
+            [size / 100, size / 99], make_record().case.__class__(**{**vars(make_record().case), "message_bytes": size})
+        )
+    ]
+    model = json.loads(json.dumps(NetworkModel.fit(records).to_json()))
+    change(model, random.Random(seed))
+    is_read_or_refused(lambda: NetworkModel.from_json(model).to_json())

@@ -1,0 +1,209 @@
+"""Tests of results/: each kept run says how it was made, is listed, and bears out what pages take from it."""
+
+import csv
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.results import Run, load_run
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+KEPT = sorted(path.name for path in RESULTS.iterdir() if (path / "samples.jsonl").exists() or list(path.glob("*.json")))
+TABLE = {
+    name: (what, shlex.split(command))
+    for name, what, command in re.findall(
+        r"^\| \[([\w-]+)\]\(\1\) \| (.+) \| `(.+)` \|$", (RESULTS / "README.md").read_text(), re.MULTILINE
+    )
+}
+
+
+def page(name: str) -> str:
+    """Return a page as one line, without marks of emphasis."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").replace("*", "").split())
+
+
+def statement_of(name: str) -> dict[str, Any]:
+    """Return what says how a run was made: run.json, or of a check of commbench itself the file of its name."""
+    path = RESULTS / name
+    found = [file for file in (path / "run.json", *sorted(path.glob("*.json"))) if file.exists()]
+    stated: dict[str, Any] = json.loads(found[0].read_text())
+    return stated
+
+
+def kept(name: str) -> Run:
+    """Return the kept run whose name begins so."""
+    return load_run(RESULTS / f"{name}_xeon2core_20261121")
+
+
+# ------------------------------------------------------------------------------------------------- how it was made
+
+
+def test_the_table_lists_exactly_the_kept_runs() -> None:
+    """Have one line for each directory."""
+    assert set(KEPT) == set(TABLE)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
+    """Find the command in ``argv``, with the directory it was kept in, and the commit that made it, unchanged."""
+    stated, (_, command) = statement_of(name), TABLE[name]
+    inner = command[command.index("--") + 1 :] if "--" in command else command
+    assert [*inner, "--out", f"results/{name}"] == stated["argv"]
+    assert re.fullmatch(r"[0-9a-f]{40}", stated["git_commit"])
+    assert "complete" == stated.get("status", "complete")
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if (RESULTS / name / "run.json").exists()])
+def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
+    """Find hosts, rate and slow hosts of ``lab run`` in the environment, and none where the command names none.
+
+    A check of commbench itself makes its own clusters.
+    """
+    emulated = (statement_of(name).get("environment") or {}).get("emulated")
+    command = TABLE[name][1]
+    words = command[: command.index("--")] if "--" in command else []
+    asked = dict(zip(words[3::2], words[4::2], strict=True))
+    expected: dict[str, Any] = {}
+    if asked:
+        expected = {"hosts": int(asked["--hosts"]), "rate": asked["--rate"]}
+        expected |= {"slow": dict([asked["--slow"].split("=")])} if "--slow" in asked else {}
+    assert expected == (emulated or {})
+
+
+# ------------------------------------------------------------------------------------------------- what pages say
+
+
+@pytest.mark.parametrize(
+    ("name", "marked", "run"),
+    [
+        ("docs/output.md", "bench output", "bench"),
+        ("docs/output.md", "train output", "train_resnet18_batch1_1gbit"),
+        ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
+    ],
+)
+def test_output_in_pages_is_what_report_prints(name: str, marked: str, run: str, tmp_path: Path) -> None:
+    """Find every line of a page's block in what ``commbench report`` prints, but those about what is left out."""
+    block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
+    lines = [line.rstrip() for line in block.splitlines() if not line.startswith(("Measuring ", "..."))]
+    command = [sys.executable, "-m", "commbench", "report", f"results/{run}_xeon2core_20261121", "--out", str(tmp_path)]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert [] == sorted(set(lines) - {line.rstrip() for line in printed.splitlines()} - {""})
+
+
+def test_figures_of_the_c_loop() -> None:
+    """Take the ratios of docs/evidence.md and README.md from the kept comparison with C."""
+    text = page("docs/evidence.md")
+    with (RESULTS / "accuracy_xeon2core_20261121" / "accuracy.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert 6 == len(lines)
+    for line in lines:
+        numbers = [float(line[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")]
+        ratio, low, high = (f"{number:.3f}" for number in numbers)
+        assert f"{ratio} [{low}, {high}]" in text, line
+    ratios = [float(line["ratio"]) for line in lines]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time in six cases; all-reduce of 8 B: "
+    assert f"{said}0.998 [0.988, 1.002], where a Python loop reads 1.97 times" in page("README.md")
+
+
+def test_figures_of_the_self_check() -> None:
+    """Take the number of false alarms from the kept check."""
+    stated = statement_of("self_check_xeon2core_20261121")
+    said = f"{stated['different']} of {stated['cases']} cases called different"
+    assert said in page("docs/evidence.md")
+    assert said in page("README.md")
+
+
+@pytest.mark.parametrize(
+    ("name", "decimals", "pages"),
+    [
+        ("train_digits_100mbit", 2, ["docs/evidence.md", "README.md"]),
+        ("train_resnet18_batch1_1gbit", 2, ["README.md"]),
+        ("train_resnet18_1gbit", 2, ["docs/output.md", "docs/tuning.md", "README.md"]),
+    ],
+)
+def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) -> None:
+    """Take speedups and their intervals from recommendation.json."""
+    found = kept(name).recommendation
+    assert found is not None
+    speedup, low, high = (f"{number:.{decimals}f}" for number in (found["speedup"], *found["speedup_ci"]))
+    for each in pages:
+        assert re.search(rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)), each
+
+
+def test_figures_of_accuracy_lost() -> None:
+    """Take what top-k costs on the digits from the paired seeds."""
+    found = kept("train_digits_100mbit").recommendation
+    assert found is not None
+    metric = found["cost"]["metric"]
+    points = [100 * number for number in (metric["difference"], *metric["difference_ci"])]
+    middle, low, high = (f"{point + 0.0:.1f}" for point in points)
+    for each in ("docs/evidence.md", "README.md"):
+        assert f"{middle} points [{low}, {high}]" in page(each)
+
+
+def test_figures_of_the_slow_host() -> None:
+    """Take factor and interval from the kept matrix."""
+    worst = max(kept("matrix_slow_host").findings.suspects, key=lambda suspect: suspect.factor)
+    assert worst.ci is not None
+    low, high = (f"{bound:.2f}" for bound in worst.ci)
+    said = f"{worst.factor:.1f} times"
+    assert f"takes {said} [{low}, {high}]" in page("docs/evidence.md").replace("take ", "takes ")
+    assert f"{said} as long [{low}, {high}]" in page("README.md")
+
+
+def test_figures_of_links() -> None:
+    """Take the share of the link's rate that is reached from the kept run, 1 Gbit/s being 0.125 GB/s."""
+    rows = {(row.backend, row.operation): row.busbw_GBps for row in kept("links_1gbit").rows}
+    gloo, mpi = (rows[key] for key in (("gloo", "all_reduce"), ("mpi", "bandwidth")))
+    assert gloo is not None
+    assert mpi is not None
+    shares = [f"{100 * rate / 0.125:.0f} %" for rate in (gloo, mpi)]
+    assert f"a busbw of {shares[0]} of it, MPI `bandwidth` {shares[1]}" in page("docs/evidence.md")
+
+
+def test_figures_of_patterns() -> None:
+    """Take the times of hierarchical and flat all-reduces from the kept run."""
+    rows = kept("patterns_1gbit").rows
+    times = {(row.backend, row.pattern): row for row in rows}
+    text = page("docs/evidence.md")
+    for pattern in ("flat", "hierarchical"):
+        row = times["gloo", pattern]
+        numbers = [(n or math.nan) / 1e3 for n in (row.time_us, row.time_us_ci_low, row.time_us_ci_high)]
+        middle, low, high = (f"{number:.0f}" for number in numbers)
+        assert f"{middle} ms [{low}, {high}] `{pattern}`" in text
+    mpi = [(times["mpi", pattern].time_us or math.nan) / 1e3 for pattern in ("flat", "hierarchical")]
+    assert f"{mpi[0]:.0f} ms flat against {mpi[1]:.0f} ms" in text
+
+
+def test_figures_of_selection() -> None:
+    """Take the gain over torch.topk and the cost in additions from the kept check, over all kinds of data."""
+    with (RESULTS / "selection_xeon2core_20261121" / "selection.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert 8 == len(lines)
+    text = page("docs/evidence.md")
+    fast, gains, additions = (
+        [float(line[name]) for line in lines] for name in ("commbench_ms", "speedup", "additions")
+    )
+    assert f"{min(fast):.0f} to {max(fast):.0f} ms" in text
+    assert f"{min(gains):.1f} to {max(gains):.1f} times" in text
+    assert f"{min(additions):.1f} to {max(additions):.1f} additions" in text
+
+
+def test_figures_of_the_fitted_model() -> None:
+    """Take the error at sizes left out from kept runs, and what a call from Python adds from the comparison with C."""
+    text = page("docs/measuring.md")
+    for name in ("bench", "quick"):
+        error = kept(name).model.to_json()["held_out_error"]
+        assert f"are 4 to 8 apart, it is {100 * error:.0f} %" in text
+    with (RESULTS / "accuracy_xeon2core_20261121" / "accuracy.csv").open() as file:
+        shortest = next(csv.DictReader(file))
+    added = float(shortest["python_us"]) - float(shortest["native_us"])
+    assert f"adds about {added:.1f} us" in text

@@ -1,0 +1,61 @@
+"""Tests of what a framework adds to a library."""
+
+import pytest
+from builders import make_case, make_info, make_launches
+from rich.console import Console
+
+from commbench.results.overhead import overheads
+from commbench.engine.records import Row
+from commbench.report.table import TIME_SLICES, render_overheads
+from commbench.results.summary import summarise_run
+
+
+def rows(ranks_per_gpu: int = 1, **times_us: list[float]) -> list[Row]:
+    """Rows of an all_reduce of 1 KiB by backends, the underscores of whose names stand for hyphens."""
+    records = [
+        record
+        for backend, times in times_us.items()
+        for record in make_launches(times, make_case(backend=backend.replace("_", "-")))
+    ]
+    return summarise_run(records, make_info(ranks_per_gpu=ranks_per_gpu))
+
+
+DIRECT, THROUGH = [10.0, 10.1, 9.9, 10.0, 10.05, 9.95], [14.0, 14.1, 13.9, 14.0, 14.05, 13.95]
+
+
+def test_the_difference_is_told_with_an_interval() -> None:
+    """Say what is added, and as an interval what both intervals leave open."""
+    (found,) = overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))
+    assert pytest.approx((10.0, 14.0, 4.0, 0.4)) == (found.direct_us, found.through_us, found.added_us, found.share)
+    assert 3.5 < (found.added_us_ci_low or 0) < 4.0 < (found.added_us_ci_high or 0) < 4.5
+
+
+def test_only_what_was_timed_both_ways_counts() -> None:
+    """Say nothing of other backends, of one path alone, and of unlike cases."""
+    assert [] == overheads(rows(mpi=DIRECT, gloo=THROUGH))
+    assert [] == overheads(rows(torch_nccl=THROUGH))
+    one = make_launches(DIRECT, make_case(backend="nccl"))
+    other = make_launches(THROUGH, make_case(backend="torch-nccl", algorithm="ring"))
+    assert [] == overheads(summarise_run([*one, *other], make_info()))
+
+
+def test_the_table_has_a_line_for_each_case() -> None:
+    """Show both times and the difference."""
+    console = Console(width=120, record=True, file=None, force_terminal=False)
+    with console.capture() as said:
+        console.print(render_overheads(overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))))
+    title, *_, last = said.get().splitlines()
+    line = last.split()
+    assert "What torch.distributed adds to NCCL" == title.strip()
+    assert ["all_reduce", "flat", "1", "KiB"] == line[:4]
+    assert ["4.0", "us", "40", "%"] == line[-4:]
+
+
+def test_time_slices_are_called_so() -> None:
+    """Say above the table that ranks shared a GPU."""
+    shared = rows(2, nccl=DIRECT, torch_nccl=THROUGH)
+    console = Console(width=120, record=True, file=None, force_terminal=False)
+    with console.capture() as said:
+        console.print(render_overheads(overheads(shared)))
+    assert said.get().startswith(TIME_SLICES)
+    assert ["4.0", "us", "40", "%"] == said.get().splitlines()[-1].split()[-4:]

@@ -1,0 +1,240 @@
+"""Tests of pairs.csv."""
+
+import csv
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import KIB, make_case, make_record
+from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
+
+from commbench import stats
+from commbench.errors import InputError
+from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
+from commbench.engine.records import PairTable, PairTimes, Record
+from commbench.results import Store, load_run
+from commbench.results.tables import columns_text, csv_text
+
+# The contract's order; a change of it is a change of the schema.
+COLUMNS = (  # noqa: SIM905 - reads like the contract
+    "schema, run_id, backend, device, library, transport, operation, source, target, source_host, target_host, dtype, "
+    "message_bytes, window, sync, loop, launches, repetitions, time_us, time_us_ci_low, time_us_ci_high, time_us_p95, "
+    "algbw_GBps, ratio_to_typical, wrong, status, reason, flags"
+).split(", ")
+
+
+def rows_of(
+    records: list[Record], hosts: int = 4, ranks_per_host: int = 1
+) -> dict[tuple[int | None, int | None], PairRow]:
+    """Return the rows of the only matrix by source and target."""
+    info = make_hosts(hosts, ranks_per_host)
+    (matrix,) = matrices(records, info)
+    return {(row.source, row.target): row for row in pair_rows(matrix, info)}
+
+
+def test_columns_are_the_contract() -> None:
+    """Keep the columns and their order."""
+    assert tuple(COLUMNS) == PAIR_COLUMNS
+
+
+def test_every_ordered_pair_has_a_row() -> None:
+    """Write each pair once in each direction, with the hosts of its ranks."""
+    rows = rows_of(make_matrix(2, 2), 2, 2)
+    assert {(a, b) for a in range(4) for b in range(4) if a != b} == set(rows)
+    assert ("host1", "host2") == (rows[1, 2].source_host, rows[1, 2].target_host)
+    assert ("mpi", "bandwidth", "float32", 2**20, "ok") == (
+        rows[0, 1].backend,
+        rows[0, 1].operation,
+        rows[0, 1].dtype,
+        rows[0, 1].message_bytes,
+        rows[0, 1].status,
+    )
+
+
+@pytest.mark.parametrize("launches", [2, 5, 6, 10])
+def test_times_are_summarised_over_launches(launches: int) -> None:
+    """Take the median of launch medians, with the interval that collectives.csv would have."""
+    records = make_matrix(3, launches=launches)
+    times = [next(pair.time_us for pair in record.pairs if (pair.source, pair.target) == (2, 1)) for record in records]
+    row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
+    assert interval is not None
+    assert pytest.approx([np.median(times), interval.low, interval.high, 1.1 * np.median(times)]) == [
+        row.time_us,
+        row.time_us_ci_low,
+        row.time_us_ci_high,
+        row.time_us_p95,
+    ]
+    assert (launches, 30 * launches) == (row.launches, row.repetitions)
+
+
+def test_one_launch_has_no_interval() -> None:
+    """Leave the interval empty where there is one launch, and flag it."""
+    row = rows_of(make_matrix(3, launches=1), 3)[0, 1]
+    assert (None, None, "one_launch") == (row.time_us_ci_low, row.time_us_ci_high, row.flags)
+    assert "few_launches" == rows_of(make_matrix(3, launches=3), 3)[0, 1].flags
+
+
+def test_bandwidth_is_of_the_message() -> None:
+    """Divide the bytes by the time; bytes both ways at once count twice."""
+    assert pytest.approx(2**20 / (INTER_US * 1e3)) == rows_of(make_matrix(3, noise=0), 3)[0, 1].algbw_GBps
+    case = make_case("bibandwidth", pattern="matrix", message_bytes=KIB)
+    row = rows_of(make_matrix(3, noise=0, case=case), 3)[0, 1]
+    assert pytest.approx(2 * KIB / (INTER_US * 1e3)) == row.algbw_GBps
+
+
+def test_pairs_are_compared_with_their_kind() -> None:
+    """Hold a pair within a host against such pairs, one between hosts against those."""
+    rows = rows_of(make_matrix(3, 2, noise=0, host_slowness=receiving(2, 3.0)), 3, 2)
+    ratios = [rows[pair].ratio_to_typical for pair in ((0, 1), (0, 2), (0, 4), (4, 0))]
+    assert pytest.approx([1, 1, 3, 1]) == ratios
+    assert pytest.approx([INTRA_US, INTER_US]) == [rows[0, 1].time_us, rows[0, 2].time_us]
+
+
+def test_wrong_pair_has_no_bandwidth() -> None:
+    """Call a pair wrong in whose data any launch found wrong elements, and no other."""
+    records = make_matrix(3)
+    broken = [replace(pair, wrong=7) if (pair.source, pair.target) == (1, 2) else pair for pair in records[2].pairs]
+    records[2] = replace(records[2], pairs=broken, status="wrong")
+    rows = rows_of(records, 3)
+    assert ("wrong", 7, None, None) == tuple(
+        getattr(rows[1, 2], name) for name in ("status", "wrong", "algbw_GBps", "ratio_to_typical")
+    )
+    assert "" != rows[1, 2].reason
+    assert {"ok"} == {row.status for pair, row in rows.items() if pair != (1, 2)}
+
+
+def test_unverified_pairs_say_so() -> None:
+    """Leave the count empty where nothing could be verified."""
+    records = make_matrix(3)
+    records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
+    row = rows_of(records, 3)[0, 1]
+    assert (None, "ok") == (row.wrong, row.status)
+
+
+def test_doubts_of_a_launch_hold_for_its_pairs() -> None:
+    """Flag pairs for what is doubtful about their launch, but not for how the times of all pairs lie."""
+    flags = ("throttled", "clock", "late", "bimodal")
+    assert "late;clock;throttled" == rows_of(make_matrix(3, flags=flags), 3)[0, 1].flags
+
+
+def test_launch_that_lacks_a_pair() -> None:
+    """Summarise a pair over the launches that have it."""
+    records = make_matrix(3)
+    records[0] = replace(records[0], pairs=records[0].pairs[1:])
+    rows = rows_of(records, 3)
+    assert (5, 6) == (rows[0, 1].launches, rows[0, 2].launches)
+    assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
+
+
+def test_untimed_pairs_are_counted() -> None:
+    """Count ordered pairs that no launch has, those of a rank that has none at all among them."""
+    info, records = make_hosts(4), make_matrix(4, group_size=4)
+    untimed = [(rank, 3) for rank in range(3)] + [(3, rank) for rank in range(3)]
+    (whole,), (part,) = matrices(records, info), matrices(without(records, *untimed), info)
+    assert (0, 6) == (whole.untimed, part.untimed)
+    assert ["host1", "host2", "host3", "host4"] == list(part.hosts)
+
+
+def test_emulated_pairs_are_flagged() -> None:
+    """Say of every pair that its link was emulated."""
+    info = make_hosts(3, environment={"emulated": {"rate": "1gbit"}})
+    (matrix,) = matrices(make_matrix(3), info)
+    assert {"emulated"} == {row.flags for row in pair_rows(matrix, info)}
+
+
+def test_the_slowest_rows_come_first_where_only_some_are_wanted() -> None:
+    """Return as many rows as asked for, those slowest beside their kind, the same as among all."""
+    info = make_hosts(4)
+    (matrix,) = matrices(make_matrix(4, host_slowness=lambda a, b: 3.0 if (a, b) == (2, 1) else 1.0), info)
+    first, *others = pair_rows(matrix, info, most=5)
+    assert (2, 1, 4) == (first.source, first.target, len(others))
+    assert {first, *others} <= set(pair_rows(matrix, info))
+
+
+def test_unknown_hosts_are_one() -> None:
+    """Read a run that does not say where its ranks were."""
+    (matrix,) = matrices(make_matrix(3), {})
+    assert not matrix.is_inter.any()
+    assert {("", "")} == {(row.source_host, row.target_host) for row in pair_rows(matrix, {})}
+
+
+def test_only_measured_matrices_count() -> None:
+    """Make nothing of other patterns, nor of a matrix that was not measured."""
+    failed = make_record(make_case("bandwidth", pattern="matrix"), status="failed")
+    assert [] == matrices([make_record(), failed], make_hosts(2))
+
+
+def test_columns_and_rows_agree() -> None:
+    """Write by columns what would be written by rows."""
+    info = make_hosts(2, 2)
+    (matrix,) = matrices(make_matrix(2, 2), info)
+    by_column = columns_text([pair_columns(matrix, info)], PAIR_COLUMNS)
+    assert csv_text(pair_rows(matrix, info), PAIR_COLUMNS) == by_column
+
+
+def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
+    """Write pairs.csv of a run with a matrix, and make the same rows of what was read back."""
+    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
+        store.append(make_record())
+        store.write_summary()
+        assert not (tmp_path / "mine" / "pairs.csv").exists()
+        for record in make_matrix(3):
+            store.append(record)
+        store.write_summary()
+    lines = list(csv.DictReader((tmp_path / "mine" / "pairs.csv").read_text().splitlines()))
+    rows = load_run(tmp_path / "mine").pair_rows
+    assert [(str(row.source), str(row.target), f"{row.time_us:.6g}") for row in rows] == [
+        (line["source"], line["target"], f"{float(line['time_us']):.6g}") for line in lines
+    ]
+    assert 6 == len(lines)
+
+
+def test_pairs_come_back_as_a_table_that_equals_them() -> None:
+    """Read a launch's pairs as arrays, with what could not be verified as it was."""
+    pairs = [
+        PairTimes(source=source, target=1 - source, time_us=9.5, time_us_p95=10.0, repetitions=30, wrong=wrong)
+        for source, wrong in ((0, None), (1, 3))
+    ]
+    record = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs)
+    back = Record.from_json(json.loads(json.dumps(record.to_json()))).pairs
+
+    assert isinstance(back, PairTable)
+    assert (pairs, pairs[1:], 2) == (list(back), list(back[1:]), len(back))
+    assert back == pairs
+    assert back != pairs[:1]
+    assert [] == list(PairTable.of([]))
+    assert record.to_json() == replace(record, pairs=back).to_json()
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {"source": [0], "target": [1]},
+        {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
+        {"source": ["a"], "target": [1], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
+    ],
+)
+def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
+    """Name a line whose pairs lack a field, differ in length or hold no numbers."""
+    stored = make_record(make_case("bandwidth", pattern="matrix")).to_json()
+    with pytest.raises(InputError, match="not a record"):
+        Record.from_json({**stored, "pairs": pairs})
+
+
+def test_three_hundred_ranks_take_seconds() -> None:
+    """Summarise 89,700 pairs in less time than reading them takes people."""
+    pairs = [
+        PairTimes(source=a, target=b, time_us=100.0 + a + b, time_us_p95=120.0, repetitions=30, wrong=0)
+        for a in range(300)
+        for b in range(300)
+        if a != b
+    ]
+    case, info = make_case("bandwidth", pattern="matrix"), make_hosts(300)
+    records = [make_record(case, launch=launch, pairs=pairs) for launch in range(2)]
+    begun = time.process_time()
+    text = columns_text((pair_columns(matrix, info) for matrix in matrices(records, info)), PAIR_COLUMNS)
+    assert 30 > time.process_time() - begun
+    assert 1 + 300 * 299 == text.count("\n")

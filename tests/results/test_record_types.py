@@ -1,0 +1,52 @@
+"""Tests of what both kinds of cases and records share."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from builders import make_case, make_record
+
+from commbench.errors import InputError
+from commbench.results.record_types import AnyCase, blank_record, collective_records, read_case, read_record, training_records
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+
+CASES = [make_case(), TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_is_read_back_as_its_kind(case: AnyCase) -> None:
+    """Tell a training case by its workload."""
+    assert case == read_case(json.loads(json.dumps(dataclasses.asdict(case))))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
+    """State the case, the launch and why there is no more, and read it back."""
+    record = blank_record(case, launch=3, status="hung", reason="rank 1 is stopped")
+    assert (case, 3, "hung", "rank 1 is stopped") == (record.case, record.launch, record.status, record.reason)
+    assert type(record) is type(read_record(json.loads(json.dumps(record.to_json()))))
+    assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
+
+
+@pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("nccl", "")])
+def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
+    """Leave the device empty where nobody came to tell which GPU it was."""
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
+    record = blank_record(case, launch=0, status="hung", reason="rank 1 is stopped")
+    assert isinstance(record, TrainingRecord)
+    assert device == record.device
+
+
+def test_records_are_told_apart() -> None:
+    """Keep the order within a kind."""
+    records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]
+    assert (tuple(records[::2]), (records[1],)) == (collective_records(records), training_records(records))
+
+
+@pytest.mark.parametrize("data", [3, None, {}, {"case": 3}, {"case": {"workload": "tiny"}}, {"case": {}, "launch": 0}])
+def test_what_is_no_record_is_refused(data: Any) -> None:
+    """Say so in one sentence, whatever it is."""
+    with pytest.raises(InputError, match="is not a record of commbench"):
+        read_record(data)

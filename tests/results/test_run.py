@@ -1,0 +1,212 @@
+"""Tests of a whole run from the command line on real ranks, from one to four."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commbench.launch.launchers import MpirunLauncher
+from commbench.engine.records import COLUMNS
+from commbench.system.topology import last_level_cache_bytes
+
+pytestmark = pytest.mark.mpi
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``commbench run`` in ``cwd`` and return what it did."""
+    environment = {
+        **os.environ,
+        "OMPI_MCA_btl": "^ofi",
+        "NCCL_AUTH_TOKEN": "hush-hush",
+        "OMPI_MY_PASSWORD": "hush-hush",
+    }
+    command = [sys.executable, "-m", "commbench", "run", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Return the lines of a run's table."""
+    with (folder / "collectives.csv").open(encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        assert list(COLUMNS) == reader.fieldnames
+        return list(reader)
+
+
+@pytest.fixture(autouse=True)
+def libraries() -> None:
+    """Skip where there is nothing to measure with."""
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    pytest.importorskip("torch", reason="needs torch")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Path, ranks: int) -> None:
+    """Measure the collectives and the point-to-point operations; every row is ok and verified, or says why not."""
+    operations = (
+        "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
+    )
+    arguments = (
+        "-c",
+        operations,
+        "--sizes",
+        "8,4K",
+        "-n",
+        str(ranks),
+        "--oversubscribe",
+        "--launches",
+        "1",
+        "--out",
+        "r",
+    )
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "r")
+    pairs = {"latency", "sendrecv"}
+    unsupported = {row["operation"] for row in rows if row["status"] == "unsupported"}
+    assert (pairs if ranks == 1 else set()) == unsupported
+    measured = [row for row in rows if row["status"] == "ok"]
+    assert len(rows) == len(measured) + sum(row["status"] == "unsupported" for row in rows)
+    for row in measured:
+        assert row["wrong"] == "0"
+        assert 0 < float(row["time_us_ci_low"]) <= float(row["time_us"]) <= float(row["time_us_ci_high"])
+        assert float(row["harness_us"]) > 0
+        assert row["transport"]
+        assert str(ranks) == row["world_size"]
+    busy = len(os.sched_getaffinity(0)) < ranks
+    assert all(("oversubscribed" in row["flags"]) == busy for row in measured)
+
+
+def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:
+    """Repeat the command on the same directory: no new line, the same table; secrets are in no file."""
+    arguments = ("-c", "all_reduce", "--sizes", "8,64", "-n", "2", "--oversubscribe", "--launches", "2", "--out", "r")
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    samples = (tmp_path / "r" / "samples.jsonl").read_text()
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    assert samples == (tmp_path / "r" / "samples.jsonl").read_text()
+    cases: list[Any] = [json.loads(line) for line in samples.splitlines()]
+    assert len(cases) == 2 * 2 * 2
+    assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
+
+
+def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
+    """State a larger harness for the loop in Python, in rows that say which loop it was."""
+    harness = {}
+    for loop in ("native", "python"):
+        common = (
+            "-c",
+            "all_reduce",
+            "--sizes",
+            "8",
+            "--backend",
+            "mpi",
+            "-n",
+            "2",
+            "--oversubscribe",
+            "--launches",
+            "1",
+        )
+        assert run(*common, "--loop", loop, "--out", loop, cwd=tmp_path).returncode == 0
+        (row,) = rows_of(tmp_path / loop)
+        assert loop == row["loop"]
+        harness[loop] = float(row["harness_us"])
+    assert harness["native"] < harness["python"]
+
+
+def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
+    """Measure with every synchronisation and find it in the row; without one, operations follow each other."""
+    for sync, cadence in (("round-time", "isolated"), ("dissemination", "isolated"), ("none", "pipelined")):
+        arguments = (
+            "-c",
+            "all_reduce",
+            "--sizes",
+            "8",
+            "-n",
+            "2",
+            "--oversubscribe",
+            "--launches",
+            "1",
+            "--sync",
+            sync,
+        )
+        assert run(*arguments, "--out", sync, cwd=tmp_path).returncode == 0
+        for row in rows_of(tmp_path / sync):
+            assert (sync, cadence) == (row["sync"], row["cadence"])
+            assert float(row["skew_us"]) >= 0
+
+
+def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
+    """Add a launch with each mpirun, and let rank 0 alone print the table."""
+    arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "mpi", "--sync", "dissemination", "--out", "r")
+    environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
+    for _ in range(2):
+        done = subprocess.run(
+            mpirun.command(2, ["-m", "commbench", *arguments]),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert 1 == done.stdout.count("Results: r/collectives.csv")
+    (row,) = rows_of(tmp_path / "r")
+    assert ("2", "ok") == (row["launches"], row["status"])
+    launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]
+    assert [("collectives", 0), ("collectives", 1)] == [(entry["stage"], entry["launch"]) for entry in launches]
+
+
+@pytest.mark.slow
+def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
+    """Measure on the first two ranks while the third stands aside, then on all three, verified on both backends."""
+    arguments = ("-c", "all_reduce,latency", "--sizes", "1K", "--world-sizes", "2,3", "-n", "3", "--oversubscribe")
+    done = run(*arguments, "--launches", "1", "--out", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "r")
+    assert {("ok", "3", "0")} == {(row["status"], row["world_size"], row["wrong"]) for row in rows}
+    groups = sorted((row["operation"], row["group"], row["group_size"]) for row in rows if row["backend"] == "mpi")
+    assert [
+        ("all_reduce", "0-1", "2"),
+        ("all_reduce", "0-2", "3"),
+        ("latency", "0,2", "2"),
+        ("latency", "0-1", "2"),
+    ] == groups
+    assert 8 == len(rows)
+    assert "Scaling: time on the first n ranks" in done.stdout
+
+
+def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
+    """Verify and time rotated buffers on both backends, of which small ones fit into the cache; refuse graphs."""
+    if not last_level_cache_bytes():
+        pytest.skip("the system does not tell how large this machine's caches are")
+    arguments = (
+        "-c",
+        "all_reduce,all_gather",
+        "--sizes",
+        "8,1M",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--launches",
+        "1",
+        "--buffers",
+        "hot,rotated",
+        "--cadence",
+        "isolated,graph",
+    )
+    assert run(*arguments, "--out", "turns", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path / "turns")
+    found = {(row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"]) for row in rows}
+    each = [(backend, buffers) for backend in ("mpi", "gloo") for buffers in ("hot", "rotated")]
+    endings = [("isolated", "ok", "0"), ("graph", "unsupported", "")]
+    assert {(*one, *ending) for one in each for ending in endings} == found
+    assert all(
+        ("in_cache" in row["flags"].split(";")) == ((row["buffers"], row["message_bytes"]) == ("rotated", "8"))
+        for row in rows
+        if row["status"] == "ok"
+    )

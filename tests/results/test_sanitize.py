@@ -1,0 +1,80 @@
+"""Tests of showing text from elsewhere: nothing in it is markup, a terminal's command or a spreadsheet's formula."""
+
+import io
+
+import pytest
+from builders import make_case, make_info, make_launches, make_record
+from rich.table import Table
+from rich.text import Text
+
+from commbench.results.tables import cell_text, one_line, visible
+from commbench.engine.records import Row
+from commbench.report.text_formats import render
+from commbench.report.table import render_table
+from commbench.results.summary import summarise_run
+from commbench.results.tables import csv_text
+from commbench.cli.terminal import make_console
+
+HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
+
+
+def shown(*parts: object, terminal: bool = False) -> str:
+    """Return what a console writes."""
+    stream = io.StringIO()
+    if terminal:
+        stream.isatty = lambda: True  # type: ignore[method-assign]  # what rich and we ask
+    console = make_console(stream)
+    for part in parts:
+        console.print(part)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
+    """Print names as they are, with control characters as escapes: alone, styled, and in tables."""
+    table = Table()
+    table.add_column(HOSTILE, no_wrap=True)
+    table.add_row(HOSTILE)
+    text = shown(HOSTILE, Text(HOSTILE, style="bold"), table, terminal=terminal)
+    assert 4 == text.count("[red]x[/red] :smile: ")
+    assert 2 <= text.count(r"\x1b[31mred\x1b[0m \x9b2J \u202eabc")  # a table may be too narrow for all of it
+    assert "\x1b[31m" not in text
+    assert "\x9b" not in text
+    assert "\u202e" not in text
+
+
+def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
+    """Print backends, reasons and hosts of a run literally."""
+    case = make_case(backend="[red]x[/red]")
+    failed = make_record(make_case(backend="b", message_bytes=8), status="failed", reason="\x1b]0;title\x07 [b]no[/b]")
+    rows = summarise_run([*make_launches([10.0] * 6, case), failed], make_info())
+    text = shown(render_table(rows, width=100, hosts=[HOSTILE] * 2))
+    assert "[red]x[/red]" in text
+    assert "[b]no[/b]" in text
+    assert r"\x1b]0;title" in text
+    assert "\x1b" not in text
+
+
+def test_other_formats_keep_comments_on_their_line() -> None:
+    """Let no reason or library forge a line of results."""
+    records = make_launches([10.0] * 6, library="lib\n8 2 float sum -1 1 1 1 0")
+    records.append(make_record(make_case(message_bytes=8), status="failed", reason="no\n16 4 float sum -1 1 1 1 0\x1b"))
+    rows = summarise_run(records, make_info())
+    for style in ("nccl-tests", "osu"):
+        lines = [line for line in render(rows, style).splitlines() if line and not line.startswith("#")]
+        assert 1 == len(lines)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_csv_cells_begin_no_formula(start: str) -> None:
+    """Put an apostrophe before texts, in every column of text; numbers stay numbers."""
+    row = Row(device=f"{start}1", reason=f"{start}2", skew_us=-1.5)
+    text = csv_text([row], ["device", "reason", "skew_us"])
+    first, reason, number = text.split("\n", 1)[1].rstrip("\n").replace('"', "").split(",")
+    assert (f"'{start}1", "-1.5") == (first, number)
+    assert reason in {f"'{start}2", "2"}  # white space before a reason is dropped
+
+
+def test_plain_texts_stay() -> None:
+    """Change nothing that is harmless, and leave new lines to who lays out lines."""
+    assert ("µs ±2 %\n", "a\\nb", "0-3") == (visible("µs ±2 %\n"), one_line("a\nb"), cell_text("0-3"))

@@ -1,0 +1,121 @@
+"""Tests of what ranks that take turns on a GPU count for: their rows are shown, and nothing is concluded from them."""
+
+from pathlib import Path
+
+import pytest
+from builders import MIB, STEADY, make_case, make_launches
+from laws import sweep
+from matrices import make_hosts, make_matrix, touching
+
+from commbench.engine.records import FLAGS, Record
+from commbench.report.figures.sizes import families
+from commbench.report.figures.matrix import matrix_figures
+from commbench.report.page.collectives import overhead_tables
+from commbench.report.page.conclusion import find_conclusion
+from commbench.report.page.conclusion import bandwidths, latencies, pairs
+from commbench.report.table import TIME_SLICES
+from commbench.analysis.scaling import growths
+from commbench.results.sharing import shares_gpu
+from commbench.results import MODEL, PAIRS, Run, Store
+
+DOUBT = FLAGS["shared_gpu"]
+
+
+def records_of(backend: str) -> list[Record]:
+    """Return a matrix in which a host is slow, and two operations over message sizes."""
+    case = make_case("bandwidth", pattern="matrix", message_bytes=MIB, backend=backend)
+    matrix = make_matrix(4, host_slowness=touching(2, 4.0), case=case)
+    return [*matrix, *sweep(make_case(backend=backend)), *sweep(make_case("latency", backend=backend))]
+
+
+def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
+    """Return a run of them."""
+    info = make_hosts(4, ranks_per_gpu=ranks_per_gpu)
+    return Run(path=Path("results/mine"), info=info, records=tuple(records_of(backend)))
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks_per_gpu", "shares"),
+    [
+        ("nccl", 2, True),
+        ("torch-nccl", 8, True),
+        ("mpi-cuda", 2, True),
+        ("nccl", 1, False),
+        ("nccl", None, False),
+        ("mpi", 2, False),
+        ("gloo", 2, False),
+    ],
+)
+def test_only_backends_on_gpus_share_them(backend: str, ranks_per_gpu: int | None, *, shares: bool) -> None:
+    """Count what is carried through the host's memory whatever else the run did on GPUs."""
+    assert shares == shares_gpu(backend, {"ranks_per_gpu": ranks_per_gpu})
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks_per_gpu", "counts"), [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)]
+)
+def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu: int, *, counts: bool) -> None:
+    """Keep the rows and pairs, and make no rate, curve, heat map, suspect or model of them."""
+    run = run_on(backend, ranks_per_gpu)
+    assert 1 == len(run.matrices)
+    assert {"all_reduce", "latency", "bandwidth"} == {row.operation for row in run.rows}
+    made = {
+        "rates": [*bandwidths(run), *latencies(run)],
+        "pairs": list(pairs(run)),
+        "curves": families([run]),
+        "heat maps": matrix_figures([run]),
+        "suspects": run.findings.suspects,
+        "model": run.model.curves,
+    }
+    assert dict.fromkeys(made, counts) == {name: bool(found) for name, found in made.items()}
+
+
+def test_the_first_screen_says_so_alone() -> None:
+    """Name the doubt first, and no bandwidth."""
+    (found,) = find_conclusion([run_on("nccl", 2)])
+    assert "Doubts" == found.label
+    assert any(DOUBT in text for text in found.texts)
+
+
+def test_one_such_row_among_many_is_named() -> None:
+    """Say it however few rows it is about."""
+    records = [*sweep(), *sweep(make_case("all_gather")), *make_launches(STEADY, make_case(backend="nccl"))]
+    run = Run(path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records))
+    texts = [text for found in find_conclusion([run]) if found.label == "Doubts" for text in found.texts]
+    assert [f"1 of {len(run.rows)} rows are flagged shared_gpu: {DOUBT}."] == texts
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "flagged"), [(1, False), (2, True)])
+def test_files_hold_the_rows_with_their_flag(tmp_path: Path, ranks_per_gpu: int, *, flagged: bool) -> None:
+    """Flag every pair in pairs.csv, and write no model."""
+    with Store.open(tmp_path / "run", make_hosts(4, ranks_per_gpu=ranks_per_gpu)) as store:
+        for record in records_of("nccl"):
+            store.append(record)
+        store.write_summary()
+    lines = (tmp_path / "run" / PAIRS).read_text().splitlines()[1:]
+    assert {flagged} == {line.endswith("shared_gpu") for line in lines}
+    assert flagged != (tmp_path / "run" / MODEL).exists()
+    assert flagged == (store.info.get("suspects") is None)
+
+
+@pytest.mark.parametrize(("backend", "law"), [("mpi", "n"), ("nccl", "")])
+def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
+    """Show how times grow, and do not say with what."""
+    records = [
+        record
+        for ranks in (2, 4, 8)
+        for record in make_launches(
+            [ranks * time for time in STEADY], make_case(backend=backend, world_size=None if ranks == 8 else ranks)
+        )
+    ]
+    (growth,) = growths(records, make_hosts(1, 8, ranks_per_gpu=8))
+    assert (4.0, law) == (pytest.approx(growth.ratio), growth.law)
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "notes"), [(1, []), (2, [TIME_SLICES])])
+def test_what_torch_adds_to_time_slices_is_called_so(ranks_per_gpu: int, notes: list[str]) -> None:
+    """Say so by the table of a page."""
+    records = [*records_of("nccl"), *records_of("torch-nccl")]
+    run = Run(path=Path("results/mine"), info=make_hosts(4, ranks_per_gpu=ranks_per_gpu), records=tuple(records))
+    (table,) = overhead_tables([run])
+    assert notes == table.notes

@@ -1,0 +1,518 @@
+"""Tests of a run's directory: create, append, resume, refuse, read."""
+
+import copy
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
+
+from commbench.errors import InputError, LaunchError
+from commbench.results.record_types import AnyRecord
+from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record
+from commbench.results import Store, check_out, load_run
+from commbench.results.files import as_json
+from commbench.results.tables import csv_text
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.recommendation import Choice, Recommendation
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, Bucket, TrainingRecord
+
+
+def make_run(path: Path, records: list[Record], **info: Any) -> Path:
+    """Write a closed run."""
+    with Store.open(path, make_info(**info)) as store:
+        for record in records:
+            store.append(record)
+        store.write_summary()
+    return path
+
+
+def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
+    """Return content and time of change of every file below a path."""
+    return {
+        str(file): (file.read_bytes() if file.is_file() else b"", file.stat().st_mtime_ns)
+        for file in [path, *path.rglob("*")]
+    }
+
+
+def refusal(path: Path, header: dict[str, Any] | None = None) -> str:
+    """Return the sentence of a refused opening; nothing may have changed around the path."""
+    before = snapshot(path.parent)
+    with pytest.raises(InputError) as caught:
+        Store.open(path, make_info() if header is None else header)
+    assert before == snapshot(path.parent)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------- create and append
+
+
+def test_new_run_has_its_header(tmp_path: Path) -> None:
+    """Create the directory with parents and write the header with schema and run_id."""
+    header = {name: value for name, value in make_info().items() if name not in {"run_id", "schema"}}
+    with Store.open(tmp_path / "results" / "mine", header) as store:
+        assert not store.resumed
+        assert {"schema": 1, "run_id": "mine"} | header == store.info
+    assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
+
+
+def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
+    """Remove what was made for it and nothing else; keep a run with records, or one that was there before."""
+    (tmp_path / "mine").mkdir()
+    for path, left in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
+        with Store.open(path, make_info()) as store:
+            store.discard()
+        assert not (left or path / "run.json").exists()
+    assert [tmp_path / "mine"] == list(tmp_path.iterdir())
+    for discarded in (False, True):
+        with Store.open(tmp_path / "mine", make_info()) as store:
+            if discarded:
+                store.discard()
+    assert (tmp_path / "mine" / "run.json").exists()
+
+
+def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
+    """Write the entries as they were, without those that have been added."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        before = dict(store.info)
+        store.update(status="running", added=1)
+        store.restore(before)
+        assert before == store.info == json.loads((tmp_path / "mine" / "run.json").read_text())
+
+
+def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Append one line a record and read equal records."""
+    last = make_record(
+        make_case("barrier"), status="hung", reason="rank 1 \u2192 \u00e9\n \udcff."
+    )  # undecodable bytes
+    records = [*make_launches(STEADY), last]
+    make_run(tmp_path / "mine", records)
+    expected = [json.loads(json.dumps(record.to_json())) for record in records]
+    assert expected == [record.to_json() for record in load_run(tmp_path / "mine").records]
+    assert len(records) == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
+
+
+def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
+    """Take numpy's arrays and numbers in a record."""
+    record = make_record(times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0))
+    run = load_run(make_run(tmp_path / "mine", [record]))
+    assert ([1.5, 2.5], [1, 1], 0) == (run.records[0].times_us, run.records[0].rank_slowest, run.records[0].wrong)
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    """Read what is known of a record, its case, its groups, its overlap and its pairs, and nothing else."""
+    record = make_record(
+        groups=[GroupTimes(group="0-1", group_size=2, message_bytes=KIB)],
+        overlap=Overlap(pure_us=3.0, compute_us=2.0, overall_us=4.0),
+        pairs=[PairTimes(source=0, target=1, time_us=3.0, time_us_p95=4.0, repetitions=6)],
+    )
+    plain = json.loads(json.dumps(record.to_json()))
+    later = copy.deepcopy(plain)
+    for place in (later, later["case"], later["groups"][0], later["overlap"]):
+        place["colour"] = "red"
+    later["pairs"]["colour"] = ["red"]
+    assert plain == json.loads(json.dumps(Record.from_json(later).to_json()))
+
+
+def test_each_record_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync the file once a record."""
+    synced: list[int] = []
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        monkeypatch.setattr(os, "fsync", lambda _: synced.append(len((tmp_path / "mine/samples.jsonl").read_bytes())))
+        for launch in range(3):
+            store.append(make_record(launch=launch))
+    assert 3 == len(set(synced))
+
+
+def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say so in one sentence and keep what was written before."""
+    real_write = os.write
+
+    def fill(descriptor: int, data: bytes) -> int:
+        real_write(descriptor, data[:20])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(make_record())
+        monkeypatch.setattr(os, "write", fill)
+        with pytest.raises(LaunchError, match=r"samples\.jsonl cannot be used \(No space left on device\); make room"):
+            store.append(make_record(launch=1))
+        monkeypatch.undo()
+        store.append(make_record(launch=2))
+        assert [0, 2] == [record.launch for record in store.records]
+    assert [0, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
+
+
+def test_update_rewrites_the_header(tmp_path: Path) -> None:
+    """Set entries and keep the others."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.update(status="complete", launches=[{"launch": 0}])
+    assert make_info(status="complete", launches=[{"launch": 0}]) == load_run(tmp_path / "mine").info
+
+
+def test_failed_rewrite_keeps_the_old_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never leave a half-written run.json."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(LaunchError, match=r"run\.json"):
+            store.update(status="complete")
+    assert make_info() == load_run(tmp_path / "mine").info
+
+
+# ----------------------------------------------------------------------------------------------------- training
+
+
+def make_trained(**changes: Any) -> TrainingRecord:
+    """Return the record of a configuration in one launch."""
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, **changes)
+    bucket = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
+    return TrainingRecord(
+        case=case, launch=0, step_ms=[5.0, 6.0], block_lengths=[2], metrics=[(2, 0.5)], buckets=[bucket]
+    )
+
+
+def plain(record: AnyRecord) -> Any:
+    """Return a record as it is read back, where tuples are lists."""
+    return json.loads(json.dumps(record.to_json()))
+
+
+def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
+    """Keep them in one file in the order of writing, and tell them apart by the case."""
+    records = [make_record(), make_trained(), make_record(launch=1), make_trained(hook="fp16")]
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        for record in records:
+            store.append(record)
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        assert [plain(record) for record in records] == [plain(record) for record in store.records]
+    run = load_run(tmp_path / "mine")
+    assert [plain(record) for record in records[::2]] == [plain(record) for record in run.records]
+    assert [plain(record) for record in records[1::2]] == [plain(record) for record in run.training_records]
+    assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
+
+
+@pytest.mark.parametrize(
+    ("records", "tables"),
+    [
+        ([], set()),
+        ([make_record()], {"collectives.csv"}),
+        ([make_trained()], {"ddp.csv", "buckets.csv"}),
+        ([make_record(), make_trained()], {"collectives.csv", "ddp.csv", "buckets.csv"}),
+    ],
+)
+def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyRecord], tables: set[str]) -> None:
+    """Write the tables of a kind only where there are records of it."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        for record in records:
+            store.append(record)
+        store.write_summary()
+    assert tables == {file.name for file in (tmp_path / "mine").glob("*.csv")}
+    run = load_run(tmp_path / "mine")
+    for name, text in {
+        "ddp.csv": csv_text(run.training_rows, DDP_COLUMNS),
+        "buckets.csv": csv_text(run.bucket_rows, BUCKET_COLUMNS),
+    }.items():
+        assert name not in tables or text == (tmp_path / "mine" / name).read_text()
+
+
+def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
+    """Refuse a line that is of training but holds no record."""
+    path = make_run(tmp_path / "mine", [])
+    (path / "samples.jsonl").write_text('{"case": {"workload": "tiny"}, "launch": 0}\n')
+    assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
+
+
+def conclusion(verdict: Literal["change", "keep"]) -> dict[str, Any]:
+    """Return what a training concludes, as it is written."""
+    choice = Choice(bucket_cap_mb="25", hook="none", density=None, precision="fp32", accumulation=1)
+    return Recommendation(
+        workload="mlp",
+        world_size=2,
+        baseline=choice,
+        best=choice,
+        best_uncompressed=choice,
+        speedup=1.5,
+        speedup_ci=(1.4, 1.6),
+        verdict=verdict,
+        reason="so",
+        snippet="",
+        measured_steps=1,
+        exhaustive_steps=2,
+    ).to_json()
+
+
+def test_a_recommendation_comes_back(tmp_path: Path) -> None:
+    """Write it in one step beside the run, replace it, and read it back; without one there is none."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        assert load_run(tmp_path / "mine").recommendation is None
+        store.write_recommendation(conclusion("keep") | {"speedup": np.float64(1.5)})
+        store.write_recommendation(conclusion("change"))
+    assert as_json(conclusion("change")) == load_run(tmp_path / "mine").recommendation
+
+
+def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
+    """Say which file cannot be used."""
+    path = make_run(tmp_path / "mine", [])
+    for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is not one of commbench")):
+        (path / "recommendation.json").write_text(content)
+        with pytest.raises(InputError, match=words):
+            load_run(path)
+
+
+def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never leave half a file."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.write_recommendation(conclusion("keep"))
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(LaunchError, match=r"recommendation\.json"):
+            store.write_recommendation(conclusion("change"))
+    assert as_json(conclusion("keep")) == load_run(tmp_path / "mine").recommendation
+
+
+# ------------------------------------------------------------------------------------------------------- resume
+
+
+def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
+    """Read the records, keep the first header and append behind them."""
+    make_run(tmp_path / "mine", make_launches([10.0, 11.0]))
+    with Store.open(tmp_path / "mine", make_info(argv=["other"])) as store:
+        assert store.resumed
+        assert (2, ["commbench", "run"]) == (len(store.records), store.info["argv"])
+        store.append(make_record(launch=2))
+    assert [0, 1, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
+
+
+def test_resume_after_a_torn_line_loses_and_duplicates_nothing(tmp_path: Path) -> None:
+    """Drop the line that a crash cut anywhere, and write the next one whole."""
+    make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
+    samples = tmp_path / "mine" / "samples.jsonl"
+    whole = samples.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for cut in (last + 1, last + 200, len(whole) - 1):
+        samples.write_bytes(whole[:cut])
+        assert [0, 1] == [record.launch for record in load_run(tmp_path / "mine").records]
+        assert cut == samples.stat().st_size  # reading repairs nothing
+        with Store.open(tmp_path / "mine", make_info()) as store:
+            assert [0, 1] == [record.launch for record in store.records]
+            store.append(make_record(launch=2, time_us=12.0))
+        assert whole == samples.read_bytes()
+
+
+def test_line_of_zeros_at_the_end_is_torn_too(tmp_path: Path) -> None:
+    """Drop a last line whose length survived a crash and whose content did not."""
+    samples = make_run(tmp_path / "mine", make_launches([10.0])) / "samples.jsonl"
+    whole = samples.read_bytes()
+    samples.write_bytes(whole + bytes(300) + b"\n")
+    with Store.open(tmp_path / "mine", make_info()):
+        assert whole == samples.read_bytes()
+
+
+def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
+    """Start afresh in a directory that holds no more than our scaffold."""
+    path = tmp_path / "mine"
+    path.mkdir()
+    (path / ".lock").touch()
+    (path / ".run.json.tmp").write_text('{"sche')
+    with Store.open(path, make_info()) as store:
+        assert not store.resumed
+    assert make_info() == load_run(path).info
+
+
+# ------------------------------------------------------------------------------------------------------- refuse
+
+
+def test_another_plan_is_refused(tmp_path: Path) -> None:
+    """Name the entries that differ, with their values where they are short."""
+    make_run(tmp_path / "mine", [make_record()])
+    plan = {"cases": "f" * 64, "world_size": 4, "budget": "quick"}
+    assert (
+        f"--out {tmp_path / 'mine'} holds a run with another plan (cases, world_size is 2 there and 4 here); "
+        "choose another --out."
+    ) == refusal(tmp_path / "mine", make_info(plan=plan))
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "words"),
+    [
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases, as many as here"),
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "cases is 2 there and 3 here"),
+    ],
+)
+def test_other_cases_are_refused_without_digests(tmp_path: Path, kept: Any, asked: Any, words: str) -> None:
+    """Say in words that cases differ: a digest tells a person nothing."""
+    make_run(tmp_path / "mine", [], plan=kept)
+    assert f"another plan ({words}); " in refusal(tmp_path / "mine", make_info(plan=asked))
+
+
+def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
+    """Compare plans as JSON: a tuple is a list."""
+    make_run(tmp_path / "mine", [], plan={"sizes": [8, 64]})
+    Store.open(tmp_path / "mine", make_info(plan={"sizes": (8, 64)})).close()
+
+
+def test_second_opener_is_refused(tmp_path: Path) -> None:
+    """Name the process that holds the run, and let it go on."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        assert f"is in use by process {os.getpid()} on " in refusal(tmp_path / "mine")
+        store.append(make_record())
+    Store.open(tmp_path / "mine", make_info()).close()
+
+
+def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Leave foreign files alone and name one."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    assert "is no run of commbench and not empty (it holds thesis.tex)" in refusal(tmp_path / "mine")
+
+
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
+    """Say which schema was found and which is known."""
+    make_run(tmp_path / "mine", [])
+    (tmp_path / "mine" / "run.json").write_text(json.dumps(make_info(schema=2)))
+    assert "has schema 2 and this commbench knows up to 1" in refusal(tmp_path / "mine")
+    with pytest.raises(InputError, match="has schema 2"):
+        load_run(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "states no schema"),
+        ('{"run_id": "mine"}', "states no schema"),
+        ("\ud800", "is not JSON"),
+    ],
+)
+def test_foreign_header_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
+    """Refuse a run.json that is not ours."""
+    make_run(tmp_path / "mine", [])
+    (tmp_path / "mine" / "run.json").write_bytes(content.encode(errors="surrogatepass"))
+    assert sentence in refusal(tmp_path / "mine")
+
+
+def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """Refuse a file, and a path below one."""
+    (tmp_path / "mine").write_text("x")
+    assert "mine is not a directory" in refusal(tmp_path / "mine")
+    assert "mine, which is not a directory" in refusal(tmp_path / "mine" / "deeper")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_place_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
+) -> None:
+    """Refuse before making anything."""
+    if exists:
+        (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot be written" in refusal(tmp_path / "mine")
+
+
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    """Refuse a line that no crash can have damaged, with its number."""
+    path = make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
+    samples = path / "samples.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text(lines[0] + lines[1][:100] + "\n" + lines[2])
+    assert "samples.jsonl line 2 is damaged" in refusal(path)
+    with pytest.raises(InputError, match="line 2 is damaged"):
+        load_run(path)
+
+
+def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
+    """Excuse the torn end only: a whole line before it that cannot be read is damage."""
+    path = make_run(tmp_path / "mine", make_launches([10.0]))
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write('{"case"\n{"case": {"back')
+    assert "samples.jsonl line 2 is damaged" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"launch": 0}', "is not a record of commbench"),
+        ("3", "is not a record of commbench"),
+        (json.dumps(make_record(make_case("all_shout")).to_json()), "Unknown operation 'all_shout'"),
+    ],
+)
+def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+    """Refuse JSON that is not a record, even at the end."""
+    path = make_run(tmp_path / "mine", make_launches([10.0]))
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write(line + "\n")
+    text = refusal(path)
+    assert "line 2 cannot be used" in text
+    assert sentence in text
+
+
+def test_check_out_sees_the_lock(tmp_path: Path) -> None:
+    """Refuse a run in use before anything is launched, and free it with its holder."""
+    with Store.open(tmp_path / "mine", make_info()), pytest.raises(InputError, match="is in use by process"):
+        check_out(tmp_path / "mine")
+    check_out(tmp_path / "mine")
+
+
+def test_check_out_writes_nothing(tmp_path: Path) -> None:
+    """Check a free place, a run to resume and one with another plan without a trace."""
+    path = make_run(tmp_path / "mine", make_launches([10.0]))
+    before = snapshot(tmp_path)
+    check_out(tmp_path / "free" / "place")
+    check_out(path)
+    check_out(path, make_info()["plan"])
+    with pytest.raises(InputError, match="another plan"):
+        check_out(path, {"world_size": 3})
+    assert before == snapshot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("absent", "There is no"), ("file", "is not a directory"), ("empty", "holds no run of commbench")],
+)
+def test_load_run_says_what_is_missing(tmp_path: Path, name: str, sentence: str) -> None:
+    """Refuse what is not a run in one sentence."""
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=sentence):
+        load_run(tmp_path / name)
+
+
+def test_load_run_needs_no_lock(tmp_path: Path) -> None:
+    """Read a run while it is being measured."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(make_record())
+        run = load_run(str(tmp_path / "mine"))
+    assert (1, 1) == (len(run.records), len(run.rows))
+
+
+# ---------------------------------------------------------------------------------------------------- the tables
+
+
+def test_summary_is_written_and_returned(tmp_path: Path) -> None:
+    """Write one line a row, equal to what is read back."""
+    cases = [make_case(message_bytes=size) for size in (8, KIB)]
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        for record in (record for case in cases for record in make_launches(STEADY, case)):
+            store.append(record)
+        rows = store.write_summary()
+    assert csv_text(rows) == (tmp_path / "mine" / "collectives.csv").read_text()
+    assert rows == load_run(tmp_path / "mine").rows
+    assert [8, KIB] == [row.message_bytes for row in rows]
+
+
+def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
+    """Make rows from the records of a run that was killed before its summary."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(make_record())
+    assert not (tmp_path / "mine" / "collectives.csv").exists()
+    assert ["one_launch"] == [row.flags for row in load_run(tmp_path / "mine").rows]

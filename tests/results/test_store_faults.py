@@ -1,0 +1,121 @@
+"""Tests of what file systems do to a run: full, read-only, removed, replaced, or left in the middle of a write."""
+
+import contextlib
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import STEADY, make_info, make_launches, make_record
+
+from commbench.errors import InputError, LaunchError
+from commbench.results import Store, load_run
+
+
+def test_a_directory_that_vanishes_is_written_anew(tmp_path: Path) -> None:
+    """Notice what the system does not tell, lose nothing, and stop with one sentence; the same run resumes."""
+    path = tmp_path / "mine"
+    records = make_launches(STEADY)
+    with Store.open(path, make_info()) as store:
+        for record in records:
+            store.append(record)
+        shutil.rmtree(path)
+        with pytest.raises(LaunchError, match=r"has vanished or been replaced .* written into it anew, and the same"):
+            store.append(make_record(launch=6))
+        store.update(status="partial")
+        with pytest.raises(InputError, match="is in use by process"):
+            Store.open(path, make_info())
+    assert len(records) == len(load_run(path).records)
+    with Store.open(path, make_info()) as store:
+        assert (True, "partial", len(records)) == (store.resumed, store.info["status"], len(store.records))
+
+
+def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> None:
+    """Write nothing into what somebody else has begun there."""
+    path = tmp_path / "mine"
+    with Store.open(path, make_info()) as store:
+        path.rename(tmp_path / "moved")
+        with Store.open(path, make_info(seed=8)) as other:
+            other.append(make_record())
+            with pytest.raises(
+                LaunchError, match=r"could not be written anew \(File exists\); the same command begins"
+            ):
+                store.append(make_record())
+    assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path: Path) -> Path:
+    """Leave no room on a file system; return what to remove to make some."""
+    ballast = path / "ballast"
+    with ballast.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+    return ballast
+
+
+@pytest.mark.lab
+def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
+    """Keep every record that was said to be kept on a disk that is really full, and go on when there is room."""
+    out = small_disk / "mine"
+    kept = itertools.count()
+    with Store.open(out, make_info()) as store:
+
+        def append_for_ever() -> None:
+            for launch in kept:
+                store.append(make_record(launch=launch))
+
+        with pytest.raises(LaunchError, match=r"\(No space left on device\); make room, then the same command resumes"):
+            append_for_ever()
+        with contextlib.suppress(LaunchError):
+            store.update(status="partial")
+            store.write_summary()
+    count = next(kept) - 1  # the last was not kept
+    assert count == len(load_run(out).records) > 0
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    with Store.open(out, make_info()) as store:
+        store.append(make_record(launch=count))
+    assert list(range(count + 1)) == [record.launch for record in load_run(out).records]
+
+
+@pytest.mark.lab
+def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> None:
+    """Say so and leave nothing there."""
+    ballast = fill(small_disk)
+    with pytest.raises(InputError, match=r"cannot be used \(No space left on device\); choose another directory"):
+        Store.open(small_disk / "deep" / "mine", make_info())
+    assert [ballast] == list(small_disk.iterdir())
+
+
+@pytest.mark.lab
+def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
+    """Say what to do; what is there stays readable."""
+    out = small_disk / "mine"
+    with Store.open(out, make_info()) as store:
+        store.append(make_record())
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(InputError, match="cannot be written; choose another --out or change its permissions"):
+        Store.open(out, make_info())
+    assert 1 == len(load_run(out).records)
+
+
+def test_remains_of_a_torn_rewrite_are_no_harm(tmp_path: Path) -> None:
+    """Resume where a crash has left half of a new run.json beside the old one."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(make_record())
+    (tmp_path / "mine" / ".run.json.tmp").write_text('{"schema": 1, "run_')
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.update(status="complete")
+        assert (True, 1) == (store.resumed, len(store.records))
+    assert "complete" == load_run(tmp_path / "mine").info["status"]

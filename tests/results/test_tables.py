@@ -1,0 +1,73 @@
+"""Tests of rows as CSV."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commbench.engine.records import Row
+from commbench.results.tables import csv_text
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
+
+# DESIGN's order; a change of it is a change of the schema.
+COLUMNS = (  # noqa: SIM905 - reads like the contract
+    "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size, group_size, "
+    "nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place, message_bytes, osu_bytes, cadence, batch, "
+    "window, buffers, sync, loop, launches, repetitions, late_discarded, time_us, time_us_ci_low, time_us_ci_high, "
+    "time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean, skew_us, algbw_GBps, busbw_GBps, wrong, "
+    "harness_us, algorithm_requested, algorithm, energy_J, status, reason, flags"
+).split(", ")
+
+
+def test_header_is_the_contract() -> None:
+    """Write DESIGN's columns in DESIGN's order."""
+    assert [COLUMNS] == list(csv.reader(io.StringIO(csv_text([]))))
+
+
+def test_every_table_has_its_columns() -> None:
+    """Write the header of any table, and its rows under it."""
+    for row, columns in (
+        (TrainingRow(hook="topk", density=0.01), DDP_COLUMNS),
+        (BucketRow(hook="topk"), BUCKET_COLUMNS),
+    ):
+        header, line = csv.reader(io.StringIO(csv_text([row], columns)))
+        assert (list(columns), "topk") == (header, line[columns.index("hook")])
+
+
+def read_csv(rows: list[Row]) -> list[dict[str, str]]:
+    """Return the lines of the rows' CSV text by column."""
+    return list(csv.DictReader(io.StringIO(csv_text(rows))))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("in_place", True, "true"),
+        ("in_place", False, "false"),
+        ("in_place", None, ""),
+        ("time_us", 12.0, "12.0"),
+        ("time_us", 0.1234567, "0.123457"),
+        ("time_us", 1234567.8, "1234570.0"),
+        ("time_us", float("nan"), ""),
+        ("message_bytes", 2**40, "1099511627776"),
+        ("reason", "=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("reason", "-1 came back", "'-1 came back"),
+        ("reason", ' one\nline, "quoted"', 'one line, "quoted"'),
+        ("transport", "-", "'-"),
+        ("transport", "@tcp", "'@tcp"),
+    ],
+)
+def test_cells_are_plain(column: str, value: object, expected: str) -> None:
+    """Write booleans, numbers and texts so that every reader takes them alike."""
+    (line,) = read_csv([Row(**{column: value})])
+    assert expected == line[column]
+
+
+@settings(max_examples=50)
+@given(st.floats(1e-9, 1e12))
+def test_numbers_keep_six_digits(value: float) -> None:
+    """Lose at most half a unit in the sixth digit."""
+    (line,) = read_csv([Row(time_us=value)])
+    assert pytest.approx(value, rel=5e-6) == float(line["time_us"])

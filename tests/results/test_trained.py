@@ -1,0 +1,197 @@
+"""Tests of how configurations compare: by speed and by learning."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from training_builders import (
+    EVEN,
+    launches_of,
+    make_training_case,
+    make_training_info,
+    make_training_launches,
+    make_training_record,
+    rows_of,
+)
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.training_summary import training_rows
+from commbench.results.trained import equal_losses, speedup_of, time_to_target_s, trained
+
+FP16 = make_training_case("fp16")
+
+
+# -------------------------------------------------------------------------------------------------------- speedup
+
+
+def test_speedup_is_paired_by_launch() -> None:
+    """Take the ratio within each launch, so that slow launches cancel out."""
+    slow = [1.0, 3.0, 1.5, 2.0, 1.2, 1.7]
+    records = [
+        *make_training_launches([20 * factor for factor in slow]),
+        *make_training_launches([10 * factor * even for factor, even in zip(slow, EVEN, strict=True)], FP16),
+    ]
+    row = rows_of(records)["fp16 default"]
+    assert 2.0 == pytest.approx(row.speedup, rel=1e-5)
+    assert 2 / 1.005 == pytest.approx(row.speedup_ci_low)
+    assert 2 / 0.995 == pytest.approx(row.speedup_ci_high)
+
+
+def test_speedup_uses_launches_that_have_both() -> None:
+    """Leave out a launch in which one of the two is missing."""
+    records = [*make_training_launches([20, 22]), make_training_record(FP16, launch=1, step_ms=11)]
+    row = rows_of(records)["fp16 default"]
+    assert (pytest.approx(2.0), None, "inconclusive") == (row.speedup, row.speedup_ci_low, row.verdict)
+    alone = rows_of([make_training_record(), make_training_record(FP16, launch=1)])["fp16 default"]
+    assert (None, "inconclusive") == (alone.speedup, alone.verdict)
+
+
+def test_speedup_counts_samples_not_steps() -> None:
+    """Credit a step with the batches that it accumulates."""
+    records = [*launches_of(20), *launches_of(40, make_training_case(accumulation=4))]
+    rows = training_rows(records, make_training_info())
+    assert [1.0, pytest.approx(2.0)] == [row.speedup for row in rows]
+
+
+def test_baseline_is_one_and_has_no_verdict() -> None:
+    """Give the baseline speedup 1, and others none where it is missing."""
+    rows = rows_of([*launches_of(20), *launches_of(10, FP16)])
+    assert (1.0, None, "") == (
+        rows["none default"].speedup,
+        rows["none default"].speedup_ci_low,
+        rows["none default"].verdict,
+    )
+    alone = rows_of(launches_of(10, FP16))["fp16 default"]
+    assert (None, "") == (alone.speedup, alone.verdict)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "verdict"), [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")]
+)
+def test_verdicts(step_ms: float, verdict: str) -> None:
+    """Judge as compare does: beyond or within 2 %."""
+    other = make_training_launches([step_ms * factor for factor in reversed(EVEN)], FP16)
+    assert verdict == rows_of([*launches_of(20), *other])["fp16 default"].verdict
+
+
+def test_verdicts_are_of_one_family() -> None:
+    """Find with six launches one change among few configurations and none among very many."""
+    few = [*launches_of(20), *launches_of(15, FP16), *launches_of(20.01, make_training_case(cap="5"))]
+    assert "faster" == rows_of(few)["fp16 default"].verdict
+    many = [r for cap in range(1, 40) for r in launches_of(20.01, make_training_case(cap=str(cap)))]
+    assert "inconclusive" == rows_of([*few, *many])["fp16 default"].verdict
+
+
+def test_verdict_agrees_with_the_interval() -> None:
+    """Call nothing the same whose interval reaches beyond 2 %."""
+    base = make_training_launches([20.0] * 3)
+    row = rows_of([*base, *make_training_launches([20.0, 20.0, 20.39], FP16)])["fp16 default"]
+    assert row.speedup_ci_low is not None
+    assert row.speedup_ci_low < 0.98
+    assert "inconclusive" == row.verdict
+
+
+def test_groups_have_their_own_baseline() -> None:
+    """Compare within a number of ranks and a batch."""
+    wide = make_training_case(world_size=4)
+    wide_fp16 = make_training_case("fp16", world_size=4)
+    records = [*launches_of(20), *launches_of(16, FP16), *launches_of(40, wide), *launches_of(20, wide_fp16)]
+    rows = training_rows(records, make_training_info())
+    assert [(2, "none", 1.0), (2, "fp16", 1.25), (4, "none", 1.0), (4, "fp16", 2.0)] == [
+        (row.world_size, row.hook, pytest.approx(row.speedup)) for row in rows
+    ]
+
+
+def test_interval_covers_the_truth() -> None:
+    """Cover the true speedup in at least nine of ten runs where launches differ more than configurations."""
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(300):
+        launches = 20 * np.exp(rng.normal(0, 0.05, 3))
+        pair = [
+            make_training_record(case, launch=i, step_ms=step * math.exp(rng.normal(0, 0.015)))
+            for case in (make_training_case(), FP16)
+            for i, step in enumerate(launches)
+        ]
+        base, other = trained(pair).values()
+        speedup = speedup_of(other, base)
+        covered += bool(speedup and speedup.interval and speedup.interval.low <= 1 <= speedup.interval.high)
+    assert 0.9 * 300 <= covered
+
+
+# -------------------------------------------------------------------------------------------------------- learning
+
+
+def losing(case: Any, losses: list[float], *, step_ms: float = 20.0, launch: int = 0, **changes: Any) -> TrainingRecord:
+    """Return a record with these losses."""
+    return make_training_record(case, launch=launch, step_ms=step_ms, losses=losses, **changes)
+
+
+def test_loss_at_equal_steps_is_a_mean_over_the_last_tenth() -> None:
+    """Average the last tenth of the steps."""
+    losses = [float(step) for step in range(40)]
+    (row,) = training_rows([losing(None, losses)], {})
+    assert (0.0, 37.5) == (row.loss_first, row.loss_equal_steps)
+
+
+def test_loss_at_equal_steps_stops_where_the_shortest_does() -> None:
+    """Compare after as many steps as all made in that launch, else a longer training looks better."""
+    down = [100.0 - step for step in range(60)]
+    rows = rows_of([losing(make_training_case(), down[:20]), losing(FP16, down)])
+    assert (81.5, 81.5) == (rows["none default"].loss_equal_steps, rows["fp16 default"].loss_equal_steps)
+
+
+def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
+    """Look at each when the fastest configuration is through."""
+    down = [100.0 - step for step in range(20)]
+    rows = rows_of([losing(make_training_case(), down, step_ms=20), losing(FP16, down, step_ms=10)])
+    assert (81.5, 81.5) == (rows["fp16 default"].loss_equal_time, rows["fp16 default"].loss_equal_steps)
+    assert (91.5, 81.5) == (rows["none default"].loss_equal_time, rows["none default"].loss_equal_steps)
+
+
+def test_losses_of_launches_are_not_mixed() -> None:
+    """Give each launch its own number of steps and time."""
+    down = [100.0 - step for step in range(40)]
+    records = [losing(make_training_case(), down), losing(make_training_case(), down[:10], launch=1)]
+    found = equal_losses(list(trained(records).values()))
+    assert {0: (40, 62.5), 1: (10, 91.0)} == {launch: (loss.count, loss.steps) for (_, launch), loss in found.items()}
+
+
+def test_workload_without_loss_has_none() -> None:
+    """Leave the columns empty."""
+    (row,) = training_rows(launches_of(20), {})
+    assert (None, None, None, None) == (row.loss_first, row.loss_equal_steps, row.loss_equal_time, row.metric)
+
+
+def test_metric_is_the_last_value() -> None:
+    """Take the median over launches of the value after the last step."""
+    ends = [0.7, 0.9, 0.8]
+    records = [
+        make_training_record(launch=i, metric_name="accuracy", metrics=[(5, 0.99), (10, end)])
+        for i, end in enumerate(ends)
+    ]
+    (row,) = training_rows(records, {})
+    assert ("accuracy", 0.8) == (row.metric_name, row.metric)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "steps"),
+    [("accuracy", 0.8, 20), ("loss", 0.5, 10), ("accuracy", 0.95, None), ("loss", 0.1, None)],
+)
+def test_time_to_target(name: str, target: float, steps: int | None) -> None:
+    """Multiply the first steps that meet the target with the median step; a loss falls, all else grows."""
+    metrics = [(10, 0.5), (20, 0.8), (30, 0.9)]
+    (one,) = trained(launches_of(20, metric_name=name, metrics=metrics, target=target)).values()
+    assert (None if steps is None else pytest.approx(steps * 20 / 1e3)) == time_to_target_s(one)
+
+
+@pytest.mark.parametrize(("reaching", "known"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_time_to_target_needs_most_launches(reaching: int, known: bool) -> None:
+    """Know a time only where more than half of the launches reached the target."""
+    records = [
+        make_training_record(launch=i, metric_name="accuracy", metrics=[(10, 0.9 if i < reaching else 0.1)], target=0.8)
+        for i in range(4)
+    ]
+    (row,) = training_rows(records, {})
+    assert known == (row.time_to_target_s is not None)

@@ -1,0 +1,377 @@
+"""Tests of the rows of ddp.csv and buckets.csv."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from training_builders import (
+    launches_of,
+    make_bucket,
+    make_training_case,
+    make_training_info,
+    make_training_launches,
+    make_training_record,
+    rows_of,
+)
+
+from commbench.ddp.plan.cases import CALIBRATE
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
+from commbench.results.training_summary import bucket_rows, training_rows
+
+FP16 = make_training_case("fp16")
+LOCAL = make_training_case("local")
+
+
+def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
+    """Return the flags of the only row."""
+    (row,) = training_rows(records, make_training_info(**info))
+    return {flag for flag in row.flags.split(";") if flag}
+
+
+# ----------------------------------------------------------------------------------------------------- time columns
+
+
+def test_step_is_the_median_over_launches() -> None:
+    """Take the median of the launches' medians, with its interval over launches."""
+    (row,) = training_rows(make_training_launches([19, 20, 21, 22, 23, 30]), make_training_info())
+    assert 21.5 == pytest.approx(row.step_ms)
+    assert (19, 30) == (pytest.approx(row.step_ms_ci_low), pytest.approx(row.step_ms_ci_high))
+    assert (6, 120) == (row.launches, row.steps)
+    assert 21.5 * 1.009 == pytest.approx(row.step_ms_p95, rel=1e-3)
+    assert 1e3 * 64 / 21.5 == pytest.approx(row.samples_per_s)
+
+
+def test_one_launch_has_the_interval_within() -> None:
+    """Fall back on the steps of the launch where there is only one, and say so."""
+    (row,) = training_rows([make_training_record()], make_training_info())
+    assert row.step_ms_ci_low is not None
+    assert 19.8 <= row.step_ms_ci_low < 20 < (row.step_ms_ci_high or 0) <= 20.2
+    assert "one_launch" in row.flags
+
+
+def test_repeated_launch_counts_once() -> None:
+    """Let the last record of a launch replace the others."""
+    records = [make_training_record(step_ms=99.0), make_training_record(launch=1), make_training_record()]
+    (row,) = training_rows(records, make_training_info())
+    assert (2, 20) == (row.launches, pytest.approx(row.step_ms))
+
+
+def test_confirming_launches_make_no_row() -> None:
+    """Summarise the sweep only, and steps without DDP not as rows."""
+    confirm = make_training_case("fp16", phase="confirm")
+    rows = rows_of([*launches_of(20), *launches_of(15, LOCAL), *launches_of(10, confirm)])
+    assert ["none default"] == list(rows)
+    assert 20 == pytest.approx(rows["none default"].step_ms)
+
+
+def test_row_says_what_was_asked_for_and_where() -> None:
+    """Carry the configuration and the run's facts."""
+    case = make_training_case("topk:0.01:values=float16", "1+5", precision="amp-bf16", accumulation=2, bucket_view=True)
+    (row,) = training_rows([make_training_record(case)], make_training_info(ranks_per_gpu=1))
+    assert ("mine", "mlp", "gloo", "cpu") == (row.run_id, row.workload, row.backend, row.device)
+    assert (2, 1, 2, None, 7, 1) == (
+        row.world_size,
+        row.nodes,
+        row.ranks_per_node,
+        row.ranks_per_gpu,
+        row.seed,
+        row.threads_per_rank,
+    )
+    assert ("topk", 0.01, "values=float16", "1+5") == (row.hook, row.density, row.hook_options, row.bucket_cap_mb)
+    assert ("amp-bf16", 2, 32, True, False) == (
+        row.precision,
+        row.accumulation,
+        row.batch_per_rank,
+        row.bucket_view,
+        row.static_graph,
+    )
+    assert 8_700_000 == row.parameters
+    assert DDP_COLUMNS == tuple(dataclasses.asdict(row))
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
+def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool) -> None:
+    """Say on which GPU, how many ranks were on one, and flag where these were several; no bytes were counted."""
+    case = make_training_case(backend="nccl")
+    record = make_training_record(case, device="NVIDIA H100", sent_bytes=None)
+    (row,) = training_rows([record], make_training_info(ranks_per_gpu=ranks_per_gpu))
+    assert ("nccl", "NVIDIA H100", ranks_per_gpu) == (row.backend, row.device, row.ranks_per_gpu)
+    assert shared == ("shared_gpu" in row.flags.split(";"))
+    assert row.sent_MB_per_step is None
+    assert "traffic" not in row.flags
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([1_200_000, 33_600_000], "1.2+33.6"),
+        ([4], "0.000004"),
+        ([123_456_789_000, 1_234_567], "123000+1.23"),
+        ([], ""),
+    ],
+)
+def test_bucket_sizes_have_three_digits(sizes: list[int], text: str) -> None:
+    """Write sizes in MB, without exponents that would hold another plus."""
+    (row,) = training_rows([make_training_record(bucket_bytes=sizes)], make_training_info())
+    assert (text, len(sizes) or None) == (row.bucket_mb, row.bucket_count)
+
+
+def test_parts_are_medians_over_launches() -> None:
+    """Take each figure's median over launches, the largest memory and all skipped steps."""
+    changes = [
+        {"comm_ms": 1.0, "sent_bytes": 1e6, "peak_memory_bytes": 5_000_000, "skipped_steps": 1, "energy_J": None},
+        {"comm_ms": 3.0, "sent_bytes": 3e6, "peak_memory_bytes": 9_000_000, "skipped_steps": 2, "energy_J": 4.0},
+        {"comm_ms": 2.0, "sent_bytes": 2e6, "peak_memory_bytes": None, "skipped_steps": 0, "energy_J": 2.0},
+    ]
+    records = [make_training_record(launch=launch, **change) for launch, change in enumerate(changes)]
+    (row,) = training_rows(records, make_training_info())
+    assert (2.0, 2.0, 34.8) == (row.comm_ms, row.sent_MB_per_step, row.dense_MB_per_step)
+    assert (9.0, 3, 3.0) == (row.peak_memory_MB, row.skipped_steps, row.energy_J)
+    assert (pytest.approx(6), pytest.approx(12), pytest.approx(2)) == (
+        row.forward_ms,
+        row.backward_ms,
+        row.optimizer_ms,
+    )
+
+
+@pytest.mark.parametrize(("agree", "expected"), [((True, True), True), ((True, False), False), ((None, None), None)])
+def test_ranks_agree_if_they_do_in_every_launch(agree: tuple[bool | None, ...], expected: bool | None) -> None:
+    """Know of one launch in which ranks ended with different parameters."""
+    records = [make_training_record(launch=launch, ranks_agree=one) for launch, one in enumerate(agree)]
+    (row,) = training_rows(records, make_training_info())
+    assert expected is row.ranks_agree
+    assert (expected is False) == ("ranks_differ" in row.flags)
+
+
+# ------------------------------------------------------------------------------------------------ beside no DDP
+
+
+def test_local_step_is_that_of_the_same_launches() -> None:
+    """Compare with the step without DDP in launches that have both."""
+    records = [*make_training_launches([20, 40], FP16), *make_training_launches([10, 16, 99], LOCAL)]
+    row = rows_of(records)["fp16 default"]
+    assert (13, 13 / 30) == (pytest.approx(row.local_step_ms), pytest.approx(row.scaling_efficiency))
+
+
+def test_exposed_communication_leaves_out_compressing() -> None:
+    """Subtract the backward pass without DDP and the encoding in it, launch by launch, down to nothing."""
+    ddp = [
+        make_training_record(FP16, launch=launch, backward_ms=backward, encode_ms=encode)
+        for launch, (backward, encode) in enumerate([(15.0, 2.0), (18.0, 1.0), (9.0, 1.0)])
+    ]
+    local = [make_training_record(LOCAL, launch=launch, backward_ms=10.0) for launch in range(3)]
+    assert 3.0 == rows_of([*ddp, *local])["fp16 default"].exposed_comm_ms
+    assert 0.0 == rows_of([ddp[2], local[2]])["fp16 default"].exposed_comm_ms
+
+
+def test_local_step_has_the_same_precision_and_accumulation() -> None:
+    """Never compare with a step of another precision or accumulation."""
+    half = make_training_case(precision="amp-bf16", accumulation=2)
+    records = [make_training_record(half, step_ms=30), make_training_record(LOCAL, step_ms=10)]
+    assert training_rows(records, {})[0].local_step_ms is None
+    (row,) = training_rows([*records, make_training_record(half.local(), step_ms=15)], {})
+    assert 15 == pytest.approx(row.local_step_ms)
+
+
+# ------------------------------------------------------------------------------------------------------ what failed
+
+
+@pytest.mark.parametrize("status", ["failed", "hung", "unsupported"])
+def test_configuration_without_result_is_a_row(status: str) -> None:
+    """Give it status and reason, and no figures."""
+    broken = make_training_record(FP16, status=status, reason="rank 1 did not answer")
+    row = rows_of([*launches_of(20), broken])["fp16 default"]
+    assert (status, "rank 1 did not answer") == (row.status, row.reason)
+    figures = (row.step_ms, row.launches, row.speedup, row.loss_first, row.samples_per_s, row.comm_ms)
+    assert (None,) * len(figures) == figures
+    assert ("", "") == (row.verdict, row.flags)
+
+
+def test_success_after_failure_is_ok() -> None:
+    """Forget a failure that the same launch has made good, and keep one that came last."""
+    failed = make_training_record(FP16, launch=1, status="failed", reason="no memory")
+    good = make_training_record(FP16, launch=1)
+    first = make_training_record(FP16)
+    assert ["ok", "failed"] == [
+        rows_of(records)["fp16 default"].status for records in ([first, failed, good], [first, good, failed])
+    ]
+
+
+def test_failed_baseline_compares_nothing() -> None:
+    """Leave speedups out where the baseline failed in the end, although it has times."""
+    failed = make_training_record(launch=6, status="hung", reason="stuck")
+    rows = rows_of([*launches_of(20), failed, *launches_of(10, FP16)])
+    assert ("hung", "ok") == (rows["none default"].status, rows["fp16 default"].status)
+    assert (None, None) == (rows["none default"].speedup, rows["fp16 default"].speedup)
+
+
+# ----------------------------------------------------------------------------------------------- one for several
+
+
+def same_layout(case: Any, other: Any) -> dict[str, Any]:
+    """Return the entry of run.json that says that ``other`` was measured for ``case``."""
+    return {"same_layout": {case.key: other.key}}
+
+
+def test_same_layout_has_a_row_of_its_own() -> None:
+    """Copy the row of the bucket size that was measured, and flag it."""
+    five, six = make_training_case("fp16", "5"), make_training_case("fp16", "6")
+    rows = rows_of([*launches_of(20), *launches_of(16, five)], **same_layout(six, five))
+    assert ["none default", "fp16 5", "fp16 6"] == list(rows)
+    copied = dataclasses.replace(rows["fp16 6"], bucket_cap_mb="5", flags=rows["fp16 5"].flags)
+    assert rows["fp16 5"] == copied
+    assert "same_layout" in rows["fp16 6"].flags.split(";")
+    assert "same_layout" not in rows["fp16 5"].flags.split(";")
+
+
+def test_same_layout_as_the_baseline_is_the_same() -> None:
+    """Call the baseline's equal the same."""
+    copy = make_training_case(cap="25")
+    rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
+    assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
+
+
+def test_same_layout_of_nothing_is_no_row() -> None:
+    """Wait for the one that is measured."""
+    copy = make_training_case("fp16", "25")
+    assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))
+
+
+def test_same_layout_does_not_move_the_baseline() -> None:
+    """Find the baseline of a group by the configurations that were measured for others too."""
+    copy = make_training_case(cap="25", accumulation=2)
+    kept = make_training_case(cap="5", accumulation=2)
+    rows = training_rows([*launches_of(20), *launches_of(30, kept)], same_layout(copy, kept))
+    assert [1, 2, 2] == [row.accumulation for row in rows]
+    assert [1.0, pytest.approx(4 / 3), pytest.approx(4 / 3)] == [row.speedup for row in rows]
+
+
+def test_rows_are_ordered() -> None:
+    """Put the baseline first, then order by settings, whatever the order of the records."""
+    names = ["none default", "none 1+5", "none 5", "none 25", "fp16 default", "topk default", "topk 5"]
+    cases = [
+        make_training_case("topk:0.01", "5"),
+        make_training_case(cap="25"),
+        make_training_case("topk:0.01"),
+        make_training_case(cap="1+5"),
+        FP16,
+        make_training_case(cap="5"),
+        make_training_case(),
+    ]
+    assert names == list(rows_of([make_training_record(case) for case in cases]))
+
+
+# ----------------------------------------------------------------------------------------------------------- doubts
+
+
+def test_steady_launches_raise_no_doubt() -> None:
+    """Flag nothing where nothing is wrong."""
+    assert set() == flags_of(launches_of(20))
+
+
+@pytest.mark.parametrize(
+    ("flag", "changes"),
+    [
+        ("short", {"step_ms": [20.0, 20.1], "block_lengths": [2]}),
+        ("ranks_differ", {"ranks_agree": False}),
+        ("traffic", {"sent_bytes": 30_000_000.0}),
+        ("layout", {"flags": ["layout"]}),
+        ("drift", {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}),
+        ("unsteady", {"step_ms": list(np.linspace(20, 30, 20)), "block_lengths": [20]}),
+        ("bimodal", {"step_ms": [20.0, 20.1, 19.9] * 4 + [30.0, 30.1, 29.9] * 3, "block_lengths": [21]}),
+    ],
+)
+def test_doubts_are_flagged(flag: str, changes: dict[str, Any]) -> None:
+    """Flag what a record shows, or says of itself."""
+    records = [dataclasses.replace(record, **changes) for record in launches_of(20)]
+    assert flag in flags_of(records)
+
+
+@pytest.mark.parametrize(
+    ("flag", "steps_ms", "info"),
+    [
+        ("one_launch", [20], {}),
+        ("few_launches", [20, 20.1], {}),
+        ("ci_wide", [18, 19, 20, 21, 22, 23], {}),
+        ("bimodal_launches", [20, 20.1, 20.2, 30, 30.1, 30.2], {}),
+        ("oversubscribed", [20], {"oversubscribed": True}),
+        ("emulated", [20], {"emulated": {"rate": "1gbit"}}),
+        ("emulated", [20], {"environment": {"emulated": {"rate": "1gbit"}}}),
+    ],
+)
+def test_launches_and_conditions_are_flagged(flag: str, steps_ms: list[float], info: dict[str, Any]) -> None:
+    """Flag what launches and the run's conditions show."""
+    assert flag in flags_of(make_training_launches(steps_ms), **info)
+
+
+def test_headers_are_no_doubt() -> None:
+    """Allow small buckets the bytes that every message has on top."""
+    small = launches_of(20, bucket_bytes=[400], expected_bytes=400.0, sent_bytes=700.0)
+    assert "traffic" not in flags_of(small)
+
+
+def test_drift_is_that_of_the_baseline() -> None:
+    """Doubt all configurations of a group where the baseline drifted in most launches."""
+    drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
+    base = launches_of(20)
+    for drifted, expected in ((2, False), (3, True)):
+        moved = [dataclasses.replace(one, **(drifting if i < drifted else {})) for i, one in enumerate(base)]
+        rows = rows_of([*moved, *launches_of(15, FP16)])
+        assert expected == ("drift" in rows["fp16 default"].flags) == ("drift" in rows["none default"].flags)
+
+
+# ---------------------------------------------------------------------------------------------------------- buckets
+
+
+def test_buckets_are_medians_over_launches() -> None:
+    """Give one line for each bucket, in the order of sending."""
+    records = [
+        make_training_record(
+            FP16, launch=i, buckets=[make_bucket(done_ms=done), make_bucket(8_000_000, done_ms=2 * done)]
+        )
+        for i, done in enumerate((8.0, 12.0, 10.0))
+    ]
+    rows = bucket_rows(records, make_training_info())
+    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == [(r.bucket, r.size_bytes, r.done_ms) for r in rows]
+    assert ("mine", "mlp", "fp16", "default", 2) == (
+        rows[0].run_id,
+        rows[0].workload,
+        rows[0].hook,
+        rows[0].bucket_cap_mb,
+        rows[0].parameters,
+    )
+    assert BUCKET_COLUMNS == tuple(dataclasses.asdict(rows[0]))
+
+
+def test_other_buckets_are_left_out() -> None:
+    """Take launches with the usual buckets only, those of the sweep, and none of steps without DDP."""
+    usual, other = [make_bucket(done_ms=8.0)], [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)]
+    records = [make_training_record(launch=i, buckets=buckets) for i, buckets in enumerate((usual, other, usual))]
+    confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
+    rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
+    assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
+
+
+def test_no_records_give_no_rows() -> None:
+    """Summarise a run that has not begun."""
+    assert ([], []) == (training_rows([], {}), bucket_rows([], {}))
+
+
+def test_rows_survive_the_journey_through_a_file() -> None:
+    """Give the same rows for records that were written and read."""
+    records = [*launches_of(20, losses=[2.0, 1.0], metric_name="accuracy", metrics=[(2, 0.5)]), *launches_of(10, FP16)]
+    read = [TrainingRecord.from_json(json.loads(json.dumps(record.to_json()))) for record in records]
+    assert training_rows(records, {}) == training_rows(read, {})
+
+
+def test_a_tuning_without_rounds_shows_its_calibration() -> None:
+    """Make rows of what was calibrated, with the step without DDP, only where nothing was swept."""
+    calibrated = [make_training_case(hook, phase=CALIBRATE) for hook in ("none", "fp16", "local")]
+    records = [record for case in calibrated for record in launches_of(20.0, case)]
+    rows = training_rows(records, make_training_info())
+    assert ["none", "fp16"] == [row.hook for row in rows]
+    assert all(row.local_step_ms is not None for row in rows)
+    swept = launches_of(10.0, FP16)
+    assert ["fp16"] == [row.hook for row in training_rows([*records, *swept], make_training_info())]

@@ -1,0 +1,85 @@
+"""Tests of what a recommendation cost and what would make it surer."""
+
+import numpy as np
+import pytest
+from training_builders import make_training_case, make_training_record
+
+from commbench import stats
+from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.units import format_duration
+
+ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "sweep", "status": "ok", "seconds": 99.0}]
+
+
+def test_steps_are_those_of_all_blocks() -> None:
+    """Count early steps too, and nothing without DDP."""
+    record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
+    assert 27 == steps_of(record)
+    assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])
+
+
+def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_for_drift() -> None:
+    """Take cases and launches from the run, unless it states others."""
+    records = [
+        make_training_record(make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks)
+        for cap, blocks in (("default", 3), ("5", 1))
+        for launch in range(4)
+    ]
+    assert (2 + 2) * 4 * 9 == exhaustive_steps(records, {})
+    assert (3 + 2) * 4 * 9 == exhaustive_steps(records, {"same_layout": {"a": "b"}})
+    assert (36 + 2) * 6 * 9 == exhaustive_steps(records, {"exhaustive_cases": 36, "exhaustive_launches": 6})
+    assert 0 == exhaustive_steps([], {})
+
+
+def test_so_many_launches_would_decide() -> None:
+    """Name a number with which the interval leaves the margin in most cases, its time, and how to make them."""
+    ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
+    sentence = surer(ratios, 0.02, ENTRIES)
+    low, more = (int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to "))
+    assert 0 < low < more
+    assert f"--confirm-launches {6 + more}" in sentence
+    assert f" to {format_duration(10 * more)}, would" in sentence
+    generator = np.random.default_rng(1)
+    spread = float(np.std(np.log(ratios), ddof=1))
+    decided = 0
+    for _ in range(200):
+        interval = stats.median_interval(np.exp(spread * generator.standard_normal(6 + more)))
+        assert interval is not None
+        decided += interval.high <= 1.02
+    assert decided > 130
+
+
+def test_another_level_takes_more_launches() -> None:
+    """Ask for more launches of an interval that misses less often, and for as many as it takes to be one at all."""
+    ratios = [0.98, 1.015, 0.99, 1.01]
+    numbers = [int(surer(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)]
+    assert numbers[0] < numbers[1]
+    sure = [1.5, 1.51, 1.49]
+    assert "About 3 more" in surer(sure, 0.02, [])
+    assert "About 4 more" in surer(sure, 0.02, [], level=0.975)
+
+
+def test_a_noisy_machine_is_named() -> None:
+    """Propose no launches where it takes hundreds, also if the gain happens to lie at the margin."""
+    for shift in (1.0, 1.02, 1.05):
+        sentence = surer([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
+        assert "quieter machine" in sentence
+        assert "hardly" not in sentence
+
+
+@pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
+def test_nothing_is_said_of_too_few_launches(ratios: list[float]) -> None:
+    """One launch has no spread."""
+    assert "" == surer(ratios, 0.02, ENTRIES)
+
+
+def test_a_gain_at_the_margin_is_not_decided() -> None:
+    """Say so, rather than name thousands of launches."""
+    sentence = surer([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
+    assert "hardly decide" in sentence
+
+
+def test_without_times_no_time_is_named() -> None:
+    """Name the launches only."""
+    assert "(" not in surer([0.97, 1.03, 0.99, 1.01], 0.02, [])
+    assert " s, " not in surer([0.97, 1.03, 0.99, 1.01], 0.02, [])

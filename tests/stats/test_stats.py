@@ -1,0 +1,533 @@
+"""Tests of intervals, stopping and warm-up rules and comparisons, many of them simulations with fixed seeds."""
+
+import math
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from commbench.errors import InputError
+from commbench.stats import (
+    Comparison,
+    Interval,
+    StoppingRule,
+    Summary,
+    Verdict,
+    benjamini_hochberg,
+    compare_family,
+    family_hint,
+    fewest_launches,
+    is_bimodal,
+    is_steady,
+    launch_interval,
+    median,
+    median_interval,
+    quantiles,
+    rank_test,
+    ratio_interval,
+    summarise,
+    warmup_count,
+)
+from commbench.stats.significance import student_t
+
+Floats = NDArray[np.float64]
+
+
+def covered(interval: Interval | None, truth: float) -> bool:
+    """Return whether the interval exists and holds the truth."""
+    return interval is not None and interval.low <= truth <= interval.high
+
+
+def family(samples: Floats) -> list[tuple[Floats, Floats]]:
+    """Return the cases of an array of shape (cases, 2, launches)."""
+    return [(sides[0], sides[1]) for sides in samples]
+
+
+def test_interval_widths() -> None:
+    """Give half the width, absolute and relative to a centre."""
+    interval = Interval(low=9.0, high=12.0, level=0.95)
+    assert interval.half_width == 1.5
+    assert interval.relative_half_width(10.0) == 0.15
+    assert interval.relative_half_width(0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high"),
+    [(6, 1, 6), (7, 1, 7), (10, 2, 9), (20, 6, 15), (30, 10, 21), (50, 18, 32), (71, 27, 45), (100, 40, 61)],
+)
+def test_median_interval_uses_the_published_ranks(n: int, low: int, high: int) -> None:
+    """Take the order statistics of Le Boudec's table, whatever the order of the values."""
+    values = np.random.default_rng(n).permutation(np.arange(1.0, n + 1))
+    assert Interval(low=low, high=high, level=0.95) == median_interval(values)
+
+
+def test_median_interval_needs_enough_values() -> None:
+    """Give no interval below 6 values at 95 % and below 8 at 99 %."""
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([1.0] * 6) is not None
+    assert median_interval([1.0] * 7, level=0.99) is None
+    assert median_interval([1.0] * 8, level=0.99) == Interval(low=1.0, high=1.0, level=0.99)
+    assert median_interval([1.0] * 80, level=1 - 1e-15) is not None
+    assert median_interval([]) is None
+
+
+@pytest.mark.parametrize("launches", [6, 10, 20])
+def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int) -> None:
+    """Cover the true median in 92 to 98.5 % of runs (97.9 % is exact for 10 launches), launches differing most."""
+    rng = np.random.default_rng(launches)
+    runs = 2000
+    effects = rng.lognormal(math.log(100.0), 0.05, (runs, launches, 1))
+    repetitions = effects * rng.lognormal(0.0, 0.01, (runs, launches, 31))
+    medians = np.median(repetitions, axis=2)
+    assert 0.92 <= np.mean([covered(launch_interval(run), 100.0) for run in medians]) <= 0.985
+    plain = rng.lognormal(math.log(100.0), 0.3, (runs, launches))
+    assert 0.92 <= np.mean([covered(median_interval(run), 100.0) for run in plain]) <= 0.985
+
+
+@pytest.mark.parametrize("launches", [2, 3, 4, 5])
+def test_launch_interval_of_few_launches_covers_too(launches: int) -> None:
+    """Cover the true median in 93 to 97 % of runs of 2 to 5 launches by Student's t."""
+    runs = np.random.default_rng(launches).lognormal(math.log(100.0), 0.05, (3000, launches))
+    assert 0.93 <= np.mean([covered(launch_interval(run), 100.0) for run in runs]) <= 0.97
+
+
+def test_launch_interval_of_two_launches_by_hand() -> None:
+    """Match the t interval of two logarithms: 12.706 times half their distance around their mean."""
+    interval = launch_interval([100.0, 102.0])
+    assert interval is not None
+    centre, reach = math.log(100 * 102) / 2, 12.706 * math.log(1.02) / 2
+    assert pytest.approx(math.exp(centre - reach)) == interval.low
+    assert pytest.approx(math.exp(centre + reach)) == interval.high
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(0.8, [3.078, 1.886, 1.638, 1.533, 1.476]), (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]), (0.99, [63.657, 9.925])],
+)
+def test_students_t_is_that_of_tables(level: float, expected: list[float]) -> None:
+    """Agree with the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to the last of its digits."""
+    assert expected == [round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))]
+    assert [2.228, 1.984] == [round(student_t(0.95, freedom), 3) for freedom in (10, 100)]
+
+
+@pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
+def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
+    """Assume log-normal launches only where order statistics do not reach the level, and cover as often as it says."""
+    fewest = fewest_launches(level)
+    runs = np.random.default_rng(5).lognormal(0, 0.05, (500, fewest))
+    assert median_interval(runs[0][: fewest - 1], level) is None
+    assert launch_interval(runs[0], level) == median_interval(runs[0], level)
+    for launches in (2, fewest - 1):
+        assert level - 0.015 <= np.mean([covered(launch_interval(run[:launches], level), 1.0) for run in runs])
+
+
+def test_launch_interval_without_spread_or_logarithm() -> None:
+    """Give no interval of one launch, nor of a few of which one is not above 0."""
+    assert launch_interval([5.0]) is None
+    assert launch_interval([0.0, 5.0]) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 40, 499, 500, 1001])
+def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
+    """Agree with numpy for few values, which are sorted by Python, and for many."""
+    random = np.random.default_rng(size)
+    shares = (0, 0.25, 0.5, 0.75, 0.95, 1)
+    for values in (random.lognormal(0, 1, size).tolist(), random.integers(0, 3, size).tolist()):
+        assert np.quantile(values, shares).tolist() == quantiles(values, shares)
+        assert float(np.median(values)) == median(values)
+
+
+def test_summarise_by_hand() -> None:
+    """Summarise 0 ... 100 by its own quantiles, in any order."""
+    interval = Interval(low=39.0, high=61.0, level=0.95)
+    quantiles = {"minimum": 0.0, "p25": 25.0, "median": 50.0, "p75": 75.0, "p95": 95.0, "maximum": 100.0}
+    assert Summary(n=101, interval=interval, **quantiles) == summarise([float(value) for value in range(100, -1, -1)])
+
+
+def test_summarise_small_and_empty() -> None:
+    """Summarise one value without an interval and refuse none."""
+    summary = summarise([3.0])
+    assert summary.interval is None
+    assert summary.p95 == 3.0
+    with pytest.raises(InputError, match="got none"):
+        summarise([])
+
+
+def test_stopping_rule_checkpoints() -> None:
+    """Look again after half as many repetitions more, between floor and maximum."""
+    rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
+    assert [rule.next_checkpoint(n) for n in (0, 6, 30, 45, 4000)] == [6, 9, 45, 68, 5000]
+
+
+def test_stopping_rule_is_satisfied_at_the_target() -> None:
+    """Stop at the target width, not before, and never below the minimum number of repetitions."""
+    times = np.linspace(0.9, 1.1, 31)
+    interval = median_interval(times)
+    assert interval is not None
+    reached = interval.half_width
+    assert StoppingRule(relative_half_width=reached * 1.001, ticks_s=0.0).satisfied(times)
+    assert not StoppingRule(relative_half_width=reached * 0.999, ticks_s=0.0).satisfied(times)
+    assert not StoppingRule(relative_half_width=0.5, ticks_s=0.0).satisfied(times[:29])
+    assert StoppingRule(relative_half_width=0.5, ticks_s=0.0, minimum=29).satisfied(times[:29])
+
+
+def test_stopping_rule_asks_no_more_than_two_ticks() -> None:
+    """Accept a half-width of two clock ticks whatever the target."""
+    times = [1e-6, 1.4e-6] * 20
+    assert StoppingRule(relative_half_width=0.01, ticks_s=0.11e-6).satisfied(times)
+    assert not StoppingRule(relative_half_width=0.01, ticks_s=0.09e-6).satisfied(times)
+
+
+def test_stopping_rule_refuses_nonsense() -> None:
+    """Refuse a target of 0 and limits out of order."""
+    with pytest.raises(InputError, match="above 0"):
+        StoppingRule(relative_half_width=0.0, ticks_s=0.0)
+    with pytest.raises(InputError, match="floor 6, minimum 30, maximum 20"):
+        StoppingRule(relative_half_width=0.01, ticks_s=0.0, maximum=20)
+
+
+def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
+    """Cover the true median in at least 91 % of launches although the rule looks again and again."""
+    rng = np.random.default_rng(5)
+    rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
+    truth = math.exp(statistics.NormalDist(0.0, 0.06).inv_cdf(0.5 / 0.98))
+    hits = 0
+    for _ in range(300):
+        times = rng.lognormal(0.0, 0.06, rule.maximum) * np.where(rng.random(rule.maximum) < 0.02, 20.0, 1.0)
+        n = rule.minimum
+        while not rule.satisfied(times[:n]):
+            n = rule.next_checkpoint(n)
+        hits += covered(median_interval(times[:n]), truth)
+    assert hits >= 0.91 * 300
+
+
+def test_warmup_of_a_steady_start_is_short() -> None:
+    """Discard little where nothing drifts, but always the first repetition."""
+    rng = np.random.default_rng(1)
+    counts = [warmup_count(rng.lognormal(0.0, 0.02, 300)) for _ in range(40)]
+    assert None not in counts
+    assert min(count for count in counts if count) >= 1
+    assert statistics.median(count for count in counts if count) <= 5
+
+
+def test_warmup_ends_where_a_slow_start_ends() -> None:
+    """Discard a slow start of 30 repetitions, whole, and hardly more."""
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        times = rng.lognormal(0.0, 0.01, 200)
+        times[:30] *= 2.0
+        count = warmup_count(times)
+        assert count is not None
+        assert 30 <= count <= 40
+
+
+def test_warmup_of_a_decaying_start() -> None:
+    """Wait until an exponential decay has all but died out."""
+    rng = np.random.default_rng(3)
+    decay = 1 + 3 * np.exp(-np.arange(300) / 10)
+    counts = [warmup_count(rng.lognormal(0.0, 0.01, 300) * decay) for _ in range(20)]
+    assert all(count is not None and decay[count] < 1.15 for count in counts)
+
+
+def test_warmup_is_unknown_while_times_fall_or_are_few() -> None:
+    """Give no answer while each window is faster than the one before, or before two windows are full."""
+    assert warmup_count(np.geomspace(100.0, 1.0, 100)) is None
+    assert warmup_count([1.0] * 40) is None
+    assert warmup_count([1.0] * 41) == 1
+
+
+def test_warmup_window_suits_long_operations() -> None:
+    """Find the end of a slow start with a window of 5."""
+    assert warmup_count([3.0, 2.0, 2.0] + [1.0] * 10, window=5) == 3
+    assert warmup_count([3.0, 2.0, 2.0] + [1.0] * 9, window=5) is None
+
+
+def test_warmup_tolerates_clock_ticks() -> None:
+    """Accept deviations that differ by one tick of half a percent."""
+    first = [100.0, 100.5] * 10
+    second = [100.0] * 20
+    assert warmup_count([100.0, *first, *second]) == 1
+
+
+@pytest.mark.parametrize(("drift", "expected"), [(0.0, True), (0.03, True), (0.2, False), (-0.2, False)])
+def test_is_steady_sees_drift(drift: float, expected: bool) -> None:
+    """Call a drift of a fifth unsteady, one of 3 % not."""
+    times = np.linspace(1.0, 1.0 + drift, 90) * np.random.default_rng(1).lognormal(0.0, 0.01, 90)
+    assert expected is is_steady(times)
+
+
+def test_is_steady_forgives_what_noise_explains() -> None:
+    """Accept thirds whose intervals overlap, and samples too short to judge."""
+    rng = np.random.default_rng(4)
+    noisy = [is_steady(rng.lognormal(0.0, 0.5, 30)) for _ in range(100)]
+    assert sum(noisy) >= 95
+    assert is_steady([1.0, 2.0])
+    assert not is_steady([1.0, 1.0, 2.0])
+
+
+def tailed(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """Return lognormal times of which 2 % are ten times too long."""
+    return rng.lognormal(0.0, 0.06, shape) * np.where(rng.random(shape) < 0.02, 10.0, 1.0)
+
+
+UNIMODAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
+    "normal": lambda rng, shape: rng.normal(1.0, 0.1, shape),
+    "lognormal": lambda rng, shape: rng.lognormal(0.0, 0.5, shape),
+    "heavy": lambda rng, shape: np.exp(0.1 * rng.standard_t(3, shape)),
+    "skewed": lambda rng, shape: 1.0 + rng.exponential(0.3, shape),
+    "tailed": tailed,
+}
+
+
+@pytest.mark.parametrize("n", [6, 10, 30, 200, 3000])
+@pytest.mark.parametrize("shape", UNIMODAL)
+def test_one_hump_is_not_two(shape: str, n: int) -> None:
+    """Call fewer than 2 % of unimodal samples bimodal, outliers or not."""
+    samples = UNIMODAL[shape](np.random.default_rng(n), (1500 if n < 3000 else 200, n))
+    assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02
+
+
+@pytest.mark.parametrize(("n", "power"), [(10, 0.88), (20, 0.97), (30, 0.99), (200, 1.0), (3000, 1.0)])
+def test_two_humps_are_found(n: int, power: float) -> None:
+    """Find a 60/40 mixture 30 % apart with 2 % noise, order and outliers notwithstanding."""
+    rng = np.random.default_rng(n)
+    shape = (500 if n < 3000 else 50, n)
+    samples = rng.lognormal(0.0, 0.02, shape) * np.where(rng.random(shape) < 0.4, 1.3, 1.0)
+    assert np.mean([is_bimodal(sample) for sample in samples]) >= power
+
+
+def test_two_humps_of_six_launches_by_hand() -> None:
+    """Tell 4 + 2 launches in clear humps from 5 + 1 and from humps less than 5 % apart."""
+    assert is_bimodal([1.00, 1.31, 1.01, 1.00, 1.30, 1.01])
+    assert not is_bimodal([1.00, 1.30, 1.01, 1.00, 1.01, 1.01])
+    assert not is_bimodal([1.00, 1.04, 1.00, 1.00, 1.04, 1.00])
+    assert not is_bimodal([1.0, 1.0, 1.0, 1.3, 1.3])
+    assert not is_bimodal([1.0] * 10)
+    assert not is_bimodal([0.0] * 10)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (range(6), range(6, 12), 2 / 924),
+        (range(5), range(5, 10), 2 / 252),
+        (range(8), range(8, 16), 2 / 12870),
+        (range(8, 16), range(8), 2 / 12870),
+        ([1, 3], [2, 4], 4 / 6),
+        ([1, 2, 3], [4, 5], 2 / 10),
+        ([4, 5], [1, 2, 3], 2 / 10),
+        ([1, 2, 3], [2, 3, 4], 10 / 20),
+        ([1, 1], [1, 1], 1.0),
+        ([], [1], 1.0),
+    ],
+)
+def test_mann_whitney_by_hand(a: list[float], b: list[float], expected: float) -> None:
+    """Match values counted by hand, with and without ties, whichever side is smaller."""
+    assert pytest.approx(expected) == rank_test(a, b)
+
+
+def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Approximate large samples, ties included, within a tenth of the exact value."""
+    rng = np.random.default_rng(1)
+    a, b = np.round(rng.normal(0.0, 1.0, 20), 1), np.round(rng.normal(0.5, 1.0, 20), 1)
+    exact = rank_test(a, b)
+    exact_paired = rank_test(a, b, paired=True)
+    monkeypatch.setattr("commbench.stats.significance._EXACT", 0)
+    assert 0.001 < exact < 0.5
+    assert pytest.approx(exact, rel=0.1) == rank_test(a, b)
+    assert pytest.approx(exact_paired, rel=0.1) == rank_test(a, b, paired=True)
+    assert rank_test([1.0] * 30, [1.0] * 30) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6], 2 / 64),
+        ([-1, 2, 3, 4, 5, 6], 4 / 64),
+        ([0, 1, 2, 3], 2 / 8),
+        ([0, 0, 0], 1.0),
+        ([1, -1], 1.0),
+    ],
+)
+def test_signed_rank_by_hand(differences: list[float], expected: float) -> None:
+    """Match signed-rank values counted by hand, without zero differences."""
+    assert pytest.approx(expected) == rank_test([0.0] * len(differences), differences, paired=True)
+
+
+def test_benjamini_hochberg_on_the_original_example() -> None:
+    """Reject the four smallest of the fifteen p-values in Benjamini and Hochberg's 1995 paper, in any order."""
+    rejected = [0.0001, 0.0004, 0.0019, 0.0095]
+    p = [*rejected, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.324, 0.4262, 0.5719, 0.6528, 0.759, 1.0]
+    assert benjamini_hochberg(p, q=0.05) == [True] * 4 + [False] * 11
+    assert benjamini_hochberg(p[::-1], q=0.05) == [False] * 11 + [True] * 4
+
+
+def test_benjamini_hochberg_steps_up() -> None:
+    """Reject all where the largest passes its own step, and nothing of nothing."""
+    assert benjamini_hochberg([0.04, 0.045, 0.05], q=0.05) == [True, True, True]
+    assert benjamini_hochberg([0.04, 0.06], q=0.05) == [False, False]
+    assert benjamini_hochberg([]) == []
+
+
+def test_ratio_interval_points_from_a_to_b() -> None:
+    """Give B over A, an interval around it, the same for the same seed."""
+    rng = np.random.default_rng(1)
+    a, b = rng.lognormal(0.0, 0.01, 10), rng.lognormal(math.log(1.5), 0.01, 10)
+    ratio, interval = ratio_interval(a, b, level=0.95, seed=3)
+    assert pytest.approx(float(np.median(b) / np.median(a))) == ratio
+    assert 1.45 < interval.low < ratio < interval.high < 1.55
+    assert interval.level == 0.95
+    assert (ratio, interval) == ratio_interval(a, b, level=0.95, seed=3)
+    assert interval != ratio_interval(a, b, level=0.95, seed=4)[1]
+    assert interval.half_width < ratio_interval(a, b, level=0.999, seed=3)[1].half_width
+
+
+@pytest.mark.parametrize("launches", [2, 3, 4, 5, 6, 10])
+def test_ratio_interval_covers(launches: int) -> None:
+    """Cover the true ratio in at least 93 % of comparisons, also with few launches."""
+    samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (400, 2, launches))
+    hits = [covered(ratio_interval(a, b, level=0.95, resamples=1000, seed=0)[1], 1.0) for a, b in samples]
+    assert np.mean(hits) >= 0.93
+
+
+def test_pairing_removes_shared_drift() -> None:
+    """Narrow the interval where launches of a pair drift together."""
+    rng = np.random.default_rng(2)
+    drift = rng.lognormal(0.0, 0.1, 10)
+    a, b = drift * rng.lognormal(0.0, 0.002, 10), 1.05 * drift * rng.lognormal(0.0, 0.002, 10)
+    _, alone = ratio_interval(a, b, level=0.95, seed=0)
+    _, together = ratio_interval(a, b, level=0.95, seed=0, paired=True)
+    assert 10 * together.half_width < alone.half_width
+    assert covered(together, 1.05)
+    assert compare_family([(a, b)], paired=True)[0].verdict == Verdict.SLOWER
+    assert compare_family([(a, b)])[0].verdict == Verdict.INCONCLUSIVE
+
+
+def test_ratio_interval_refuses() -> None:
+    """Refuse one launch a side and pairs that do not match."""
+    with pytest.raises(InputError, match="2 launches a side and got 1"):
+        ratio_interval([1.0], [1.0, 2.0], level=0.95, seed=0)
+    with pytest.raises(InputError, match="A has 3, B 2"):
+        ratio_interval([1.0, 2.0, 3.0], [1.0, 2.0], level=0.95, seed=0, paired=True)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("launches", [6, 10])
+def test_equal_runs_are_not_told_apart(launches: int, *, paired: bool) -> None:
+    """Call at most 5 % of the cases of A/A comparisons faster or slower, two-humped launches included."""
+    rng = np.random.default_rng(launches)
+    shape = (6, 40, 2, launches)
+    smooth = rng.lognormal(0.0, 0.04, shape)
+    humped = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
+    verdicts = [
+        comparison.verdict
+        for run in (*(smooth[:3] if paired else smooth), *(humped[:3] if paired else humped))
+        for comparison in compare_family(family(run), paired=paired)
+    ]
+    assert sum(verdict in {Verdict.FASTER, Verdict.SLOWER} for verdict in verdicts) <= 0.05 * len(verdicts)
+
+
+def test_a_planted_slowdown_is_found() -> None:
+    """Find nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, in the right direction."""
+    samples = np.random.default_rng(1).lognormal(0.0, 0.01, (10, 40, 2, 10))
+    samples[:, :4, 1] *= 1.1
+    samples[:, 4:8, 1] /= 1.1
+    runs = [compare_family(family(run)) for run in samples]
+    slower = [comparison.verdict == Verdict.SLOWER for run in runs for comparison in run[:4]]
+    faster = [comparison.verdict == Verdict.FASTER for run in runs for comparison in run[4:8]]
+    others = [comparison.verdict in {Verdict.SLOWER, Verdict.FASTER} for run in runs for comparison in run[8:]]
+    assert np.mean(slower) >= 0.95
+    assert np.mean(faster) >= 0.95
+    assert np.mean(others) <= 0.05
+
+
+def test_selected_cases_get_wider_intervals() -> None:
+    """Give the selected R of m cases the level 1 - q R / m and the others 95 %."""
+    samples = np.random.default_rng(7).lognormal(0.0, 0.02, (20, 2, 10))
+    samples[:2, 1] *= 1.3
+    comparisons = compare_family(family(samples))
+    levels = [comparison.interval.level for comparison in comparisons if comparison.interval]
+    assert pytest.approx([1 - 0.05 * 2 / 20] * 2 + [0.95] * 18) == levels
+    assert [comparison.verdict for comparison in comparisons[:2]] == [Verdict.SLOWER] * 2
+
+
+def test_equal_within_the_margin_is_same() -> None:
+    """Call tight equals the same, even where the rank test sees a difference too small to matter."""
+    rng = np.random.default_rng(3)
+    a, b = rng.lognormal(0.0, 0.001, (2, 10))
+    assert compare_family([(a, b)])[0].verdict == Verdict.SAME
+    shifted = compare_family([(a, b * 1.01)])[0]
+    assert shifted.p_value < 0.001
+    assert shifted.verdict == Verdict.SAME
+    assert compare_family([(a, b * 1.01)], margin=0.005)[0].verdict == Verdict.SLOWER
+
+
+def test_a_change_across_the_margin_is_inconclusive() -> None:
+    """Neither claim nor deny a difference whose interval straddles the margin."""
+    a = np.linspace(1.00, 1.02, 10)
+    comparison = compare_family([(a, a * 1.02)])[0]
+    assert comparison.interval is not None
+    assert comparison.interval.low < 1.02 < comparison.interval.high
+    assert comparison.verdict == Verdict.INCONCLUSIVE
+
+
+def test_cases_without_a_spread_are_inconclusive() -> None:
+    """Conclude nothing from one launch, none or a time of 0, and leave the other cases as if those were absent."""
+    good = ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [2.0, 2.01, 2.02, 2.03, 2.04, 2.05])
+    lone, empty, zero, kept = compare_family([([1.0], [2.0, 3.0]), ([], [1.0]), ([0.0, 1.0], [1.0, 2.0]), good])
+    assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
+    assert math.isnan(empty.ratio)
+    assert [case.verdict for case in (lone, empty, zero)] == [Verdict.INCONCLUSIVE] * 3
+    assert (None, 1.0, math.inf) == (zero.interval, zero.p_value, zero.detectable)
+    assert compare_family([good]) == [kept]
+    assert kept.verdict == Verdict.SLOWER
+    assert compare_family([]) == []
+
+
+def test_compare_family_refuses() -> None:
+    """Refuse a margin of 100 % and pairs that do not match."""
+    with pytest.raises(InputError, match="margin of 1"):
+        compare_family([], margin=1.0)
+    with pytest.raises(InputError, match="A has 2, B 3"):
+        compare_family([([1.0, 2.0], [1.0, 2.0, 3.0])], paired=True)
+
+
+@pytest.mark.parametrize(("launches", "cases"), [(6, 1), (10, 10)])
+def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> None:
+    """Find a lone slowdown of the size called detectable in 65 to 95 % of comparisons."""
+    rng = np.random.default_rng(launches)
+    equals = rng.lognormal(0.0, 0.02, (100, cases, 2, launches))
+    sizes = [comparison.detectable for run in equals for comparison in compare_family(family(run))]
+    planted = rng.lognormal(0.0, 0.02, (200, cases, 2, launches))
+    planted[:, 0, 1] *= 1 + np.median(sizes)
+    found = [compare_family(family(run))[0].verdict == Verdict.SLOWER for run in planted]
+    assert 0.65 <= np.mean(found) <= 0.95
+
+
+def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:
+    """Report a smaller detectable difference for more launches, a larger one for more noise, never below the margin."""
+    rng = np.random.default_rng(1)
+    noise = rng.normal(0.0, 0.01, (2, 40))
+    detectable = {
+        (n, scale): compare_family([tuple(np.exp(scale * noise[:, :n]))])[0].detectable
+        for n in (6, 40)
+        for scale in (1, 3)
+    }
+    assert 0.02 < detectable[40, 1] < detectable[6, 1] < detectable[6, 3]
+    assert math.inf == compare_family([([1.0, 1.1, 1.2], [1.0, 1.1, 1.2])])[0].detectable
+
+
+@pytest.mark.parametrize(
+    ("m", "launches", "expected"),
+    [(1, 3, True), (1, 4, False), (23, 6, False), (24, 6, True), (321, 8, False), (322, 8, True), (40, 10, False)],
+)
+def test_family_hint_knows_the_smallest_p(m: int, launches: int, expected: bool) -> None:
+    """Advise more launches exactly where 2 / C(2n, n) exceeds q / m."""
+    assert expected is family_hint(m, launches, launches)
+
+
+def test_verdicts_print_as_their_word() -> None:
+    """Print a verdict as the word of tables and files."""
+    assert [str(verdict) for verdict in Verdict] == ["faster", "slower", "same", "inconclusive"]

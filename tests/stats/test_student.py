@@ -1,0 +1,47 @@
+"""Tests of Student's t against printed tables and against draws."""
+
+import math
+
+import numpy as np
+import pytest
+
+from commbench.stats.significance import student_p, student_reach, student_t
+
+
+@pytest.mark.parametrize(
+    ("freedom", "level", "expected"),
+    [
+        (1, 0.95, 12.706),
+        (2, 0.95, 4.303),
+        (3, 0.95, 3.182),
+        (4, 0.95, 2.776),
+        (9, 0.95, 2.262),
+        (10, 0.99, 3.169),
+        (1, 0.998, 318.309),
+        (4, 0.998, 7.173),
+        (30, 0.998, 3.385),
+        (2, 0.999, 31.599),
+        (120, 0.95, 1.980),
+    ],
+)
+def test_quantiles_are_those_of_tables(freedom: int, level: float, expected: float) -> None:
+    """Match printed quantiles, odd and even degrees of freedom, near the middle and far out."""
+    assert pytest.approx(expected, abs=6e-4) == student_t(level, freedom)
+    assert pytest.approx(1 - level, rel=1e-3) == student_p(expected, freedom)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 8])
+def test_quantiles_and_probabilities_invert_each_other(freedom: int) -> None:
+    """Get the level back, however far out, on both sides of 0."""
+    for level in (0.0001, 0.3, 0.95, 0.99999):
+        assert pytest.approx(1 - level, rel=1e-6) == student_p(-student_t(level, freedom), freedom)
+    assert (1.0, 0.0) == (student_p(0.0, freedom), student_p(math.inf, freedom))
+
+
+@pytest.mark.parametrize(("freedom", "level"), [(2, 0.95), (4, 0.995), (9, 0.95)])
+def test_what_is_within_reach_is_found_as_often(freedom: int, level: float) -> None:
+    """Leave 0 out about four times in five."""
+    generator = np.random.default_rng(freedom)
+    off = student_reach(level, 0.8, freedom) + generator.standard_normal(20_000)
+    spread = np.sqrt(generator.chisquare(freedom, 20_000) / freedom)
+    assert pytest.approx(0.8, abs=0.04) == float(np.mean(off / spread > student_t(level, freedom)))

@@ -1,0 +1,38 @@
+"""Tests of asking NVIDIA's management library."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from commbench.system.gpus import Nvml
+
+
+def refuse(*_: object) -> None:
+    """Raise as the library does."""
+    raise RuntimeError("Not Supported")
+
+
+def test_without_the_library_or_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find nothing where nvidia-ml-py is missing, and where it finds no driver."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Nvml.start() is None
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=refuse))
+    assert Nvml.start() is None
+
+
+def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return None for what raises and for what this version lacks, and text for bytes."""
+    library = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: refuse() if index == 1 else f"gpu{index}",
+        nvmlDeviceGetHandleByPciBusId=lambda address: address.decode() if address == b"0000:17:00.0" else refuse(),
+        nvmlDeviceGetName=lambda handle: f"name of {handle}".encode(),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    nvml = Nvml.start()
+    assert nvml is not None
+    assert ["gpu0", None, "gpu2"] == nvml.devices()
+    assert ("0000:17:00.0", None) == (nvml.device("0000:17:00.0"), nvml.device("0000:18:00.0"))
+    assert ("name of gpu0", None) == (nvml.ask("nvmlDeviceGetName", "gpu0"), nvml.ask("nvmlDeviceGetUUID", "gpu0"))

@@ -1,0 +1,117 @@
+"""Tests of the bytes that a process has really sent, with a transfer whose size is known."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from commbench.system import process as traffic
+
+BYTES = 4_000_000
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")  # noqa: PTH112 - as the code
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a TCP connection within this process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        yield near, far
+
+
+def drain(end: socket.socket, count: int) -> None:
+    """Receive so many bytes."""
+    while count > 0:
+        count -= len(end.recv(1 << 16))
+
+
+def send(near: socket.socket, far: socket.socket, count: int) -> None:
+    """Send so many bytes and wait for their arrival."""
+    receiver = threading.Thread(target=drain, args=(far, count))
+    receiver.start()
+    near.sendall(bytes(count))
+    receiver.join(60)
+    assert not receiver.is_alive()
+
+
+def open_descriptors() -> list[str]:
+    """Return what this process has open."""
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
+
+
+def test_a_transfer_is_counted_to_the_byte() -> None:
+    """See what was sent on one socket, and nothing for what was received on the other."""
+    with connected() as (near, far):
+        before = traffic.settled_sent_bytes()
+        send(near, far, BYTES)
+        after = traffic.settled_sent_bytes()
+    assert before is not None
+    assert after is not None
+    assert BYTES == pytest.approx(after - before, rel=0.01)
+
+
+def test_both_directions_and_all_sockets_are_added() -> None:
+    """Add up what every socket of this process has sent."""
+    with connected() as one, connected() as other:
+        before = traffic.settled_sent_bytes() or 0
+        send(*one, 100_000)
+        send(*one[::-1], 200_000)
+        send(*other, 400_000)
+        after = traffic.settled_sent_bytes() or 0
+    assert 700_000 == pytest.approx(after - before, rel=0.01)
+
+
+def test_what_is_no_tcp_socket_counts_nothing(tmp_path: os.PathLike[str]) -> None:
+    """Pass over files, pipes, datagrams and sockets within the host."""
+    near, far = socket.socketpair()
+    reading, writing = os.pipe()
+    with (
+        near,
+        far,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+        open(os.path.join(tmp_path, "file"), "w", encoding="ascii") as file,  # noqa: PTH118, PTH123 - a descriptor
+    ):
+        near.sendall(bytes(1000))
+        found = [traffic._socket_bytes(end) for end in (near.fileno(), reading, writing, datagrams.fileno())]
+        found.append(traffic._socket_bytes(file.fileno()))
+        assert [None] * 5 == found
+    os.close(reading)
+    os.close(writing)
+    assert traffic._socket_bytes(writing) is None
+
+
+def test_looking_leaks_no_descriptor_and_closes_none() -> None:
+    """Look often with all kinds of descriptors open, and find the same ones afterwards, still usable."""
+    near, far = socket.socketpair()
+    reading, writing = os.pipe()
+    with near, far, connected() as (left, right):
+        before = open_descriptors()
+        for _ in range(50):
+            traffic.sent_bytes()
+        assert before == open_descriptors()
+        send(left, right, 10)
+        near.sendall(b"x")
+        assert b"x" == far.recv(1)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return None, not zero."""
+    monkeypatch.setattr(traffic, "_descriptors", list)
+    assert traffic.sent_bytes() is None
+    assert traffic.settled_sent_bytes() is None
+
+
+def test_an_old_kernel_that_tells_less_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not read a counter that is not there."""
+    with connected() as (near, _):
+        assert traffic._socket_bytes(near.fileno()) is not None
+        monkeypatch.setattr(traffic, "_TCP_INFO_BYTES", 104)
+        assert traffic._socket_bytes(near.fileno()) is None

@@ -1,0 +1,386 @@
+"""Tests of the topology of a host, on a made-up two-socket node with GPUs and on this machine."""
+
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from simulated_nvml import SimulatedNvml
+
+from commbench.report.topology import render_topology, topology_remarks
+from commbench.system.gpus import nvlinks, parse_matrix, pci_links
+from commbench.system.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
+
+#: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a further adapter below a
+#: second switch, and an Ethernet adapter on a host bridge of its own; on the second two GPUs, each on its own port.
+PCI = {
+    "0000:19:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0", 0),
+    "0000:1a:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:01.0", 0),
+    "0000:1b:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:02.0", 0),
+    "0000:1e:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:03.0/0000:1c:00.0/0000:1d:00.0", 0),
+    "0000:31:00.0": ("pci0000:30/0000:30:01.0", 0),
+    "0000:9b:00.0": ("pci0000:9a/0000:9a:01.0", 1),
+    "0000:9c:00.0": ("pci0000:9a/0000:9a:02.0", 1),
+}
+GPUS = ["0000:19:00.0", "0000:1a:00.0", "0000:9b:00.0", "0000:9c:00.0"]
+RDMA = {"mlx5_0": "0000:1b:00.0", "mlx5_1": "0000:1e:00.0"}
+ETHERNET = "0000:31:00.0"
+#: What nvidia-smi topo -m says of such a node: the header underlined, fields between tabs, adapters in a legend.
+MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV4\tSYS\tSYS\tPIX\tPXB\t0-3\t0\t\tN/A
+GPU1\tNV4\t X \tSYS\tSYS\tPIX\tPXB\t0-3\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tPHB\tSYS\tSYS\t4-7\t1\t\tN/A
+GPU3\tSYS\tSYS\tPHB\t X \tSYS\tSYS\t4-7\t1\t\tN/A
+NIC0\tPIX\tPIX\tSYS\tSYS\t X \tPXB\t\t\t\t
+NIC1\tPXB\tPXB\tSYS\tSYS\tPXB\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+
+"""
+
+
+def write(path: Path, text: object) -> None:
+    """Write a file as /sys holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def link(path: Path, target: Path) -> None:
+    """Make a symbolic link, as /sys is full of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The root of the made-up node."""
+    system = tmp_path / "sys/devices/system"
+    for cpu in range(8):
+        write(system / f"cpu/cpu{cpu}/topology/physical_package_id", cpu // 4)
+        write(system / f"cpu/cpu{cpu}/topology/core_id", cpu // 2)  # two threads a core
+        for index, (level, size, shared) in enumerate([(1, "48K", cpu // 2 * 2), (3, "32768K", None)]):
+            cache = system / f"cpu/cpu{cpu}/cache/index{index}"
+            write(cache / "level", level)
+            write(cache / "type", "Data" if level == 1 else "Unified")
+            write(cache / "size", size)
+            write(cache / "shared_cpu_list", f"{shared}-{shared + 1}" if shared is not None else f"{cpu // 4 * 4}-7")
+    for number, cpus in enumerate(["0-3", "4-7"]):
+        write(system / f"node/node{number}/cpulist", cpus)
+        write(system / f"node/node{number}/meminfo", f"Node {number} MemTotal:       {(number + 1) << 20} kB")
+        write(system / f"node/node{number}/distance", "10 21" if number == 0 else "21 10")
+    for address, (path, numa) in PCI.items():
+        device = tmp_path / "sys/devices" / path / address
+        write(device / "numa_node", numa)
+        write(device / "vendor", "0x10de" if address in GPUS else "0x15b3")
+        write(device / "class", "0x030200" if address in GPUS else "0x020000")
+        link(tmp_path / "sys/bus/pci/devices" / address, device)
+    for address in GPUS:
+        write(tmp_path / f"proc/driver/nvidia/gpus/{address}/information", "Model: \t\t NVIDIA H100\nIRQ: 1")
+    for name, address in {**RDMA, "eth0": ETHERNET}.items():
+        plant_adapter(tmp_path, name, address)
+    write(tmp_path / "sys/class/net/lo/operstate", "unknown")
+    write(tmp_path / "sys/class/net/docker0/operstate", "up")
+    return tmp_path
+
+
+def plant_adapter(root: Path, name: str, address: str) -> None:
+    """Make a network interface, and of an RDMA device its port and its interface ``ib...``."""
+    device = root / "sys/devices" / PCI[address][0] / address
+    interface = root / "sys/class/net" / (name if name == "eth0" else f"ib{name[-1]}")
+    write(interface / "operstate", "up")
+    write(interface / "mtu", 1500 if name == "eth0" else 4092)
+    write(interface / "speed", 25000 if name == "eth0" else -1)
+    link(interface / "device", device)
+    driver = root / "sys/bus/pci/drivers" / ("bnxt_en" if name == "eth0" else "mlx5_core")
+    driver.mkdir(parents=True, exist_ok=True)
+    if not (device / "driver").exists():
+        link(device / "driver", driver)
+    if name != "eth0":
+        port = root / "sys/class/infiniband" / name / "ports/1"
+        write(port / "state", "4: ACTIVE" if name == "mlx5_0" else "1: DOWN")
+        write(port / "rate", "400 Gb/sec (4X NDR)")
+        write(port / "link_layer", "InfiniBand")
+        link(root / "sys/class/infiniband" / name / "device", device)
+
+
+class FakeNvml:
+    """NVIDIA's library on a node whose first two GPUs have four links between them."""
+
+    partners: Mapping[int, Mapping[int, str]]
+
+    def __init__(self, partners: Mapping[int, Mapping[int, str]]) -> None:
+        self.partners = partners
+
+    def nvmlInit(self) -> None:  # noqa: N802 - the library's name
+        """Start."""
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus_id: bytes) -> int:  # noqa: N802 - the library's name
+        """Find a GPU."""
+        return GPUS.index(bus_id.decode())
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, number: int) -> int:  # noqa: N802 - the library's name
+        """Raise where a GPU has no such link."""
+        if not self.partners[handle]:
+            raise RuntimeError("Not Supported")
+        return int(number in self.partners[handle])
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, number: int) -> SimpleNamespace:  # noqa: N802 - as above
+        """Name the other end, its domain in eight digits."""
+        return SimpleNamespace(busId=f"0000{self.partners[handle][number]}".upper().encode())
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[int, Mapping[int, str]]], None]:
+    """Put the library in place, with the other end of each link of each GPU."""
+
+    def install(partners: Mapping[int, Mapping[int, str]]) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(partners))
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def no_nvidia(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave out what this machine itself may have of NVIDIA's."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+FOUR_LINKS = {0: dict.fromkeys(range(4), GPUS[1]), 1: dict.fromkeys(range(4), GPUS[0]), 2: {}, 3: {}}
+
+
+@pytest.mark.parametrize("source", ["library", "program"])
+def test_links_are_as_nvidia_smi_shows_them(node: Path, source: str, nvml: Callable[..., None]) -> None:
+    """Agree with its matrix on every pair: PCI paths from /sys, NVLinks from its library or else from itself."""
+    if source == "library":
+        nvml(FOUR_LINKS)
+    else:
+        write(node / "matrix", MATRIX.rstrip("\n"))
+        write(node / "bin/nvidia-smi", f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] && exec /bin/cat {node}/matrix")
+        (node / "bin/nvidia-smi").chmod(0o755)
+    links = collect_topology(node)["links"]
+    devices, matrix = parse_matrix(MATRIX)
+    assert ["GPU0", "GPU1", "GPU2", "GPU3", "mlx5_0", "mlx5_1"] == devices == links["devices"][:6]
+    assert matrix == [line[:6] for line in links["matrix"][:6]]
+    assert "eth0" == links["devices"][6]
+    assert ["NODE", "NODE", "SYS", "SYS", "NODE", "NODE", "X"] == links["matrix"][6]
+
+
+def test_links_through_switches_join_all_gpus(nvml: Callable[..., None]) -> None:
+    """Count as many links between two GPUs as the one with fewer has to the switches."""
+    switches = [f"0000:c{i}:00.0" for i in range(2)]
+    nvml({gpu: {number: switches[number % 2] for number in range(6 if gpu else 5)} for gpu in range(4)})
+    found = nvlinks(GPUS)
+    assert 4 * 3 == len(found)
+    assert Counter({"NV5": 6, "NV6": 6}) == Counter(found.values())
+
+
+def test_without_any_help_there_is_no_nvlink(node: Path) -> None:
+    """Fall back to the PCI path, and ask nobody about a single GPU."""
+    assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
+    assert {} == nvlinks(GPUS[:1])
+
+
+@pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it could not talk to the driver.", "GPU0\tGPU1\n"])
+def test_what_is_no_matrix_is_none(text: str) -> None:
+    """Read nothing from an error message or from a header alone."""
+    assert ([], []) == parse_matrix(text)
+
+
+def test_adapters_may_stand_in_the_header() -> None:
+    """Read older drivers, which name adapters in the header and pad their cells differently."""
+    lines = ["\tGPU0\tGPU1\tmlx5_0\tCPU Affinity", "GPU0\tX\tNV1\tNODE\t0-23", "GPU1\tNV1\tX \tNODE\t0-23"]
+    text = "\n".join([*lines, "mlx5_0\tNODE\tNODE\tX", ""])
+    assert (["GPU0", "GPU1", "mlx5_0"], ["NV1", "X", "NODE"]) == (parse_matrix(text)[0], parse_matrix(text)[1][1])
+
+
+def test_processors_memory_and_devices_are_read(node: Path) -> None:
+    """Read each thing from where Linux keeps it."""
+    found = collect_topology(node)
+    assert (2, 4, 8) == (found["sockets"], found["cores"], found["threads"])
+    assert [(1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)] == [
+        tuple(found["caches"][0].values()),
+        tuple(found["caches"][1].values())[:3],
+    ]
+    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == found["numa"][1]
+    assert ["NVIDIA H100"] * 4 == [gpu["name"] for gpu in found["gpus"]]
+    assert (GPUS, [0, 0, 1, 1]) == ([g["pci"] for g in found["gpus"]], [g["numa_node"] for g in found["gpus"]])
+    eth0, ib0, ib1 = found["network"]
+    expected = {"name": "eth0", "state": "up", "speed_Mbps": 25000, "mtu": 1500, "driver": "bnxt_en", "numa_node": 0}
+    assert {**expected, "pci": ETHERNET, "emulated": False} == eth0
+    assert ("ib0", None, "ib1") == (ib0["name"], ib0["speed_Mbps"], ib1["name"])
+    port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
+    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == found["rdma"][0]
+
+
+def test_nothing_is_an_error(tmp_path: Path) -> None:
+    """Find nothing below an empty root, and still have something to print."""
+    found = collect_topology(tmp_path)
+    assert {"sockets": None, "cores": None, "threads": None} == {k: found[k] for k in ("sockets", "cores", "threads")}
+    assert not any(found[name] for name in ("caches", "numa", "gpus", "network", "rdma"))
+    assert {"devices": [], "matrix": []} == found["links"]
+    assert "unknown sockets" in printed(found)
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"), [({}, 200.0), ({"slow": {"host3": "50mbit"}}, 50.0), ({"rate": "none"}, None)]
+)
+def test_an_emulated_host_shows_the_rate_that_is_shaped(
+    tmp_path: Path, slow: dict[str, Any], expected: float | None
+) -> None:
+    """Show this host's own rate instead of what the virtual driver claims, and say that it is emulated."""
+    write(tmp_path / "sys/class/net/eth0/speed", 10000)
+    write(tmp_path / "sys/class/net/eth0/operstate", "up")
+    write(tmp_path / "sys/class/net/lo/operstate", "unknown")
+    write(tmp_path / "proc/sys/kernel/hostname", "host3")
+    found = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
+    assert [("eth0", expected, True)] == [(p["name"], p["speed_Mbps"], p["emulated"]) for p in found["network"]]
+    assert "eth0 is emulated" in topology_remarks(found)[-1]
+
+
+def test_cpus_lie_on_nodes(node: Path) -> None:
+    """Read Linux' lists of CPUs, and find the nodes of some."""
+    assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
+    numa = collect_topology(node)["numa"]
+    assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
+
+
+# --------------------------------------------------------------------------------------------------- what it teaches
+
+
+def printed(topology: Mapping[str, Any], cpus: tuple[int, ...] = ()) -> str:
+    """What a person sees, on one wide line a row."""
+    console = Console(file=io.StringIO(), width=150)
+    for part in render_topology("n0", topology, cpus):
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
+    """Name the GPUs of the second socket, go by adapters that are up, and say nothing where all are near."""
+    found = collect_topology(node)
+    (remark,) = topology_remarks(found, [0])
+    assert remark.startswith("GPU2, GPU3 and mlx5_0 are on different NUMA nodes (SYS)")
+    near = {"devices": ["GPU0", "mlx5_0"], "matrix": [["X", "PIX"], ["PIX", "X"]]}
+    assert [] == topology_remarks({**found, "links": near}, [0])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"),
+    [([0, 1], ""), ([0, 4], "may run on NUMA nodes 0, 1"), ([5], "bound to NUMA node 1, mlx5_0 to node 0"), ([], "")],
+)
+def test_a_process_far_from_the_adapter_is_told(node: Path, cpus: list[int], expected: str) -> None:
+    """Tell a process that may move between nodes, or that is bound to another than the adapter's."""
+    told = [remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark]
+    assert bool(expected) == bool(told)
+    assert all(expected in remark for remark in told)
+
+
+def test_a_node_without_memory_is_told(node: Path) -> None:
+    """Say where memory is missing."""
+    write(node / "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       0 kB")
+    assert any("NUMA node 1 has no memory" in remark for remark in topology_remarks(collect_topology(node)))
+
+
+def test_tables_show_what_lies_where(node: Path, nvml: Callable[..., None]) -> None:
+    """Print nodes with their devices and CPUs, interfaces, ports and the matrix."""
+    nvml(FOUR_LINKS)
+    lines = [line.split() for line in printed(collect_topology(node), (4, 5)).splitlines()]
+    assert ["0", "0-3", "1", "GiB", "GPU0,", "GPU1", "mlx5_0,", "mlx5_1,", "eth0,", "ib0,", "ib1"] in lines
+    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "2", "CPUs"] in lines
+    assert ["eth0", "up", "25", "Gbit/s", "1500", "bnxt_en", "0"] in lines
+    assert ["mlx5_1", "1", "DOWN", "400", "Gb/sec", "(4X", "NDR)", "InfiniBand", "0"] in lines
+    assert ["GPU0", "X", "NV4", "SYS", "SYS", "PIX", "PXB", "NODE"] in lines
+
+
+def test_ranks_are_shown_on_their_nodes(node: Path) -> None:
+    """Show the ranks of a run in place of this process."""
+    ranks = [{"rank": 0, "numa_nodes": [0]}, {"rank": 1, "numa_nodes": [1]}, {"rank": 2, "numa_nodes": [1]}]
+    text = printed({**collect_topology(node), "ranks": ranks})
+    assert "ranks" in text
+    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "1,", "2"] in [line.split() for line in text.splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------------ this machine
+
+
+def test_this_machine_has_a_topology() -> None:
+    """Print it as JSON: CPUs, and remarks that are those of the tables."""
+    command = [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert found["topology"]["threads"] >= 1
+    assert found["host"]
+    assert isinstance(found["remarks"], list)
+
+
+@pytest.mark.lab
+def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show a host's own interface at the rate asked for, flagged."""
+    monkeypatch.undo()
+    command = [sys.executable, "-m", "commbench", "lab", "run", "--hosts", "2", "--rate", "200mbit", "--"]
+    command += [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == done.returncode, done.stderr
+    (port,) = json.loads(done.stdout)["topology"]["network"]
+    assert ("eth0", "up", 200.0, True) == tuple(port[key] for key in ("name", "state", "speed_Mbps", "emulated"))
+
+
+def test_nvml_tells_of_each_gpu_s_links(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record PCIe and NVLink of each GPU, and which reads whose memory, past the oddities of the library."""
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
+    found = collect_topology(node)
+    ports = {"sm_clock_max_MHz": 1980, "pcie_generation": 1, "pcie_generation_max": 5}
+    ports |= {"pcie_width": 16, "pcie_width_max": 16, "nvlink_version": "4.0"}
+    first, *_, last = found["gpus"]
+    assert ports == {name: first[name] for name in ports}
+    assert {**ports, "nvlink_version": None} == {name: last[name] for name in ports}
+    assert "NV1" == found["links"]["matrix"][0][1]
+    assert ["X", "ok", "topology not supported", "topology not supported"] == found["peer_access"][0]
+
+
+def test_without_nvml_nothing_is_known_of_links(node: Path) -> None:
+    """Leave empty what it alone tells."""
+    found = collect_topology(node)
+    unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
+    assert {None} == {gpu[name] for gpu in found["gpus"] for name in unknown}
+    assert [] == found["peer_access"]
+
+
+def test_gpus_that_linux_does_not_show_are_those_of_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name GPUs, their addresses and the paths between them where /sys has no PCI devices, but for one that is lost."""
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
+    found = collect_topology(tmp_path)
+    assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in found["gpus"]], {g["name"] for g in found["gpus"]})
+    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == found["links"]["matrix"]
+
+
+def test_nvml_tells_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say nothing of a pair of which it says nothing."""
+    assert {} == pci_links(GPUS)
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
+    assert {(0, 1): "PIX", (1, 0): "PIX"} == {pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair}
+    monkeypatch.setattr(SimulatedNvml, "nvmlDeviceGetTopologyCommonAncestor", None)
+    assert {} == pci_links(GPUS[:3])
+
+
+def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:
+    """Take the size of one of them; nothing where none is known."""
+    assert 32 << 20 == last_level_cache_bytes(node)
+    assert 0 == last_level_cache_bytes(tmp_path / "empty")

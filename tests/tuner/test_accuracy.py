@@ -1,0 +1,160 @@
+"""Tests of predictions beside their measurements: the rows of ``predictions.csv``, their errors, and the table."""
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tuning_world import Link, World, make_plan, play
+
+from commbench.ddp.plan.cases import CALIBRATE, SWEEP
+from commbench.report.training import render_cost, render_predictions
+from commbench.results.record_types import AnyRecord, collective_records, training_records
+from commbench.results.tables import csv_text
+from commbench.tuner.accuracy import PREDICTION_COLUMNS, PredictionRow, held_out_accuracy, prediction_rows
+
+
+def rows_of(world: World, records: list[AnyRecord]) -> list[PredictionRow]:
+    """Return the rows of a run of such records."""
+    info = {"run_id": "r", **world.plan.info}
+    return prediction_rows(collective_records(records), training_records(records), info)
+
+
+def printed(rows: list[PredictionRow]) -> str:
+    """Return what people see."""
+    console = Console(file=io.StringIO(), width=120)
+    for part in render_predictions(rows):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_candidate_has_a_row_beside_what_was_measured() -> None:
+    """Say of each whether its time is unknown, and whether predictions were fitted to the setting."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
+    assert 36 == len(rows)
+    hooks = ("none", "fp16", "topk")
+    swept = {(r.case.hook, r.case.bucket_cap_mb): [] for r in training_records(records) if r.case.phase == SWEEP}
+    held_out, again, calibrated = (
+        {name for name, row in rows.items() if row.used == used} for used in ("held_out", "again", "calibrated")
+    )
+    fitted = {(hook, "default") for hook in hooks}
+    assert set(swept) - {("local", "default")} == held_out | again
+    assert fitted == again | calibrated == {name for name, row in rows.items() if row.is_fitted}
+    assert ("none", "default") in again
+    assert calibrated
+    for row in rows.values():
+        assert row.predicted_overlapped_ms is not None
+        assert row.predicted_step_ms is not None
+        assert row.predicted_overlapped_ms <= row.predicted_step_ms
+        assert (row.step_ms is None) == (row.used == "not_measured")
+        assert (row.error is None) == (row.used != "held_out")
+        if row.error is not None:
+            assert row.step_ms is not None
+            assert row.predicted_step_ms / row.step_ms - 1 == pytest.approx(row.error)
+    default = rows["none", "default"]
+    assert (1.0, 1.0) == (default.predicted_speedup, default.speedup)
+    assert 6 == default.launches
+
+
+def test_predictions_rest_on_the_calibration_alone() -> None:
+    """Leave them as they are whatever the rounds measure, so that the error is that of predictions."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    slower = [
+        dataclasses.replace(r, step_ms=[3 * ms for ms in r.step_ms])
+        if not hasattr(r, "times_us") and r.case.phase == SWEEP  # type: ignore[union-attr]
+        else r
+        for r in records
+    ]
+    for before, after in zip(rows_of(world, records), rows_of(world, slower), strict=True):
+        assert before.predicted_step_ms == after.predicted_step_ms
+
+
+def test_the_errors_are_those_at_held_out_settings() -> None:
+    """Take the median of absolute values, of steps and of speedups, of settings that were not calibrated on alone."""
+
+    def row(used: str, error: float | None, predicted: float, measured: float | None, **more: str) -> PredictionRow:
+        return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured, **more)
+
+    rows = [
+        row("calibrated", 0.9, 1.0, 2.0),
+        row("held_out", -0.1, 1.1, 1.0),
+        row("held_out", 0.3, 1.0, 1.25),
+        row("held_out", 0.2, 1.2, 1.2),
+        row("again", 0.9, 1.0, 1.0, hook="none", bucket_cap_mb="default"),
+        row("not_measured", None, 1.0, None),
+    ]
+    found = held_out_accuracy(rows)
+    assert found is not None
+    assert (3, 0.2, 0.3) == (found.settings, found.step_error, found.worst_step_error)
+    assert 0.1 == pytest.approx(found.speedup_error)
+    assert held_out_accuracy(rows[:1]) is None
+
+
+@pytest.mark.parametrize("lacks", ["network", "calibration", "candidates"])
+def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
+    """Wait for network and calibration; other runs have none."""
+    world = World(plan=make_plan())
+    records = play(world, stages=2).records
+    collectives, trainings, info = collective_records(records), training_records(records), dict(world.plan.info)
+    assert 36 == len(prediction_rows(collectives, trainings, info))
+    kept: dict[str, Any] = {
+        "network": ((), trainings, info),
+        "calibration": (collectives, (), info),
+        "candidates": (collectives, trainings, {}),
+    }
+    assert [] == prediction_rows(*kept[lacks])
+
+
+def test_a_run_without_rounds_has_what_was_calibrated() -> None:
+    """Give its measured steps, too."""
+    world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
+    records = play(world).records
+    assert not [r for r in training_records(records) if r.case.phase == SWEEP]
+    rows = rows_of(world, records)
+    measured = [row.hook for row in rows if row.step_ms is not None]
+    assert ["none", "fp16", "topk"] == measured
+    assert {1} == {row.launches for row in rows if row.launches}
+    assert CALIBRATE in {r.case.phase for r in training_records(records)}
+
+
+def test_the_table_is_short() -> None:
+    """Show what was measured and the best of the rest, the fastest first, with the error in the title."""
+    world = World(plan=make_plan(), misfit=0.0)
+    rows = rows_of(world, play(world).records)
+    text = printed(rows)
+    measured = sum(row.used != "not_measured" for row in rows)
+    lines = [line for line in text.splitlines() if line.startswith(("none", "fp16", "topk"))]
+    assert measured + 3 == len(lines)
+    assert "held-out settings)" in text
+    assert "(step ±" in text
+    assert "no.: launches" in text
+    assert "*: predictions were fitted to this setting" in text
+    assert f"{len(rows) - measured - 3} more settings not measured, slower by prediction" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert [] == render_predictions([])
+
+
+def test_the_cost_is_a_share_of_the_full_sweep() -> None:
+    """Name both numbers."""
+    text = render_cost({"measured_steps": 180, "exhaustive_steps": 960}).plain
+    assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
+    launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
+    took = render_cost({"measured_steps": 5, "exhaustive_steps": 0}, launches).plain
+    assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
+    assert "Measured 5 steps." == render_cost({"measured_steps": 5, "exhaustive_steps": 0}).plain
+
+
+def test_the_file_has_the_columns_in_order() -> None:
+    """Write empty cells where nothing was measured."""
+    world = World(plan=make_plan())
+    text = csv_text(rows_of(world, play(world, stages=2).records), PREDICTION_COLUMNS)
+    header, first, *others = text.splitlines()
+    assert ",".join(PREDICTION_COLUMNS) == header
+    assert first.startswith("1,r,mlp,2,8,gloo,fp32,none,,,default,")
+    assert 35 == len(others)
+    assert any(line.endswith(",,,,,,not_measured") for line in others)

@@ -1,0 +1,68 @@
+"""Tests of what there is to choose from: predicted settings, hooks that are left out, lists of bucket sizes."""
+
+import dataclasses
+
+import pytest
+from tuning_world import World, make_plan, play
+
+from commbench.errors import InputError
+from commbench.results.record_types import AnyRecord, collective_records, training_records
+from commbench.tuner import choice as choosing
+from commbench.tuner.choice import Chooser, fit_steps
+
+
+def calibrated(world: World) -> list[AnyRecord]:
+    """Return what calibration and network measured."""
+    return play(world, stages=2).records
+
+
+def chooser(world: World, **options: bool) -> Chooser:
+    """Return the choice that the world's plan offers."""
+    plan = world.plan
+    return Chooser(facts=plan.facts, candidates=plan.candidates, info=plan.info, **options)
+
+
+def test_predictions_come_near_a_world_without_surprises() -> None:
+    """Predict every candidate within a few percent from one launch of each hook's default."""
+    world = World(plan=make_plan(), misfit=0.0)
+    records = calibrated(world)
+    predicted = chooser(world).predict(collective_records(records), training_records(records))
+    assert list(world.plan.candidates) == list(predicted)
+    for case, one in predicted.items():
+        assert world.true_ms(case) == pytest.approx(one.step_ms, rel=0.15)  # launches differ by 3 %
+
+
+def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
+    """Leave out a hook whose ranks ended with different parameters."""
+    world = World(plan=make_plan())
+    records = calibrated(world)
+    harmed = [dataclasses.replace(r, ranks_agree=r.case.hook != "fp16") for r in training_records(records)]
+    predicted = chooser(world).predict(collective_records(records), harmed)
+    assert {"none", "topk:0.01"} == {case.hook_name for case in predicted}
+
+
+def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add what the model likes best, where lists may be recommended at all."""
+    monkeypatch.setattr(choosing, "best_list", lambda _model, _case: "2+3+40")
+    world = World(plan=make_plan(), misfit=0.0)
+    records = calibrated(world)
+    for lists, expected in ((True, {"none", "topk:0.01"}), (False, set())):
+        predicted = chooser(world, lists=lists).predict(collective_records(records), training_records(records))
+        assert expected == {case.hook_name for case in predicted if "+" in case.bucket_cap_mb}
+
+
+def test_there_is_no_model_without_the_default() -> None:
+    """Predict nothing where the default, or the step without DDP, was not trained."""
+    world = World(plan=make_plan())
+    records = calibrated(world)
+    for missing in ("none", "local"):
+        known = [r for r in training_records(records) if r.case.hook != missing]
+        assert fit_steps(world.plan.facts, world.plan.baseline, collective_records(records), known) is None
+        assert {} == chooser(world).predict(collective_records(records), known)
+
+
+def test_a_network_that_was_not_timed_is_refused() -> None:
+    """Say what is missing."""
+    world = World(plan=make_plan())
+    with pytest.raises(InputError, match="gloo"):
+        fit_steps(world.plan.facts, world.plan.baseline, [], training_records(calibrated(world)))

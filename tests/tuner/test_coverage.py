@@ -1,0 +1,77 @@
+"""Tests of which collectives are timed for the network of a training step."""
+
+import dataclasses
+
+import pytest
+from tuning_world import make_facts
+
+from commbench.analysis.prediction.network import LEAST_SIZES
+from commbench.collectives.cases import Case
+from commbench.tuner.choice import network_cases
+
+
+def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
+    """Return the sizes of each operation and data type."""
+    found: dict[tuple[str, str | None], list[int]] = {}
+    for case in cases:
+        found.setdefault((case.operation, case.dtype), []).append(case.message_bytes)
+    return found
+
+
+def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -> None:
+    """Time what is sent for buckets from a few KiB to 40 MiB, by factors of 4."""
+    found = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
+    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(found)
+    whole = found["all_reduce", "float32"]
+    assert 40 << 20 == max(whole)
+    assert min(whole) <= 4096
+    assert all(3.9 <= large / small <= 4.2 for small, large in zip(sorted(whole), sorted(whole)[1:], strict=False))
+    assert len(whole) == len(found["all_reduce", "float16"])
+    assert 2 * max(found["all_reduce", "float16"]) == max(whole)
+
+
+def test_no_hook_is_always_timed() -> None:
+    """Whatever is allowed, the default is predicted, too."""
+    assert ("all_reduce", "float32") in sizes(network_cases(["bf16"], make_facts(), 2, "gloo"))
+
+
+def test_hooks_that_look_at_tensors_are_timed_too() -> None:
+    """Take a bucket to be one square matrix."""
+    for hook in ("powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=64", "randomk:0.01"):
+        assert len(network_cases([hook], make_facts(), 2, "gloo")) > 8
+
+
+def test_each_type_of_parameters_is_timed() -> None:
+    """Time buckets of every type that a model has, up to all of its parameters of that type."""
+    facts = make_facts(40, 1.0)
+    halves = [dataclasses.replace(p, dtype="bfloat16", itemsize=2) for p in facts.parameters]
+    mixed = dataclasses.replace(facts, parameters=(*facts.parameters[:10], *halves[10:]))
+    for asked, expected in (
+        (facts, {"float32": 40 << 20}),
+        (dataclasses.replace(facts, parameters=tuple(halves)), {"bfloat16": 20 << 20}),
+        (mixed, {"float32": 10 << 20, "bfloat16": 15 << 20}),
+    ):
+        found = sizes(network_cases(["none"], asked, 2, "gloo"))
+        assert {("all_reduce", dtype): largest for dtype, largest in expected.items()} == {
+            key: max(of_key) for key, of_key in found.items()
+        }
+
+
+@pytest.mark.parametrize(("parameters", "mib"), [(1, 4 / 2**20), (1, 0.001), (4, 0.004), (40, 1.0)])
+@pytest.mark.parametrize("hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"])
+def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> None:
+    """Time three sizes at least, larger ones than a tiny model needs where these are few."""
+    found = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
+    assert all(len(set(of_key)) >= LEAST_SIZES for of_key in found.values())
+
+
+@pytest.mark.parametrize(("backend", "carrier"), [("gloo", "gloo"), ("nccl", "torch-nccl")])
+def test_the_network_is_timed_as_ddp_uses_it(backend: str, carrier: str) -> None:
+    """Time NCCL as torch calls it."""
+    assert {carrier} == {case.backend for case in network_cases(["topk:0.01"], make_facts(), 2, backend)}
+
+
+def test_huge_models() -> None:
+    """Time no size beyond 64 MiB."""
+    largest = max(case.message_bytes for case in network_cases([], make_facts(200, 1.0), 3, "gloo"))
+    assert 64 << 20 <= largest < (64 << 20) + 3 * 4

@@ -1,0 +1,165 @@
+"""Tests of --max-accuracy-loss: what may lose too much, with how many launches, and how that is said."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_recommendation import BASE, FIVE, FP16, TOPK, confirmed, decide
+from training_builders import EVEN, make_training_case, make_training_launches
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.recommendation import Recommendation, paragraph
+from commbench.results.trained import Trained, equal_losses
+from commbench.tuner.learning import accuracy_doubt, difference_interval
+from commbench.tuner.recommendation import candidates
+
+ALLOWED = 0.01
+
+
+def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy") -> Trained:
+    """Return a configuration whose metric, or whose loss where that has no name, ended so in each launch."""
+    launches = make_training_launches([20.0] * len(ends), case)
+    for record, end in zip(launches, ends, strict=True):
+        learnt = {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]} if metric else {"losses": [end] * 20}
+        record.__dict__.update(learnt)
+    return Trained(case=case, records=launches)
+
+
+def doubt(case: TrainingCase, ends: Sequence[float], base: Sequence[float], *, decides: bool, **named: Any) -> str:
+    """Return what speaks against a configuration where 0.01 may be lost."""
+    one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
+    return accuracy_doubt(one, baseline, equal_losses([one, baseline]), ALLOWED, decides=decides)
+
+
+@pytest.mark.parametrize(
+    ("metric", "worse", "better", "word"), [("accuracy", 0.88, 0.92, "lower"), ("loss", 0.92, 0.88, "higher")]
+)
+def test_metric_has_a_direction(metric: str, worse: float, better: float, word: str) -> None:
+    """Leave out what ends worse by more than is allowed, which is higher for a loss and lower for anything else."""
+    said = doubt(TOPK, [worse] * 3, [0.9] * 3, decides=False, metric=metric)
+    assert f"its {metric} is 0.02 {word} and 0.01 is allowed" == said
+    assert "" == doubt(TOPK, [better] * 3, [0.9] * 3, decides=False, metric=metric)
+
+
+@pytest.mark.parametrize(("metric", "scale"), [("accuracy", 1.0), ("perplexity", 5000.0)])
+def test_launches_are_paired(metric: str, scale: float) -> None:
+    """Compare with the baseline of the same launch: seeds differ more than settings, in whatever unit."""
+    base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
+    own = [value - 0.005 for value in base]
+    assert "" == doubt(TOPK, own, base, decides=True, metric=metric)
+    assert "" != doubt(TOPK, [value - 0.02 for value in base], base, decides=True, metric=metric)
+
+
+def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
+    """Let a setting with one bad launch of six be sought and confirmed, and not recommended."""
+    base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
+    assert "" == doubt(TOPK, own, base, decides=False)
+    assert "its accuracy may be 0.03 lower and 0.01 is allowed" == doubt(TOPK, own, base, decides=True)
+
+
+@pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
+def test_few_launches_bound_little(launches: int, passes: bool) -> None:
+    """Recommend nothing on the word of one launch, nor of two that differ."""
+    base = [0.9] * launches
+    own = [0.9 - 0.002 * (launch % 2) for launch in range(launches)]
+    assert passes == (doubt(TOPK, own, base, decides=True) == "")
+    assert "" == doubt(TOPK, own, base, decides=False)
+
+
+def test_loss_counts_as_a_share() -> None:
+    """Hold the loss after equal steps against the baseline's where there is no metric."""
+    assert "" == doubt(TOPK, [2.01] * 6, [2.0] * 6, decides=True, metric="")
+    said = doubt(TOPK, [2.04] * 6, [2.0] * 6, decides=True, metric="")
+    assert "its loss after equal steps may be 2 % higher and 1 % is allowed" == said
+
+
+@pytest.mark.parametrize("changes", [{"hook": "fp16"}, {"precision": "amp-bf16"}, {"accumulation": 2}])
+def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
+    """Leave out what alters learning where nothing shows it."""
+    case = make_training_case(**changes)
+    one, base = (Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE))
+    assert "neither a metric nor a loss" in accuracy_doubt(one, base, {}, ALLOWED, decides=False)
+
+
+@pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
+def test_buckets_are_not_judged(changes: dict[str, Any]) -> None:
+    """Let bucket sizes and DDP's switches pass, whatever noise there is."""
+    assert "" == doubt(make_training_case(**changes), [0.5] * 6, [0.9] * 6, decides=True)
+
+
+def test_diverged_metric_is_left_out() -> None:
+    """Do not take NaN for little."""
+    assert "not finite" in doubt(TOPK, [float("nan"), 0.9, 0.9], [0.9] * 3, decides=False)
+
+
+def test_interval_of_differences() -> None:
+    """Be Student's t below six launches and order statistics from there, for differences of either sign."""
+    few = difference_interval([-1.0, 1.0])
+    assert few is not None
+    assert (-12.706, 12.706) == (pytest.approx(few.low), pytest.approx(few.high))
+    many = difference_interval([-3000.0, -1.0, 0.0, 1.0, 2.0, 4000.0])
+    assert many is not None
+    assert (-3000.0, 4000.0) == (pytest.approx(many.low), pytest.approx(many.high))
+    assert (0.0, 0.0) == ((even := difference_interval([0.0] * 3)) and (even.low, even.high))
+    assert difference_interval([0.3]) is None
+
+
+def test_interval_covers() -> None:
+    """Hold the true median in at least 94 % of simulated sets of 2 to 6 launches."""
+    generator = np.random.default_rng(1)
+    for launches in range(2, 7):
+        found = [difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)]
+        covered = sum(one is not None and one.low <= 0.2 <= one.high for one in found)
+        assert 0.94 * 2000 < covered
+
+
+# ------------------------------------------------------------------------------------------------- the recommendation
+
+
+def launches(case: TrainingCase, step_ms: float, end: float, worst: float | None = None) -> list[TrainingRecord]:
+    """Return six launches whose accuracy ends at ``end``, in the last one at ``worst``."""
+    made = make_training_launches([step_ms * factor for factor in EVEN], case, metric_name="accuracy")
+    for record in made:
+        record.__dict__["metrics"] = [(20, worst if worst is not None and record.launch == 5 else end)]
+    return made
+
+
+def recommended(**info: Any) -> Recommendation:
+    """Return what follows where top-k is fastest and accurate but for one fresh launch, and fp16 is inaccurate."""
+    both = ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (TOPK, 10.0, 0.895), (FP16, 12.0, 0.8))
+    sought = [record for case, step_ms, end in both for record in launches(case, step_ms, end)]
+    fresh = [record for case, step_ms, end in both[:2] for record in launches(confirmed(case), step_ms, end)]
+    return decide([*sought, *fresh, *launches(confirmed(TOPK), 10.0, 0.895, worst=0.88)], **info)
+
+
+def test_limit_turns_the_recommendation() -> None:
+    """Fall back on the fastest setting that does not alter learning, and say why the faster ones were left out."""
+    assert "topk" == recommended().best.hook
+    assert "topk" == recommended(max_accuracy_loss=0.03).best.hook
+    found = recommended(max_accuracy_loss=0.01)
+    assert ("none", "5", "change") == (found.best.hook, found.best.bucket_cap_mb, found.verdict)
+    assert (
+        "fp16 with default buckets, for its accuracy is 0.1 lower and 0.01 is allowed",
+        "topk:0.01 with 5 MiB buckets, for its accuracy may be 0.02 lower and 0.01 is allowed",
+    ) == found.too_costly
+    assert "no more than 0.01 of accuracy may be lost: fp16 with default buckets" in paragraph(found)
+    assert found == Recommendation.from_json(found.to_json())
+
+
+def test_nothing_left_out_is_said() -> None:
+    """Say that the limit was kept, and nothing of it where none was asked for."""
+    assert "nothing was left out" in paragraph(recommended(max_accuracy_loss=0.2))
+    assert "of accuracy" not in paragraph(recommended())
+
+
+def test_costly_settings_are_not_confirmed() -> None:
+    """Spend no fresh launches on what already lost too much in the sweep."""
+    sought = [
+        record
+        for case, step_ms, end in ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (FP16, 10.0, 0.8))
+        for record in launches(case, step_ms, end)
+    ]
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(FP16)] == candidates(sought, {})
+    assert [confirmed(BASE), confirmed(FIVE)] == candidates(sought, {"max_accuracy_loss": 0.01})

@@ -1,0 +1,320 @@
+"""Tests of what is confirmed and of what is recommended, also where launches are simulated."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from deciding import BASE, FIVE, FP16, TOPK, confirmed, decide, fresh, sweep
+from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
+
+from commbench.ddp.plan.cases import TrainingCase, schedule
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.recommendation import Recommendation, headline
+from commbench.tuner.recommendation import candidates, recommend
+from commbench.tuner.snippet import keep_snippet, snippet_of
+
+# ------------------------------------------------------------------------------------------------ what to confirm
+
+
+def test_fastest_of_both_kinds_are_confirmed() -> None:
+    """Measure again the baseline, the fastest without compression, and the fastest of all."""
+    found = candidates(sweep(five=18, fp16=17, topk=12), {})
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == found
+
+
+def test_one_case_is_confirmed_once() -> None:
+    """Name the fastest of all only once where it sends gradients as they are."""
+    assert [confirmed(BASE), confirmed(FIVE)] == candidates(sweep(five=12, fp16=17), {})
+
+
+def test_an_alternative_is_confirmed_even_if_slower() -> None:
+    """Measure again the fastest alternative, for the default to be shown as good."""
+    assert [confirmed(BASE), confirmed(FP16)] == candidates(sweep(five=30, fp16=21, topk=25), {})
+    assert [confirmed(BASE)] == candidates(sweep(), {})
+
+
+def test_instruments_never_win() -> None:
+    """Leave out the pass-through hook and steps without DDP, however fast."""
+    records = [*sweep(passthrough=1, fp16=19), *launches_of(1, BASE.local())]
+    assert [confirmed(BASE), confirmed(FP16)] == candidates(records, {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "hung", "reason": "stuck"},
+        {"status": "failed", "reason": "no memory"},
+        {"ranks_agree": False},
+        {"skipped_steps": 22},
+        {"losses": [2.0, float("nan")]},
+        {"launch": 9},
+    ],
+)
+def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
+    """Leave out what failed, disagreed, skipped all its steps, diverged or has no launch with the baseline."""
+    good = {"losses": [2.0, 1.9]}
+    records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
+    broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
+    assert [confirmed(BASE), confirmed(FP16)] == candidates([*records, broken], {})
+    assert confirmed(TOPK) in candidates([*records, make_training_record(TOPK, step_ms=5, **good)], {})
+
+
+@pytest.mark.parametrize(("limit", "wins"), [(None, True), (0.2, True), (0.05, False)])
+def test_worse_loss_is_judged_where_asked_for(limit: float | None, wins: bool) -> None:
+    """Leave out what loses more than is allowed, whether an argument or the run says how much that is."""
+    records = [
+        *launches_of(20, BASE, losses=[2.0] * 10),
+        *launches_of(19, FP16, losses=[2.0] * 10),
+        *launches_of(10, TOPK, losses=[2.2] * 10),
+    ]
+    assert wins == (confirmed(TOPK) in candidates(records, {}, max_loss_increase=limit))
+    assert wins == (confirmed(TOPK) in candidates(records, {"max_loss_increase": limit}))
+
+
+def test_group_with_most_ranks_decides() -> None:
+    """Recommend for the most ranks, and there for the batch named first, else the smallest."""
+    records = [
+        make_training_record(make_training_case(hook, world_size=ranks, batch_per_rank=batch))
+        for hook in ("none", "fp16")
+        for ranks in (2, 4)
+        for batch in (64, 16)
+    ]
+    assert {(4, 16)} == {(case.world_size, case.batch_per_rank) for case in candidates(records, {})}
+    named = candidates(records, {"batches": [64, 16]})
+    assert {(4, 64)} == {(case.world_size, case.batch_per_rank) for case in named}
+
+
+def test_nothing_to_confirm_without_a_baseline() -> None:
+    """Confirm nothing where the default did not train."""
+    broken = make_training_record(BASE, status="failed", reason="no memory")
+    assert [] == candidates([broken, make_training_record(FP16)], {})
+    assert [] == candidates([], {})
+
+
+# -------------------------------------------------------------------------------------------------- the decision
+
+
+def test_clear_gain_is_a_change() -> None:
+    """Recommend what is faster beyond the margin, with its evidence."""
+    found = decide([*sweep(five=16), *fresh((FIVE, 16))])
+    assert ("change", 6, "mlp", 2) == (found.verdict, found.launches, found.workload, found.world_size)
+    assert (1.25, (1.25, 1.25)) == (pytest.approx(found.speedup), pytest.approx(found.speedup_ci))
+    assert ("5", "none", 16) == (found.best.bucket_cap_mb, found.best.hook, pytest.approx(found.best.step_ms, rel=1e-2))
+    assert found.best == found.best_uncompressed
+    assert 20 == pytest.approx(found.baseline.step_ms, rel=1e-2)
+    assert "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default" in found.reason
+    assert snippet_of(FIVE) == found.snippet
+
+
+@pytest.mark.parametrize(("step_ms", "best"), [(20.02, "default"), (19.95, "5"), (30.0, "default")])
+def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
+    """Keep the default where the alternative is shown to be as fast or slower."""
+    found = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
+    assert ("keep", best) == (found.verdict, found.best.bucket_cap_mb)
+    assert keep_snippet() == found.snippet
+    assert "no more than 2 % faster" in found.reason
+    assert [pytest.approx(20 / step_ms, rel=1e-4)] == [one.speedup for one in found.alternatives]
+
+
+def test_wide_interval_is_inconclusive() -> None:
+    """Decide nothing where a gain is neither shown nor excluded."""
+    slow = make_training_launches([20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE))
+    found = decide([*sweep(five=19), *fresh(), *slow])
+    assert "inconclusive" == found.verdict
+    assert "neither shows nor excludes" in found.reason
+    assert keep_snippet() == found.snippet
+
+
+def test_margin_counts() -> None:
+    """Call a sure gain of 1.5 % no reason to change, and one of 2.5 % a reason."""
+    assert ["keep", "change"] == [
+        decide([*sweep(five=19), *fresh((FIVE, 20 / gain))]).verdict for gain in (1.015, 1.025)
+    ]
+
+
+def test_nothing_is_decided_without_fresh_launches() -> None:
+    """Name the fastest of the sweep and its speed, but claim no speedup."""
+    found = decide(sweep(five=16, topk=10))
+    assert ("inconclusive", None, None, 0) == (found.verdict, found.speedup, found.speedup_ci, found.launches)
+    assert ("topk", "5") == (found.best.hook, found.best_uncompressed.bucket_cap_mb)
+    assert 10 == pytest.approx(found.best.step_ms, rel=1e-2)
+    assert "not measured again" in found.reason
+    assert keep_snippet() == found.snippet
+
+
+def test_one_fresh_launch_decides_nothing() -> None:
+    """Claim nothing from one launch."""
+    records = [make_training_record(confirmed(BASE)), make_training_record(confirmed(FIVE), step_ms=10)]
+    found = decide([*sweep(five=10), *records])
+    assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
+    assert "1 launch only" in found.reason
+
+
+def test_two_launches_after_a_first_look_have_an_interval() -> None:
+    """Assume log-normal launches where there are too few for an interval of the level, and word it by their number."""
+    ratios = [1.30, 1.31, 1.32, 1.33, 1.31, 1.32]
+    records = [
+        make_training_record(confirmed(case), launch=launch, step_ms=step_ms)
+        for launch, ratio in enumerate(ratios)
+        for case, step_ms in ((BASE, 20.0), (FIVE, 20.0 / ratio))
+    ]
+    found = decide([*sweep(five=19), *records], first_look=4)
+    assert ("change", 0.975, 6) == (found.verdict, found.level, found.launches)
+    assert found.reason.startswith("In 6 fresh launches ")
+    assert any("only 6 fresh launches" in doubt for doubt in found.doubts)
+
+
+def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
+    """Widen the intervals of both, so that a gain which one alone would just show is shown no more."""
+    just = [20.0 / ratio for ratio in (1.025, 1.03, 1.05, 1.10, 1.14, 1.15)]
+    default, same = (make_training_launches([20.0] * 6, confirmed(case)) for case in (BASE, TOPK))
+    alone = [*sweep(five=18), *default, *make_training_launches(just, confirmed(FIVE))]
+    one, two = decide(alone), decide([*alone, *sweep(topk=12), *same])
+    assert [("change", 0.95), ("inconclusive", 0.975)] == [(found.verdict, found.level) for found in (one, two)]
+    assert one.speedup_ci is not None
+    assert two.speedup_ci is not None
+    assert two.speedup_ci[0] < one.speedup_ci[0]
+
+
+def test_planned_launches_come_before_further_ones() -> None:
+    """Propose further launches only where all are made that were planned, by the run or up to the first look."""
+    pair = [([20.0] * 3, confirmed(BASE)), ([18.0, 21.0, 19.0], confirmed(FIVE))]
+    records = [*sweep(five=19), *(record for steps, case in pair for record in make_training_launches(steps, case))]
+    assert "more fresh launches" in decide(records).surer or "quieter" in decide(records).surer
+    for waiting in ({"first_look": 4}, {"status": "partial"}):
+        assert ("inconclusive", "") == (decide(records, **waiting).verdict, decide(records, **waiting).surer)
+
+
+def test_nothing_trained_recommends_nothing() -> None:
+    """Say nothing where there is nothing with DDP."""
+    assert recommend([], {}) is None
+    assert recommend(launches_of(10, BASE.local()), {}) is None
+
+
+def test_default_alone_decides_nothing() -> None:
+    """Have nothing to compare where only the default was trained, or the others broke."""
+    alone = decide(sweep())
+    assert ("inconclusive", "default", ()) == (alone.verdict, alone.best.bucket_cap_mb, alone.alternatives)
+    broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
+    found = decide([*sweep(topk=10), *fresh(), broken])
+    assert "No alternative to the default was measured well (Rank 1 stopped)." == found.reason
+
+
+def test_failed_default_decides_nothing() -> None:
+    """Compare with nothing where the default broke."""
+    broken = make_training_record(confirmed(BASE), status="failed", reason="No memory.")
+    found = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
+    assert ("inconclusive", None, None) == (found.verdict, found.baseline.step_ms, found.speedup)
+    assert "The default did not train, so nothing can be compared with it: No memory." == found.reason
+    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (found.snippet, headline(found))
+
+
+def test_faster_of_two_sure_gains_is_best() -> None:
+    """Name the fastest of all and the fastest without compression, each with its own evidence."""
+    found = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
+    assert ("change", "topk", "5") == (found.verdict, found.best.hook, found.best_uncompressed.bucket_cap_mb)
+    assert (20 / 12, 20 / 18) == (pytest.approx(found.speedup), pytest.approx(found.best_uncompressed.speedup))
+    assert ["topk", "none"] == [one.hook for one in found.alternatives]
+
+
+def test_sure_gain_beats_a_larger_doubtful_one() -> None:
+    """Change to what is surely faster rather than to what may be."""
+    doubtful = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
+    found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *doubtful])
+    assert ("change", "none", "5") == (found.verdict, found.best.hook, found.best.bucket_cap_mb)
+
+
+def test_default_is_kept_only_against_all() -> None:
+    """Stay undecided while one alternative may be faster."""
+    doubtful = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
+    found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *doubtful])
+    assert "inconclusive" == found.verdict
+    assert "topk:0.01 with 5 MiB buckets" in found.reason
+
+
+def test_steps_are_counted() -> None:
+    """Count all steps with DDP, and those of a sweep of everything asked for, without confirming what it finds."""
+    records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
+    found = decide(records)
+    of_one = 3 * 22  # each of three launches has two further blocks of the default
+    assert ((9 + 12) * 22, 5 * of_one) == (found.measured_steps, found.exhaustive_steps)
+    assert 5 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
+    copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
+    assert 7 * of_one == decide(records, same_layout=copies).exhaustive_steps
+    assert 42 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
+
+
+# --------------------------------------------------------------------------------------------------- honest numbers
+
+
+def simulate(
+    gains: Sequence[float], seed: int, *, hooks: Sequence[str] = (), own: float = 0.015, restless: float = 1.0
+) -> Recommendation:
+    """Return what a quick run of such configurations recommends: 3 launches of a sweep, 6 fresh ones of 2 blocks.
+
+    Launches differ by 4 %, configurations within a launch by ``own``, steps by 4 % and 3 % of them are disturbed; a
+    launch drifts by 6 % from beginning to end and wanders besides. ``restless`` scales all that happens in a launch.
+    """
+    generator = np.random.default_rng(seed)
+    cases = [
+        make_training_case(hooks[i] if hooks else "none", cap="default" if i == 0 else str(i))
+        for i in range(len(gains))
+    ]
+    known = dict(zip(cases, gains, strict=True))
+    noise = {"own": own, "restless": restless, "generator": generator}
+    records = [record for launch in range(3) for record in _launch(known, launch, blocks=1, **noise)]
+    fresh = {chosen: known[dataclasses.replace(chosen, phase="sweep")] for chosen in candidates(records, {})}
+    records += [record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)]
+    return decide(records)
+
+
+def _launch(
+    gains: dict[TrainingCase, float],
+    launch: int,
+    *,
+    blocks: int,
+    own: float,
+    restless: float,
+    generator: np.random.Generator,
+) -> list[TrainingRecord]:
+    cases = list(gains)
+    order = schedule(cases, int(generator.integers(1 << 30)), launch, blocks)
+    shared, ours = np.exp(generator.normal(0, 0.04)), np.exp(generator.normal(0, own, len(cases)))
+    drift = generator.normal(0, 0.06) * np.linspace(-0.5, 0.5, len(order))
+    drift = np.exp(restless * (drift + 0.01 * np.cumsum(generator.normal(0, 1, len(order)))))
+    steps: dict[TrainingCase, list[float]] = {case: [] for case in cases}
+    for position, index in enumerate(order):
+        times = np.exp(generator.normal(0, 0.04 * restless, 20))
+        times *= np.where(generator.random(20) < 0.03, generator.uniform(1.3, 3, 20), 1)
+        times *= 30 * shared * ours[index] * drift[position] / gains[cases[index]]
+        steps[cases[index]] += times.tolist()
+    return [
+        TrainingRecord(case=case, launch=launch, step_ms=times, block_lengths=[20] * (len(times) // 20))
+        for case, times in steps.items()
+    ]
+
+
+@pytest.mark.parametrize("hooks", [[], ["none"] * 4 + ["fp16"] * 8])
+@pytest.mark.parametrize("own", [0.005, 0.04])
+def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
+    """Recommend a change among twelve copies of one setting in at most 5 % of runs (simulated more often: 0.4 %)."""
+    verdicts = Counter(simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(100))
+    assert 5 >= verdicts["change"]
+
+
+def test_equals_are_shown_on_a_quiet_machine() -> None:
+    """Say that the default is as good, instead of nothing, where the machine allows it."""
+    verdicts = Counter(simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict for seed in range(40))
+    assert 20 <= verdicts["keep"]
+
+
+def test_gain_of_a_tenth_is_found() -> None:
+    """Find the one configuration that is 10 % faster in at least 80 % of quick runs (simulated more often: 95 %)."""
+    gains = [1.1 if index == 7 else 1.0 for index in range(12)]
+    found = [simulate(gains, 1000 + seed) for seed in range(60)]
+    right = [one for one in found if one.verdict == "change" and one.best.bucket_cap_mb == "7"]
+    assert 0.8 * len(found) <= len(right)
+    assert all(one.verdict != "change" or one.best.bucket_cap_mb == "7" for one in found)

@@ -1,0 +1,218 @@
+"""Tests of which settings are measured next, on predictions and launches made by hand."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from training_builders import make_training_case, make_training_record
+
+from commbench.analysis.prediction.steps import StepPrediction
+from commbench.analysis.prediction.timeline import BucketPrediction
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.tuner.choice import LAUNCH_SPREAD, MODEL_ERROR
+from commbench.tuner.rounds import Standing, can_gain
+
+BASE = make_training_case()
+#: By hook, a number each: milliseconds predicted; the default takes 100.
+PREDICTED = {
+    ("none", "5"): 99.0,
+    ("none", "25"): 97.0,
+    ("fp16", "5"): 80.0,
+    ("fp16", "25"): 78.0,
+    ("topk:0.01", "5"): 90.0,
+}
+
+
+def predict(
+    steps_ms: Mapping[tuple[str, str], float], overlapped_ms: float = 50.0
+) -> dict[TrainingCase, StepPrediction]:
+    """Return predictions, and that of the default."""
+
+    def one(case: TrainingCase, step_ms: float) -> StepPrediction:
+        bounds = {"overlapped_ms": overlapped_ms, "serial_ms": 2 * step_ms, "exposed_comm_ms": 1.0, "buckets": ()}
+        return StepPrediction(case=case, step_ms=step_ms, **bounds)  # type: ignore[arg-type]
+
+    cases = {make_training_case(hook, cap): step_ms for (hook, cap), step_ms in steps_ms.items()}
+    return {case: one(case, step_ms) for case, step_ms in {BASE: 100.0, **cases}.items()}
+
+
+def measure(steps_ms: Mapping[tuple[str, str], Sequence[float]], base_ms: float = 100.0) -> list[TrainingRecord]:
+    """Return records of launches, with the default in each."""
+    launches = max(map(len, steps_ms.values()), default=0)
+    records = [make_training_record(BASE, launch=launch, step_ms=base_ms) for launch in range(launches)]
+    return records + [
+        make_training_record(make_training_case(hook, cap), launch=launch, step_ms=ms)
+        for (hook, cap), of_case in steps_ms.items()
+        for launch, ms in enumerate(of_case)
+    ]
+
+
+def stand(
+    predicted: Mapping[tuple[str, str], float] = PREDICTED,
+    measured: Mapping[tuple[str, str], Sequence[float]] | None = None,
+) -> Standing:
+    """Return how settings stand."""
+    return Standing.of(predict(predicted), measure(measured or {}), BASE)
+
+
+def names(cases: Sequence[TrainingCase]) -> list[tuple[str, str]]:
+    """Hook and bucket size."""
+    return [(case.hook_name, case.bucket_cap_mb) for case in cases]
+
+
+def test_unmeasured_settings_stand_as_predicted() -> None:
+    """Order them by prediction, with the error that is believed of a model beforehand."""
+    standing = stand()
+    assert [name for name, _ in sorted(PREDICTED.items(), key=lambda item: item[1])] == names(
+        [one.case for one in standing.estimates]
+    )
+    assert MODEL_ERROR[0] == pytest.approx(standing.model_error)
+    assert LAUNCH_SPREAD[0] == pytest.approx(standing.launch_spread)
+    first = standing.estimates[0]
+    assert math.log(0.78) == pytest.approx(first.log_ratio)
+    assert MODEL_ERROR[0] == pytest.approx(first.error)
+
+
+def test_measurements_outweigh_predictions_the_more_there_are() -> None:
+    """Move from what was predicted to what was measured."""
+    moved = []
+    for launches in (1, 2, 8):
+        (one,) = [e for e in stand(measured={("fp16", "5"): [95.0] * launches}).estimates if e.by_launch]
+        moved.append((one.log_ratio - math.log(0.80)) / (math.log(0.95) - math.log(0.80)))
+    assert 0.8 < moved[0] < moved[1] < moved[2] < 1.0
+
+
+def test_a_model_that_is_right_is_believed_more() -> None:
+    """Learn the model's error from what was measured, and the launches' spread from cases measured twice."""
+    exact = {name: [ms, ms] for name, ms in PREDICTED.items()}
+    standing = stand(measured=exact)
+    assert standing.model_error < 0.07
+    assert standing.launch_spread < LAUNCH_SPREAD[0]
+    wild = {name: [ms * (0.7 + 0.2 * i), ms * (0.9 + 0.2 * i)] for i, (name, ms) in enumerate(PREDICTED.items())}
+    assert stand(measured=wild).model_error > 0.2
+    assert stand(measured=wild).launch_spread > 0.05
+
+
+def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
+    """Put down to the default what all settings have in common: their order stays, measured or not."""
+    others = {name: [ms * 1.4] for name, ms in PREDICTED.items() if name != ("fp16", "25")}
+    standing = stand(measured=others)
+    assert standing.model_error < 0.2  # 0.28 if every setting had missed by itself
+    assert names([one.case for one in stand().estimates]) == names([one.case for one in standing.estimates])
+    unmeasured = standing.estimates[0]
+    assert not unmeasured.by_launch
+    assert math.log(0.78) + 0.7 * math.log(1.4) < unmeasured.log_ratio < math.log(0.78) + math.log(1.4)
+
+
+def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
+    """Begin with the spread that steps within a block, and collectives between launches, already show."""
+    steps = [60.0, 100.0, 140.0]
+    block = [make_training_record(BASE, step_ms=ms, block_lengths=[3]) for ms in steps]
+    noisy = [dataclasses.replace(record, step_ms=steps) for record in block]
+    measured = measure({("fp16", "25"): [95.0]})
+    quiet, loud = (Standing.of(predict(PREDICTED), [*more, *measured], BASE) for more in ([], noisy * 3))
+    assert loud.launch_spread > 5 * quiet.launch_spread
+    moved = [next(e for e in standing.estimates if e.by_launch).log_ratio for standing in (quiet, loud)]
+    assert math.log(0.78) < moved[1] < moved[0] < math.log(0.95)
+    unsteady = Standing.of(predict(PREDICTED), measured, BASE, network=10.0)
+    assert 0.1 == pytest.approx(unsteady.launch_spread, rel=0.01)  # of the default's step 1 % is exposed communication
+
+
+def test_what_slows_a_whole_launch_counts_for_nothing() -> None:
+    """Compare with the default of the same launch."""
+    slow = measure({("fp16", "5"): [160.0]}, base_ms=200.0)
+    (one,) = [e for e in Standing.of(predict(PREDICTED), slow, BASE).estimates if e.by_launch]
+    assert math.log(0.8) == pytest.approx(one.log_ratio)
+
+
+def test_the_promising_are_the_best_of_every_hook() -> None:
+    """Begin with the fastest and the fastest without compression; end with what is within the model's error."""
+    standing = stand()
+    must = [("fp16", "25"), ("none", "25"), ("topk:0.01", "5")]
+    assert must == names(standing.promising(3))
+    assert must[:2] == names(standing.promising(2))
+    assert [*must, ("fp16", "5")] == names(standing.promising(8))
+    assert [] == Standing(estimates=(), model_error=0.1, launch_spread=0.1).promising(3)
+
+
+def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
+    """Measure the best of a hook whose one block was disturbed before further sizes of the leader's."""
+    near = {("topk:0.01", cap): 50.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
+    standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 145.0})
+    assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
+
+
+def test_a_hopeless_hook_leaves_its_place_to_what_may_be_best() -> None:
+    """Measure no hook that no disturbed block could have made so slow, and none only if it seems to gain."""
+    near = {("topk:0.01", cap): 30.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
+    standing = stand({**near, ("none", "25"): 99.0, ("fp16", "25"): 95.0})
+    assert [*near] == names(standing.promising(4))
+    standing = stand({**near, ("none", "25"): 90.0, ("fp16", "25"): 95.0})
+    assert [("topk:0.01", "5"), ("none", "25"), ("topk:0.01", "6")] == names(standing.promising(3))
+
+
+def test_different_layouts_come_before_nearly_equal_ones() -> None:
+    """Of settings that are predicted to be as fast, take those first whose numbers of buckets differ."""
+    predicted = predict({("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0})
+    numbers = {"5": 9, "6": 9, "25": 2, "default": 2}
+    bucket = BucketPrediction(size_bytes=1, ready_ms=0.0, start_ms=0.0, done_ms=1.0)
+    split = {
+        case: dataclasses.replace(one, buckets=[bucket] * numbers[case.bucket_cap_mb])
+        for case, one in predicted.items()
+    }
+    promising = names(Standing.of(split, [], BASE).promising(8))
+    assert [("fp16", "5"), ("none", "25"), ("fp16", "25"), ("fp16", "6")] == promising
+
+
+def test_the_better_half_survives_whatever_the_room() -> None:
+    """Keep half of the measured at least, the fastest first."""
+    measured = {("fp16", "25"): [90.0], ("fp16", "5"): [70.0], ("none", "25"): [99.0], ("topk:0.01", "5"): [85.0]}
+    previous = [make_training_case(hook, cap) for hook, cap in measured]
+    standing = stand(measured=measured)
+    assert ("fp16", "5") == names(standing.survivors(previous, 0))[0]
+    assert 2 == len(standing.survivors(previous, 0))
+
+
+def test_losers_are_dropped_only_where_launches_show_it() -> None:
+    """Keep, where there is room, what one launch does not show to be slower; drop what several do."""
+    previous = [make_training_case(*name) for name in (("fp16", "25"), ("fp16", "5"))]
+    close = stand({("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, {("fp16", "25"): [80.0], ("fp16", "5"): [83.0]})
+    assert 2 == len(close.survivors(previous, 5))
+    shown = {("fp16", "25"): [80.0, 80.4] * 3, ("fp16", "5"): [83.0, 83.4] * 3}
+    apart = stand({("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, shown)
+    assert [("fp16", "25")] == names(apart.survivors(previous, 5))
+
+
+def test_a_setting_that_is_now_predicted_to_be_best_joins() -> None:
+    """Take in what was not measured yet, where there is room, and only if it is predicted to beat the best."""
+    previous = [make_training_case(*name) for name in (("topk:0.01", "5"), ("none", "25"))]
+    standing = stand(measured={("topk:0.01", "5"): [90.0], ("none", "25"): [130.0]})
+    assert [("fp16", "25"), ("topk:0.01", "5")] == names(standing.survivors(previous, 2))
+    assert [("topk:0.01", "5")] == names(standing.survivors(previous, 1))
+    worse = stand(measured={("topk:0.01", "5"): [60.0], ("none", "25"): [130.0]})
+    assert [("topk:0.01", "5")] == names(worse.survivors(previous, 2))
+
+
+def test_what_is_unfit_is_left_out() -> None:
+    """Choose the next best."""
+    standing = stand().without([make_training_case("fp16", "25")])
+    best = standing.best()
+    assert best is not None
+    assert ("fp16", "5") == names([best.case])[0]
+    plain = standing.best(plain=True)
+    assert plain is not None
+    assert ("none", "25") == names([plain.case])[0]
+    assert standing.best([]) is None
+
+
+def test_nothing_can_gain_where_even_perfect_overlap_would_not() -> None:
+    """Compare the lower bounds of all with the default and the margin."""
+    assert can_gain(predict(PREDICTED, overlapped_ms=97.0), BASE, 100.0)
+    assert not can_gain(predict(PREDICTED, overlapped_ms=98.5), BASE, 100.0)
+
+
+def test_a_model_that_misses_the_default_excludes_nothing() -> None:
+    """Measure, where not even what it was fitted to is predicted: the machine was not steady."""
+    assert can_gain(predict(PREDICTED, overlapped_ms=98.5), BASE, 80.0)

@@ -1,0 +1,105 @@
+"""Tests of what a recommendation says of how it was searched for."""
+
+import dataclasses
+import json
+
+import pytest
+from tuning_world import Link, World, make_facts, make_plan, play
+
+from commbench.ddp.plan.cases import CONFIRM, SWEEP
+from commbench.report.training import prediction_title
+from commbench.results.recommendation import Recommendation, paragraph
+from commbench.results.record_types import AnyRecord, collective_records, training_records
+from commbench.tuner import accuracy as searched
+from commbench.tuner.accuracy import PredictionRow, prediction_rows, with_search
+from commbench.tuner.recommendation import recommend
+
+
+def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
+    """Return what a tuning with such records recommends."""
+    info, trainings = {"run_id": "r", **world.plan.info}, training_records(records)
+    found = recommend(trainings, info)
+    assert found is not None
+    return with_search(found, collective_records(records), trainings, info)
+
+
+def test_counts_are_those_of_the_run() -> None:
+    """Count what was measured afresh, in rounds and not at all; say so, and keep it in the file."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    found = conclude(world, records)
+    assert found.search is not None
+    measured = {
+        phase: {
+            (r.case.hook, r.case.bucket_cap_mb)
+            for r in training_records(records)
+            if r.case.phase == phase and r.case.uses_ddp
+        }
+        - {("none", "default")}
+        for phase in (CONFIRM, SWEEP)
+    }
+    assert len(world.plan.candidates) - 1 == found.search.settings
+    assert len(measured[CONFIRM]) == found.search.afresh
+    assert len(measured[SWEEP] - measured[CONFIRM]) == found.search.in_rounds > 0
+    counts = found.search
+    assert counts.settings == counts.afresh + counts.in_rounds + counts.predicted
+    assert found.search.sentence in paragraph(found)
+    assert f"{100 * (counts.speedup_error or 0):.1f} %" in found.search.sentence
+    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+
+
+def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
+    """State no error of speedups where none is known, in the file, the paragraph and the title."""
+    world = World(plan=make_plan())
+    records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
+    found = conclude(world, records)
+    assert found.search is not None
+    assert (None, True) == (found.search.speedup_error, found.search.held_out > 0)
+    assert "(of unknown error)" in found.search.sentence
+    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+    rows = prediction_rows(collective_records(records), training_records(records), world.plan.info)
+    title = prediction_title(rows)
+    assert "step ±" in title
+    assert "speedup" not in title
+
+
+def test_a_sweep_was_not_searched() -> None:
+    """Leave a recommendation as it is where nothing was predicted."""
+    world = World(plan=make_plan())
+    trainings = training_records(play(world).records)
+    found = recommend(trainings, world.plan.info)
+    assert found is not None
+    assert found is with_search(found, [], trainings, {})
+
+
+def test_no_doubt_where_communication_does_not_matter() -> None:
+    """Keep without a doubt about predictions where not even perfect overlap would gain anything."""
+    world = World(plan=make_plan(make_facts(4, 0.05)), link=Link(latency_us=10.0, gbit=100.0))
+    found = conclude(world, play(world).records)
+    assert found.search is not None
+    assert found.search.predicted
+    assert not [doubt for doubt in found.doubts if "predicted" in doubt]
+
+
+@pytest.mark.parametrize(("shortfall", "doubted"), [(0.999, True), (0.5, False)])
+def test_doubt_what_predictions_cannot_tell_apart(
+    monkeypatch: pytest.MonkeyPatch, shortfall: float, *, doubted: bool
+) -> None:
+    """Doubt a choice that a predicted setting comes nearer to than predictions err, and only then."""
+    world = World(plan=make_plan(), misfit=0.2)
+    records = play(world).records
+    first = conclude(world, records)
+    own = dataclasses.replace(first.best)
+
+    def moved(*args: object) -> list[PredictionRow]:
+        rows = prediction_rows(*args)  # type: ignore[arg-type] # as they came
+        chosen = next(r for r in rows if (r.hook, r.bucket_cap_mb) == (own.hook, own.bucket_cap_mb))
+        assert chosen.predicted_step_ms is not None
+        changes = {"predicted_step_ms": chosen.predicted_step_ms / shortfall, "predicted_overlapped_ms": 1.0}
+        return [dataclasses.replace(r, **changes) if r.used == "not_measured" else r for r in rows]
+
+    monkeypatch.setattr(searched, "prediction_rows", moved)
+    found = conclude(world, records)
+    assert found.search is not None
+    assert (found.search.speedup_error or 0) > 0.022
+    assert doubted == any("only predicted" in doubt for doubt in found.doubts)

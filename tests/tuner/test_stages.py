@@ -1,0 +1,279 @@
+"""Tests of runs in several stages and of training: played ranks, whose trained steps are made up."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Recorder, ScriptLauncher, make_request, open_store
+
+from commbench.collectives.cases import Sweep
+from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep
+from commbench.errors import InputError
+from commbench.launch.conductor import RunRequest, Stage, conduct, single_stage
+from commbench.results import load_run
+from commbench.results.record_types import AnyRecord, training_records
+
+HOOKS = ("none", "fp16", "bf16")
+SWEEP_CASES = TrainingSweep(hooks=HOOKS).cases(ranks=2, batch=8)
+TERMS = Terms(seed=1, block_s=0.5)
+ALL = """
+assert plan.training.steps == (None if plan.launch == 0 and plan.cases[0].case.phase == "sweep" else 5), plan.training
+session()
+for i in range(len(plan.cases)): trained(i)
+sink.end(finished=True)
+"""
+
+
+def sweep(**options: Any) -> RunRequest:
+    """Return the request of a sweep of two launches."""
+    return dataclasses.replace(make_request(SWEEP_CASES, **options), training=TERMS, name="sweep")
+
+
+def confirm(records: Sequence[AnyRecord]) -> RunRequest | None:
+    """Train the baseline and whatever else went well once more; nothing where nothing did."""
+    good = [r.case for r in training_records(records) if r.status == "ok" and r.launch == 0 and r.case.uses_ddp]
+    cases = [dataclasses.replace(case, phase=CONFIRM) for case in good if case.phase != CONFIRM]
+    if not cases:
+        return None
+    return dataclasses.replace(make_request(cases, launches=1), training=TERMS, name="confirm")
+
+
+STAGES: list[Stage] = [*single_stage(sweep()), confirm]
+
+
+def run(
+    path: Path, script: str | ScriptLauncher, stages: Sequence[Stage] = STAGES, **options: Any
+) -> tuple[int, dict[str, Any], Recorder]:
+    """Conduct a run; return exit code, run.json and what was shown."""
+    launcher = ScriptLauncher(script) if isinstance(script, str) else script
+    display = options.pop("display", Recorder())
+    with open_store(path, sweep()) as store:
+        code = conduct(stages, store, launcher, display, **options)
+    return code, json.loads((path / "run.json").read_text()), display
+
+
+def trained_cases(path: Path, status: str = "ok") -> list[tuple[str, int]]:
+    """(case key, launch) of the training records with a status, sorted."""
+    return sorted((r.case.key, r.launch) for r in load_run(path).training_records if r.status == status)
+
+
+def entries(info: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """(stage, launch, status) of the launches."""
+    return [(entry["stage"], entry["launch"], entry["status"]) for entry in info["launches"]]
+
+
+def hook_of(key: str) -> str:
+    """Return the hook of a case."""
+    return TrainingCase(**json.loads(key)).hook
+
+
+def test_stages_follow_each_other_on_what_was_measured(tmp_path: Path) -> None:
+    """Train the sweep, then what the records of the sweep lead to, with the steps that the first launch found."""
+    code, info, display = run(tmp_path, ALL)
+    assert (0, "complete", []) == (code, info["status"], display.warnings)
+    assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    confirmed = [dataclasses.replace(case, phase=CONFIRM) for case in SWEEP_CASES if case.uses_ddp]
+    expected = [(case.key, launch) for case in SWEEP_CASES for launch in range(2)]
+    assert sorted(expected + [(case.key, 0) for case in confirmed]) == trained_cases(tmp_path)
+    assert [(done, 8) for done in range(8)] + [(done, 3) for done in range(3)] == display.progress
+
+
+def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
+    """Add launches to some of the cases, without making up for those below the first that is asked for."""
+    some = [case for case in SWEEP_CASES if case.hook in {"none", "bf16"}]
+    more = dataclasses.replace(sweep(), cases=some, name="more", first_launch=2)
+    more = dataclasses.replace(more, budget=dataclasses.replace(more.budget, launches=4))
+    code, info, _ = run(tmp_path, ALL.replace("plan.launch == 0", "plan.launch == 2"), [lambda _: more])
+    assert 0 == code
+    assert [("more", 2, "ok"), ("more", 3, "ok")] == entries(info)
+    assert sorted((case.key, launch) for case in some for launch in (2, 3)) == trained_cases(tmp_path)
+
+
+def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
+    """Say that the run is running while any stage is left, and resume in the stage that is not complete."""
+    seen: list[str] = []
+
+    def look(records: Sequence[AnyRecord]) -> RunRequest | None:
+        seen.append(json.loads((tmp_path / "run.json").read_text())["status"])
+        return confirm(records)
+
+    broken = ALL + "\nif plan.cases[0].case.phase == 'confirm': sys.exit(1)"
+    broken = broken.replace("session()", "if plan.cases[0].case.phase == 'confirm': sys.exit('no slots')\nsession()")
+    code, info, _ = run(tmp_path, broken, [*single_stage(sweep()), look])
+    assert (3, "partial", ["running"]) == (code, info["status"], seen)
+    launcher = ScriptLauncher(ALL)
+    code, info, _ = run(tmp_path, launcher)
+    assert (0, "complete", 1) == (code, info["status"], launcher.started)
+    assert ("confirm", 0, "ok") == entries(info)[-1]
+
+
+def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
+    """Go on behind it, and be complete where it was the last."""
+    code, info, _ = run(tmp_path, ALL, [lambda _: None, *STAGES, lambda _: None])
+    assert (0, "complete", 3) == (code, info["status"], len(info["launches"]))
+
+
+def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> None:
+    """Put the baseline first, whatever the launch: the ranks shuffle by themselves."""
+    script = f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
+    script += "assert not any(p.frozen for p in plan.cases)\n"
+    assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
+
+
+def test_blocks_in_turns_blame_the_one_that_runs(tmp_path: Path) -> None:
+    """Take a case that begins again for the one that fails, and a record of another for no end of it."""
+    script = """
+session()
+for i in (0, 1): sink.case(i, plan.cases[i].case)
+trained(0)
+sink.case(1, plan.cases[1].case)
+sink.record(TrainingRecord(case=plan.cases[2].case, launch=plan.launch, step_ms=[5.0], block_lengths=[1]))
+sys.exit(1)
+"""
+    run(tmp_path, script, single_stage(sweep()), fail_fast=True)
+    assert [(SWEEP_CASES[1].key, 0)] == trained_cases(tmp_path, "failed")
+    assert sorted((SWEEP_CASES[i].key, 0) for i in (0, 2)) == trained_cases(tmp_path)
+
+
+CRASH = """
+session()
+for i, planned in enumerate(plan.cases):
+    if planned.case.hook == "fp16":
+        sink.case(i, planned.case)
+        sys.exit(1)
+    trained(i)
+sink.end(finished=True)
+"""
+
+
+def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
+    """Go on without it in both stages, and end with code 3."""
+    code, info, _ = run(tmp_path, CRASH)
+    assert (3, "partial") == (code, info["status"])
+    assert info["reason"].startswith("1 case failed: the launcher ended with exit status 1")
+    assert [("sweep", 0, "failed"), ("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    assert ["fp16"] == [hook_of(key) for key, _ in trained_cases(tmp_path, "failed")]
+    assert {"none", "bf16", "local"} == {hook_of(key) for key, _ in trained_cases(tmp_path)}
+
+
+def test_failing_fast_ends_all_stages(tmp_path: Path) -> None:
+    """Stop at the first failure, of a rank or of a configuration on all ranks alike."""
+    code, info, _ = run(tmp_path / "rank", CRASH, fail_fast=True)
+    assert (3, [("sweep", 0, "failed")]) == (code, entries(info))
+    code, info, _ = run(tmp_path / "all", REFUSE, fail_fast=True)
+    assert (3, [("sweep", 0, "ok")]) == (code, entries(info))
+    assert f"no such precision, in case {SWEEP_CASES[1]}" == info["reason"]
+
+
+REFUSE = ALL.replace(
+    "trained(i)",
+    "trained(i, **({'status': 'failed', 'reason': 'no such precision'} if plan.cases[i].case.hook == 'fp16' else {}))",
+)
+
+
+def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
+    """Leave out of later launches what failed on all ranks alike, and end with code 3."""
+    assert "fp16" == SWEEP_CASES[1].hook
+    code, info, _ = run(tmp_path, REFUSE)
+    assert (3, "partial") == (code, info["status"])
+    assert f"1 case failed: no such precision, in case {SWEEP_CASES[1]}" == info["reason"]
+    assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    assert [(SWEEP_CASES[1].key, 0)] == trained_cases(tmp_path, "failed")
+
+
+def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> None:
+    """Go on with the next stage, say where launches are missing, and take the run for complete: each stage has one."""
+    stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
+    code, info, display = run(
+        tmp_path,
+        "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("finished=True", "finished=confirm"),
+        stages,
+    )
+    assert (0, "complete", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
+    assert "was reached after 1 of 2 sweep launches" in info["reason"]
+    assert [info["reason"]] == display.warnings
+
+
+def test_a_time_limit_in_the_last_stage_needs_something_of_it(tmp_path: Path) -> None:
+    """Take a run for complete whose last stage has fewer launches, not one whose last stage has none."""
+    late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=0.1)]
+    code, info, _ = run(tmp_path, ALL, late)
+    assert (0, "partial") == (code, info["status"])
+    assert "was reached after 0 of 1 confirm launches" in info["reason"]
+
+
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path: Path, fewest: int) -> None:
+    """Let them use up the whole limit, add none to them, and name the limit that was given."""
+
+    def more(records: Sequence[AnyRecord]) -> RunRequest | None:
+        request = confirm(records)
+        assert request is not None
+        budget = dataclasses.replace(request.budget, launches=2)
+        limits = {"time_limit_s": 0.1, "whole_limit_s": 60.0, "fewest_launches": fewest}
+        return dataclasses.replace(request, budget=budget, **limits)
+
+    script = "assert plan.deadline_s is None or 30 < plan.deadline_s < 60, plan.deadline_s\n" + ALL
+    code, info, _ = run(tmp_path, script, [*single_stage(sweep()), more])
+    assert (0, "complete" if fewest else "partial") == (code, info["status"])
+    assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
+    said = f"The time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
+    assert info["reason"].startswith(said)
+
+
+def test_no_launch_is_begun_whose_blocks_are_known_to_take_too_long(tmp_path: Path) -> None:
+    """Leave out a stage whose blocks would not end in time, though the shortest time slices would."""
+    late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0)]
+    script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
+    assert script != ALL
+    code, info, _ = run(tmp_path, script, late)
+    assert (0, "partial") == (code, info["status"])
+    assert "was reached after 0 of 1 confirm launches" in info["reason"]
+
+
+def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
+    """Leave launches out, go on with the next stage, and measure nothing the next time."""
+    request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)
+    launcher = ScriptLauncher(ALL)
+    for _ in range(2):
+        code, info, _ = run(tmp_path, launcher, [*single_stage(request), confirm])
+        assert (0, "complete", 3) == (code, info["status"], launcher.started)
+    assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+
+
+def test_both_kinds_share_a_run(tmp_path: Path) -> None:
+    """Keep collectives and training in one file of samples, and write the tables of both."""
+    collectives = make_request(Sweep(backends=["gloo"], sizes=[8]).cases(2), launches=1)
+    script = "if not plan.training:\n    session(); measured(0); sink.end(finished=True); sys.exit(0)\n" + ALL
+    code, info, _ = run(tmp_path, script, [*single_stage(collectives), *STAGES])
+    assert (0, "complete") == (code, info["status"])
+    assert [("collectives", 0, "ok"), ("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    read = load_run(tmp_path)
+    assert (1, 11) == (len(read.records), len(read.training_records))
+    lines = {name: len((tmp_path / name).read_text().splitlines()) for name in ("collectives.csv", "ddp.csv")}
+    assert {"collectives.csv": 2, "ddp.csv": 1 + len(HOOKS)} == lines
+
+
+def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
+    """Keep what was measured before it, and say why the run is not complete."""
+    refuse = "say(LastWords(rank=0, host='n0', case=-1, text='Install torch.', bad_input=True)); sys.exit(1)"
+    script = ALL.replace("session()", f"if plan.cases[0].case.phase == 'confirm': {refuse}\nsession()")
+    with pytest.raises(InputError, match="Install torch"):
+        run(tmp_path, script)
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert ("partial", "Install torch.", 8) == (info["status"], info["reason"], len(trained_cases(tmp_path)))
+
+
+def test_a_stage_that_raises_leaves_the_run_partial(tmp_path: Path) -> None:
+    """Write the reason, and let the error through."""
+
+    def refuse(_: Sequence[AnyRecord]) -> RunRequest | None:
+        raise InputError("nothing was trained")
+
+    with pytest.raises(InputError, match="nothing was trained"):
+        run(tmp_path, ALL, [*single_stage(sweep()), refuse])
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert ("partial", "nothing was trained") == (info["status"], info["reason"])

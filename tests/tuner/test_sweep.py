@@ -1,0 +1,243 @@
+"""Tests of a training sweep's stages, on workloads and records made by hand."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from training_builders import make_training_record
+
+from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.errors import InputError
+from commbench.launch.plan import RunRequest, exceeds_aim
+from commbench.results.record_types import AnyRecord
+from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
+from commbench.tuner.sweep import FEWEST_LAUNCHES, OVERHEAD, SWEEP_SHARE, TrainingPlan
+
+MIB = 1 << 20
+QUICK = TRAINING_BUDGETS["quick"]
+
+
+def make_facts(*mib: float) -> WorkloadFacts:
+    """Return a workload whose parameters have these sizes in MiB, ready in the reverse of their order."""
+    parameters = tuple(
+        ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0)
+        for i, size in enumerate(mib)
+    )
+    return WorkloadFacts(
+        parameters=parameters,
+        ready_order=tuple(range(len(mib)))[::-1],
+        buffer_bytes=0,
+        batch_size=8,
+        forward_ms=1.0,
+        backward_ms=2.0,
+        optimizer_ms=0.5,
+        metric="",
+        target=None,
+        steps=None,
+    )
+
+
+def make_plan(sweep: TrainingSweep, *mib: float, budget: TrainingBudget = QUICK, **options: Any) -> TrainingPlan:
+    """Return the plan of a sweep on 2 ranks over a model of 10 parameters of 1 MiB, unless sizes are given."""
+    facts = make_facts(*(mib or (1.0,) * 10))
+    return TrainingPlan(sweep=sweep, facts=facts, **{"ranks": 2, "seed": 5, "budget": budget, **options})
+
+
+CAPS = TrainingSweep(workload="mlp", bucket_caps=("default", "5", "25", "100"), hooks=("none", "fp16"))
+
+
+def caps(cases: Sequence[TrainingCase], hook: str) -> list[str]:
+    """Return the bucket sizes of a hook's cases."""
+    return [case.bucket_cap_mb for case in cases if case.hook == hook]
+
+
+def requests_of(plan: TrainingPlan, records: Sequence[AnyRecord]) -> tuple[RunRequest | None, RunRequest | None]:
+    """Return what the two stages ask for, given these records."""
+    sweep, confirm = (stage(records) for stage in plan.stages())
+    return sweep, confirm
+
+
+def records_of(plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launches: int = 3) -> list[AnyRecord]:
+    """Return records of all that is measured, by hook and bucket size as fast as given, else 20 ms."""
+    return [
+        make_training_record(case, launch=launch, step_ms=step_ms.get((case.hook, case.bucket_cap_mb), 20.0) + launch)
+        for case in plan.measured
+        for launch in range(launches)
+    ]
+
+
+def test_the_same_buckets_are_measured_once() -> None:
+    """Let one bucket size stand for those with the same buckets, for every hook: here 25 and 100 MiB, one bucket."""
+    plan = make_plan(CAPS)
+    assert ["default", "5", "25", "100"] == caps(plan.cases, "fp16")
+    for hook in ("none", "fp16"):
+        assert ["default", "5", "25"] == caps(plan.measured, hook)
+    same = {(case.hook, case.bucket_cap_mb): (kept.hook, kept.bucket_cap_mb) for case, kept in plan.same_layout.items()}
+    assert {("none", "100"): ("none", "25"), ("fp16", "100"): ("fp16", "25")} == same
+    (sentence,) = plan.left_out
+    assert "mlp none, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
+
+
+def test_a_small_model_has_one_layout() -> None:
+    """Measure the default buckets, whose baseline is needed, in place of all others."""
+    plan = make_plan(CAPS, 0.1, 0.2)
+    assert [("none", "default"), ("fp16", "default"), (LOCAL, "default")] == [
+        (case.hook, case.bucket_cap_mb) for case in plan.measured
+    ]
+
+
+def test_nothing_is_left_out_where_all_buckets_differ() -> None:
+    """Say nothing then."""
+    plan = make_plan(TrainingSweep(bucket_caps=("default", "5")))
+    assert ([], {}) == (plan.left_out, plan.same_layout)
+    assert list(plan.cases) == plan.measured
+
+
+def test_the_summary_is_told_what_stands_for_what() -> None:
+    """Give keys of cases, and the batch that comes first."""
+    sweep = dataclasses.replace(CAPS, batches=(32, 4))
+    plan = make_plan(sweep)
+    same = plan.info["same_layout"]
+    assert isinstance(same, dict)
+    assert 4 == len(same)
+    keys = {case.key for case in plan.measured}
+    assert keys.issuperset(same.values())
+    assert keys.isdisjoint(same)
+    assert [32] == plan.info["batches"]
+    assert plan.info["facts"] == plan.facts.to_json()
+    assert [8] == make_plan(CAPS).info["batches"]
+    layouts = make_plan(CAPS).info["layouts"]
+    assert isinstance(layouts, dict)
+    sizes = {key: [size // MIB for size in layout] for key, layout in layouts.items()}
+    found = {(c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp}
+    assert ([1, 9], [5, 5], [10]) == (found["none", "default"], found["fp16", "5"], found["none", "25"])
+
+
+def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
+    """Put the baseline first and what has no DDP last, in one block each, within a share of the time aimed at."""
+    plan = make_plan(CAPS, steps=9, threads=2, case_timeout_s=7.0, time_limit_s=100.0)
+    request = plan.sweep_request()
+    assert ("sweep", plan.measured, 2, 5) == (request.name, request.cases, request.ranks, request.seed)
+    assert ("none", "default") == (request.cases[0].hook, request.cases[0].bucket_cap_mb)  # type: ignore[union-attr]
+    assert LOCAL == request.cases[-1].hook  # type: ignore[union-attr]
+    assert (QUICK.launches, QUICK.name) == (request.budget.launches, request.budget.name)
+    assert 7.0 == request.case_timeout_s
+    assert request.training is not None
+    assert (5, QUICK.block_s, 1, 9, 2, True) == dataclasses.astuple(request.training)
+    assert OVERHEAD * QUICK.block_s == request.budget.slice_s
+
+
+def test_the_sweep_leaves_time_for_what_follows() -> None:
+    """Give the sweep its share of the time limit, of what is left of it when the sweep begins; the rest its end."""
+    plan = make_plan(CAPS, time_limit_s=100.0)
+    assert 100 * SWEEP_SHARE == pytest.approx(plan.sweep_request().time_limit_s)
+    late = make_plan(CAPS, time_limit_s=100.0, begins_s=60.0)
+    assert 60 + 40 * SWEEP_SHARE == pytest.approx(late.sweep_request().time_limit_s)
+    _, confirm = requests_of(late, records_of(late, {}))
+    assert confirm is not None
+    assert 100.0 == confirm.time_limit_s
+    assert make_plan(CAPS).sweep_request().time_limit_s is None
+
+
+def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
+    """Make two launches at least, a third only where it fits into the sweep's share."""
+    request = make_plan(CAPS).sweep_request()
+    assert QUICK.aim_s is not None
+    share_s = SWEEP_SHARE * QUICK.aim_s
+    assert (share_s, FEWEST_LAUNCHES) == (request.aim_s, request.fewest_launches)
+
+    def took(*seconds: float) -> list[dict[str, Any]]:
+        return [{"stage": "sweep", "launch": launch, "seconds": each} for launch, each in enumerate(seconds)]
+
+    assert not exceeds_aim(request, took(2 * share_s), 1)
+    assert exceeds_aim(request, took(share_s / 2, share_s / 2), 2)
+    assert not exceeds_aim(request, took(share_s / 3.1, share_s / 3.1), 2)
+
+
+def test_other_budgets_have_no_aim() -> None:
+    """Make all launches of both stages."""
+    plan = make_plan(CAPS, budget=TRAINING_BUDGETS["standard"])
+    assert plan.sweep_request().aim_s is None
+    _, confirm = requests_of(plan, records_of(plan, {}))
+    assert confirm is not None
+    assert confirm.aim_s is None
+
+
+def test_the_winners_are_confirmed_against_the_baseline() -> None:
+    """Train baseline, best without compression and best of all again: more launches, more blocks, the same terms."""
+    plan = make_plan(CAPS, steps=9, threads=2)
+    records = records_of(plan, {("none", "5"): 15.0, ("fp16", "25"): 10.0, ("fp16", "5"): 12.0})
+    sweep, confirm = requests_of(plan, records)
+    assert sweep is not None
+    assert confirm is not None
+    cases = [case for case in confirm.cases if isinstance(case, TrainingCase)]
+    assert [("none", "default"), ("none", "5"), ("fp16", "25")] == [(case.hook, case.bucket_cap_mb) for case in cases]
+    assert {CONFIRM} == {case.phase for case in cases}
+    assert ("confirm", QUICK.confirm_launches) == (confirm.name, confirm.budget.launches)
+    assert confirm.training is not None
+    assert sweep.training is not None
+    assert dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks) == confirm.training
+    assert confirm.budget.slice_s == QUICK.confirm_blocks * sweep.budget.slice_s
+
+
+def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
+    """Show that the default is as good, rather than believe it."""
+    plan = make_plan(CAPS)
+    _, confirm = requests_of(plan, records_of(plan, {("none", "default"): 5.0, ("fp16", "5"): 18.0}))
+    assert confirm is not None
+    assert [("none", "default"), ("fp16", "5")] == [(c.hook, c.bucket_cap_mb) for c in confirm.cases]  # type: ignore[union-attr]
+
+
+def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
+    """Stay with the cases whose fresh launches have begun, whatever further launches of the sweep favour."""
+    plan = make_plan(TrainingSweep(workload="mlp", bucket_caps=("default", "5"), hooks=("none", "fp16")), 8, 8, 8)
+    _, confirm = requests_of(plan, records_of(plan, {("fp16", "5"): 5.0}))
+    assert confirm is not None
+    begun = [make_training_record(case, step_ms=9.0) for case in confirm.cases[::-1] if isinstance(case, TrainingCase)]
+    _, later = requests_of(plan, [*records_of(plan, {("none", "5"): 4.0}), *begun])
+    assert later is not None
+    assert confirm.cases == later.cases
+
+
+def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None:
+    """Leave the second stage out."""
+    plan = make_plan(CAPS)
+    assert requests_of(plan, [])[1] is None
+    baseline = [make_training_record(plan.measured[0], launch=launch) for launch in range(3)]
+    assert requests_of(plan, baseline)[1] is None
+    others = [record for record in records_of(plan, {}) if record.case != plan.measured[0]]
+    assert requests_of(plan, others)[1] is None
+    alone = make_plan(TrainingSweep())
+    assert requests_of(alone, records_of(alone, {}))[1] is None
+
+
+def test_what_failed_is_not_confirmed() -> None:
+    """Take the fastest that went well."""
+    plan = make_plan(CAPS)
+    records = records_of(plan, {("fp16", "25"): 10.0, ("none", "5"): 15.0})
+    fastest = [case for case in plan.measured if (case.hook, case.bucket_cap_mb) == ("fp16", "25")]
+    went_well = [record for record in records if record.case not in fastest]
+    failed = [make_training_record(case, launch=0, status="failed", reason="boom") for case in fastest]
+    _, confirm = requests_of(plan, [*went_well, *failed])
+    assert confirm is not None
+    assert [("none", "default"), ("none", "5")] == [(c.hook, c.bucket_cap_mb) for c in confirm.cases]  # type: ignore[union-attr]
+
+
+def test_a_world_size_beyond_the_ranks_is_refused() -> None:
+    """Say what to raise."""
+    with pytest.raises(InputError, match=r"world size of 4 .* 2 ranks .*raise -n"):
+        make_plan(TrainingSweep(world_sizes=(2, 4)))
+
+
+def test_each_world_size_and_batch_has_its_own_baseline() -> None:
+    """Find layouts in each group."""
+    plan = make_plan(dataclasses.replace(CAPS, world_sizes=(2, 1), batches=(4, 8)))
+    groups = {case.group for case in plan.measured}
+    assert 4 == len(groups)
+    for group in groups:
+        measured = [(case.hook, case.bucket_cap_mb) for case in plan.measured if case.group == group]
+        assert ("none", "default") in measured
+        assert (LOCAL, "default") in measured
+        assert 7 == len(measured)

@@ -1,0 +1,187 @@
+"""Tests of ``commbench tune`` from end to end: real ranks, by the conductor and by hand, resuming, bad input."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HERE
+from launching import marked_environment
+
+from commbench.results import load_run
+from commbench.tuner.accuracy import PREDICTION_COLUMNS
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.mpi
+
+WORKLOADS = HERE / "ranks" / "train_workloads.py"
+#: A model of 320 KiB, for which 100 MiB buckets are those of the default.
+TINY = ["--backend", "gloo", "--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
+FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--confirm-launches", "1"]
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """No process may be left behind."""
+    yield from marked_environment(monkeypatch)
+
+
+def start(command: list[str], cwd: Path, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run a command and wait for its end."""
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def tune(cwd: Path, *words: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run ``commbench tune`` as a person would."""
+    return start([sys.executable, "-m", "commbench", "tune", *words], cwd, timeout_s)
+
+
+def info_of(folder: Path) -> dict[str, Any]:
+    """Return run.json."""
+    info: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return info
+
+
+def stages_of(folder: Path) -> list[tuple[str, int]]:
+    """Return stage and number of each launch."""
+    return [(entry["stage"], entry["launch"]) for entry in info_of(folder)["launches"]]
+
+
+def rounds_of(folder: Path) -> list[tuple[str, int]]:
+    """Return the launches of rounds: none where communication is seen not to matter between two ranks of one host."""
+    return [stage for stage in stages_of(folder) if stage[0].startswith("round")]
+
+
+def predictions_of(folder: Path) -> list[dict[str, str]]:
+    """Return the lines of ``predictions.csv``."""
+    with (folder / "predictions.csv").open(encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        assert list(PREDICTION_COLUMNS) == reader.fieldnames
+        return list(reader)
+
+
+def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
+    """Predict every candidate, conclude from fresh launches, say what it cost, and resume into nothing."""
+    done = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    out = tmp_path / "r"
+    rounds = rounds_of(out)
+    assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(out)
+    predictions = predictions_of(out)
+    assert 4 == len(predictions)
+    assert ("held_out" if rounds else "calibrated") in {row["used"] for row in predictions}
+    assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
+    assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
+    recommended = json.loads((out / "recommendation.json").read_text())
+    steps = 6 * (4 + 3 * len(rounds))
+    assert (steps, (4 + 2) * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
+    assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
+    said = " ".join(done.stdout.split())
+    share = f"{100 * steps / 108:.0f} % of the 108 that a full sweep of these settings takes"
+    assert f"Measured {steps} steps, {share}" in said
+    assert "39 % of the steps of a full sweep" in said
+    assert "Predicted from the calibration" in done.stdout
+    assert "Nothing has been trained" not in done.stdout
+    run = load_run(out)
+    phases = {"calibrate", "confirm", *(["sweep"] if rounds else [])}
+    assert phases == {record.case.phase for record in run.training_records}
+    calibrated = [r for r in run.training_records if r.case.phase == "calibrate" and r.case.uses_ddp]
+    assert all(len(record.buckets) for record in calibrated)
+
+    again = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
+    assert 0 == again.returncode, again.stdout + again.stderr
+    assert "Resuming" in again.stdout
+    assert 4 + len(rounds) == len(stages_of(out))
+    for words, difference in (
+        (["--bucket-cap-mb", "default,0.2"], "candidates"),
+        (["--max-accuracy-loss", "0.01"], "max_accuracy_loss is null there and 0.01 here"),
+    ):
+        other = tune(tmp_path, *FEW, *words, "-n", "2", "--oversubscribe")
+        assert 2 == other.returncode
+        assert "another plan" in other.stderr
+        assert difference in other.stderr
+
+
+@pytest.mark.slow
+def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
+    """Measure some of many settings in rounds whose launches go on in number."""
+    many = ["--workload", "mlp", "--allow", "none,fp16,bf16,topk", "--steps", "6", "--seed", "1", "--out", "r"]
+    done = tune(tmp_path, *many, "-n", "2", "--oversubscribe", timeout_s=280)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    assert recommended["measured_steps"] <= recommended["exhaustive_steps"] / 4
+    stages = stages_of(tmp_path / "r")
+    assert [("network", 0), ("network", 1), ("calibrate", 0)] == stages[:3]
+    assert "confirm" == stages[-1][0]
+    used = {row["used"] for row in predictions_of(tmp_path / "r")}
+    if rounds_of(tmp_path / "r"):
+        assert {"held_out", "not_measured"} <= used
+
+
+@pytest.mark.slow
+def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
+    """Say after each invocation what comes next, and end when nothing is left; further ones add nothing."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [*torchrun, "commbench", "tune", *FEW]
+    made, said = [], []
+    for _ in range(4):
+        done = start(command, tmp_path)
+        assert 0 == done.returncode, done.stdout + done.stderr
+        made.append(stages_of(tmp_path / "r"))
+        said.append(done.stderr)
+    rounds = rounds_of(tmp_path / "r")
+    assert [("network", 0), ("calibrate", 0)] == made[0]
+    assert [*made[0], ("network", 1), *rounds, ("confirm", 0)] == made[3]
+    last = 1 + len(rounds)
+    assert made[last] == made[3] != made[last - 1]
+    assert "Not finished: stage network has got 1 of its 2 launches" in said[0]
+    assert ["Not finished" in text for text in said] == [number < last for number in range(4)]
+    assert "complete" == info_of(tmp_path / "r")["status"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--allow passthrough", "--allow passthrough is never recommended"),
+        ("--allow topk:2", "density of hook 'topk:2' is not in (0, 1]"),
+        ("--allow none,,fp16", "empty name"),
+        ("--bucket-cap-mb fast", "Bucket size 'fast' is not understood"),
+        ("--budget endless", "Unknown budget 'endless'; choose from quick, standard, rigorous"),
+        ("--steps 0", "--steps 0 was asked for; give at least 1"),
+        ("--steps 5", "--steps 5 was asked for; the first 3 are not timed, so give at least 6"),
+        ("--batch -1", "--batch -1 was asked for; give at least 1"),
+        ("--confirm-launches 0", "--confirm-launches 0 was asked for; give at least 1"),
+        ("--time-limit -3", "--time-limit -3 was asked for; give more than 0 s"),
+        ("--max-accuracy-loss -1", "--max-accuracy-loss -1 was asked for"),
+        ("--backend mpi", "Unknown training backend 'mpi'"),
+        ("-n 1", "takes 2 ranks or more"),
+        ("--workload no_such", "no_such"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+    """Say what was asked and what to do, and write nothing."""
+    ranks = [] if words == "-n 1" else ["-n", "2", "--oversubscribe"]
+    done = tune(tmp_path, *TINY, *words.split(), *ranks)
+    assert 2 == done.returncode, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert 1 == done.stderr.count("commbench:")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
+    """List what is known beforehand, and what follows in numbers."""
+    done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "tiny none, default buckets" in done.stdout
+    assert "gloo all_gather" in done.stdout
+    assert "then the best again in" in done.stdout
+    assert "Nothing was measured." in done.stdout
+    assert not (tmp_path / "r").exists()

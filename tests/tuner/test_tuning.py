@@ -1,0 +1,452 @@
+"""Tests of the stages of tuning, on a cluster whose true step times are known."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
+
+from commbench.cli.options import Settings
+from commbench.cli.tune import known_facts, tuning_task
+from commbench.collectives.datatypes import DTYPES
+from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
+from commbench.errors import InputError
+from commbench.launch.display import SilentDisplay
+from commbench.launch.identity import Identity
+from commbench.launch.plan import RunRequest, missing_cases, next_launch
+from commbench.launch.standalone import _Standalone
+from commbench.results import Store
+from commbench.results.files import check_plan
+from commbench.results.recommendation import setting_of
+from commbench.results.record_types import AnyRecord, training_records
+from commbench.stats.budgets import TUNING_BUDGETS
+from commbench.tuner.accuracy import with_search
+from commbench.tuner.recommendation import Recommendation, recommend
+
+#: Rates of a link at which communication decides, matters, and does not.
+RATES = (1.0, 10.0, 1000.0)
+
+
+def names(cases: Sequence[object]) -> list[tuple[str, str]]:
+    """Hook and bucket size of cases."""
+    return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
+
+
+def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
+    """Return what a played run concludes."""
+    found = recommend(training_records(records), world.plan.info)
+    assert found is not None
+    return found
+
+
+def chosen(world: World, records: Sequence[AnyRecord]) -> TrainingCase:
+    """Return the candidate that is compared with the default in the end."""
+    (winner, *_) = [r.case for r in training_records(records) if r.case.phase == CONFIRM and r.case.key != _base(world)]
+    return dataclasses.replace(winner, phase=SWEEP)
+
+
+def _base(world: World) -> str:
+    return dataclasses.replace(world.plan.baseline, phase=CONFIRM).key
+
+
+def stage_names(requests: Sequence[RunRequest]) -> list[str]:
+    """Return what the stages are called."""
+    return [request.name for request in requests]
+
+
+def test_the_stages_follow_each_other() -> None:
+    """Calibrate, time the network, narrow down in rounds whose launches go on in number, and confirm."""
+    world = World(plan=make_plan())
+    played = play(world)
+    assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
+    network, calibrate, first, second, third, confirm = played.requests[:6]
+    hooks = ["none", "fp16", "topk:0.01", LOCAL]
+    assert [(hook, "default") for hook in hooks] == names(calibrate.cases)
+    assert {CALIBRATE} == {case.phase for case in calibrate.cases if isinstance(case, TrainingCase)}
+    assert network.training is None
+    assert [(0, 2), (2, 4), (4, 6)] == [(r.first_launch, r.budget.launches) for r in (first, second, third)]
+    for request in (first, second, third):
+        assert ("none", "default") == names(request.cases)[0]
+        assert (LOCAL, "default") == names(request.cases)[-1]
+    assert len(first.cases) > len(second.cases) >= len(third.cases)
+    assert ("none", "default") == names(confirm.cases)[0]
+    assert all(request.settles for request in played.requests)
+    assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
+
+
+def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
+    """Take the fastest by prediction, the fastest without compression, and the fastest of the second-best hook."""
+    world = World(plan=make_plan(), link=Link(gbit=10.0), misfit=0.0)
+    first = play(world).requests[2]
+    hooks = {hook for hook, _ in names(first.cases)}
+    assert {"none", "fp16", "topk:0.01", LOCAL} == hooks
+    plain = min((c for c in world.plan.candidates if c.hook == "none"), key=world.true_ms)
+    assert world.best() in first.cases
+    assert plain in first.cases
+
+
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+@pytest.mark.parametrize("gbit", RATES)
+def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gbit: float) -> None:
+    """Come within 2 % or the noise of the true best where it matters, and keep within the cost whatever it is."""
+    world = World(plan=make_plan(budget=budget), link=Link(gbit=gbit))
+    played = play(world)
+    found = conclude(world, played.records)
+    assert world.regret(chosen(world, played.records)) <= 0.03
+    assert BLOCK_STEPS * (36 + 2) * TUNING_BUDGETS[budget].training.launches == found.exhaustive_steps
+    assert found.measured_steps <= found.exhaustive_steps / 4
+
+
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
+    """Measure every hook again after the calibration, and find the one that did badly there."""
+    world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
+    played = play(world)
+    assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
+    assert ("change", "topk") == ((found := conclude(world, played.records)).verdict, found.best.hook)
+
+
+def test_a_gain_that_matters_is_found() -> None:
+    """Change to top-k where the link is slow."""
+    world = World(plan=make_plan(), link=Link(gbit=1.0))
+    found = conclude(world, play(world).records)
+    assert ("change", "topk") == (found.verdict, found.best.hook)
+    assert found.speedup is not None
+    true = world.true_ms(world.plan.baseline) / min(world.true_ms(case) for case in world.plan.candidates)
+    assert true == pytest.approx(found.speedup, rel=0.05)
+
+
+@pytest.mark.parametrize(("changes", "least"), [({}, 6), ({"confirm_launches": 12}, 12)])
+def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, Any], least: int) -> None:
+    """Set fresh blocks aside for both where six launches of three settings fit in."""
+    world = World(plan=make_plan(**changes), link=Link(gbit=3.0), misfit=0.0)
+    played = play(world)
+    (request, *_) = [r for r in played.requests if r.name == "confirm"]
+    assert ["none", "topk:0.01", "none"] == [hook for hook, _ in names(request.cases)]
+    assert request.budget.launches >= least
+    found = conclude(world, played.records)
+    assert found.best_uncompressed is not None
+    assert found.best_uncompressed.bucket_cap_mb == request.cases[2].bucket_cap_mb  # type: ignore[union-attr]
+
+
+def test_the_default_is_kept_where_communication_does_not_matter() -> None:
+    """Skip the rounds, as nothing can gain by prediction, and show that the default is as good."""
+    world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
+    played = play(world)
+    assert ["network", "calibrate", "confirm"] == stage_names(played.requests)[:3]
+    found = conclude(world, played.records)
+    assert "keep" == found.verdict
+    assert setting_of(world.plan.baseline) == setting_of(found.baseline)
+
+
+def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
+    """Decide every stage from what was measured before it, wherever the run was interrupted."""
+    world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
+    whole = play(world)
+    for most in (26, len(whole.records) - 3):
+        part = play(world, most=most).records
+        rest = play(world, part)
+        assert {(r.case.key, r.launch) for r in whole.records} == {(r.case.key, r.launch) for r in rest.records}
+    again = play(world, whole.records)
+    assert whole.records == again.records
+
+
+def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
+    """Choose among the settings of the round by standing, wherever a time limit has cut it, not what was due first."""
+    world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
+    played = play(world)
+    for number in (1, 2):
+        contenders = world.plan.contenders(number, played.records)[-3:]
+        launch = (number - 1) * world.plan.budget.round_launches
+        phases = [r.case.phase if isinstance(r.case, TrainingCase) else "" for r in played.records]
+        known = [
+            record
+            for record, phase in zip(played.records, phases, strict=True)
+            if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
+        ]
+        cuts = [[*known, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders]
+        winners = {world.plan.winners(cut)[0] for cut in cuts}
+        assert len(winners) < len(contenders)
+        assert max(map(world.regret, winners)) < 0.03
+
+
+def test_the_confirmation_keeps_its_winners() -> None:
+    """Stay with them whatever is measured after it has begun."""
+    world = World(plan=make_plan())
+    records = play(world).records
+    confirm = world.plan.confirm_request(records)
+    assert confirm is not None
+    slower = [
+        dataclasses.replace(r, step_ms=[9.0 * ms for ms in r.step_ms])
+        for r in training_records(records)
+        if r.case.phase == SWEEP and dataclasses.replace(r.case, phase=CONFIRM) in confirm.cases[1:]
+    ]
+    assert world.plan.confirm_request([*records, *slower]) == confirm
+
+
+def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
+    """Choose among the others."""
+    world = World(plan=make_plan(), failing="topk:0.01")
+    played = play(world)
+    trained = {case.hook_name for request in played.requests[2:] for case in request.cases}  # type: ignore[union-attr]
+    assert {"none", "fp16", LOCAL} == trained
+    assert "fp16" == conclude(world, played.records).best.hook
+
+
+def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
+    """End after the network."""
+    world = World(plan=make_plan(), failing="none")
+    played = play(world)
+    assert ["network", "calibrate"] == stage_names(played.requests)
+    found = conclude(world, played.records)
+    assert ("inconclusive", "default", "none") == (found.verdict, found.best.bucket_cap_mb, found.best.hook)
+    assert "The default did not train, so nothing can be compared with it: boom." == found.reason
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16",), ("float64",), ("bfloat16", "float32")])
+def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
+    """Time the network with what gradients are sent as, and come to a verdict."""
+    facts = make_facts()
+    kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
+    typed = [
+        dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
+        for p, (dtype, itemsize) in zip(facts.parameters, kinds, strict=True)
+    ]
+    plan = make_plan(dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"])
+    world = World(plan=plan, link=Link(gbit=1.0), misfit=0.0)
+    played = play(world)
+    assert "confirm" == played.requests[-1].name
+    assert "change" == conclude(world, played.records).verdict
+
+
+def test_a_network_that_is_not_known_ends_in_a_conclusion_that_says_so() -> None:
+    """Train nothing more where no collective that the default issues could be timed."""
+    world = World(plan=make_plan())
+    request = world.plan.calibrate_request()
+    records = [world.record(case, 0) for case in request.cases]
+    assert world.plan.confirm_request(records) is None
+    found = with_search(conclude(world, records), [], training_records(records), world.plan.info)
+    assert "inconclusive" == found.verdict
+    assert "fastest alternative of the calibration but was not measured again" in found.reason
+    assert any(doubt.startswith("no setting could be predicted: No curve was measured") for doubt in found.doubts)
+
+
+def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
+    """Measure two settings and the default before the fresh launches, and say beforehand that it takes a full sweep."""
+    world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
+    assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
+    assert world.plan.then.endswith("about 72 % of the steps of a full sweep in 3 launches")
+    played = play(world)
+    assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
+    assert 4 == world.plan.first_look
+    found = conclude(world, played.records)
+    assert ((2 + 3 + 2 * 4) * BLOCK_STEPS, (4 + 2) * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)
+    assert 0.72 == pytest.approx(found.measured_steps / found.exhaustive_steps, abs=0.005)
+
+
+def test_the_only_alternative_is_confirmed_without_a_round() -> None:
+    """Leave nothing to a round where there is one setting beside the default."""
+    world = World(plan=make_plan(budget="quick", caps=["default"], hooks=["none", "fp16"]))
+    assert () == world.plan.round_sizes
+    assert ["network", "calibrate", "confirm"] == stage_names(play(world).requests)
+
+
+@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+@pytest.mark.parametrize("caps", [3, 5, 8, 12])
+@pytest.mark.parametrize("hooks", [1, 2, 3, 4])
+def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
+    budget: str, caps: int, hooks: int
+) -> None:
+    """Plan calibration, rounds and the first look within the allowance; the least of them always."""
+    allowed = ["none", "fp16", "bf16", "topk:0.01"][:hooks]
+    sizes = ["default", *(str(cap) for cap in (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20))][:caps]
+    plan = make_plan(budget=budget, caps=sizes, hooks=allowed)
+    calibration, launches = plan.budget.calibrate_launches * hooks, plan.budget.round_launches
+    rounds = launches * sum(size + 1 for size in plan.round_sizes)
+    total = round(plan.planned_share * (len(plan.candidates) + 2) * plan.budget.training.launches)
+    assert (total - calibration - rounds) / plan.first_look in ({2, 3} if hooks > 1 else {2})
+    assert total <= max(plan.allowance, calibration + launches * (max(2, hooks) + 1) + 8)
+    assert plan.round_sizes[0] >= max(2, hooks)
+    assert 4 <= plan.first_look <= plan.budget.training.confirm_launches
+    assert all(
+        half == math.ceil(whole / 2) for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
+    )
+
+
+@pytest.mark.parametrize(("budget", "caps"), [("standard", 4), ("rigorous", 3), ("quick", 6)])
+def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -> None:
+    """Keep to the cost on ordinary grids; quick, whose full sweep makes three launches, from six layouts on."""
+    plan = make_plan(budget=budget, caps=["default", "2", "3", "4", "5", "6", "7"][:caps])
+    assert plan.planned_share <= 0.25
+    assert plan.round_sizes[0] >= 3
+
+
+@pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
+def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
+    """Go by what was seen of the workload, which a resumed run keeps."""
+    facts = dataclasses.replace(make_facts(), takes_lists=True)
+    assert expected == make_plan(facts, caps=caps)._chooser.lists
+    assert not make_plan(caps=caps)._chooser.lists
+
+
+def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
+    """Let the default stand for them."""
+    plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])
+    assert ["default", "25", "2"] == [case.bucket_cap_mb for case in plan.candidates if case.hook == "none"]
+
+
+def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
+    """Add as many fresh launches where the cost allows it, of the same settings, and judge them at a higher level."""
+    plan = make_plan(budget="rigorous", hooks=["none", "fp16", "bf16"])
+    world = World(plan=plan, link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
+    played = play(world)
+    first, more = played.requests[-2:]
+    assert ["confirm", "confirm"] == stage_names(played.requests[-2:])
+    assert first.cases == more.cases
+    assert first.budget.launches == more.first_launch == world.plan.first_look
+    assert more.first_launch < more.budget.launches <= 2 * more.first_launch
+    assert 0.975 == conclude(world, played.records).level
+
+
+def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> None:
+    """Make what was asked for, and no more."""
+    world = World(plan=make_plan(budget="rigorous", confirm_launches=7), link=Link(gbit=1000.0), noise=0.02)
+    requests = play(world).requests
+    assert ("confirm", 7) == (requests[-1].name, requests[-1].budget.launches)
+    assert 1 == stage_names(requests).count("confirm")
+
+
+def test_more_fresh_launches_may_be_asked_for_later() -> None:
+    """Leave all that was measured as it is and add to the confirmation."""
+    world = World(plan=make_plan(budget="quick"), noise=0.02)
+    before = play(world)
+    later = World(plan=dataclasses.replace(world.plan, confirm_launches=20), noise=0.02)
+    added = [r for r in play(later, before.records).records if r not in before.records]
+    assert {CONFIRM} == {r.case.phase for r in training_records(added)}
+    assert set(range(world.plan.first_look, 20)) >= {r.launch for r in added}
+    assert 19 == max(r.launch for r in added)
+
+
+def test_a_time_limit_is_shared_out() -> None:
+    """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
+    world = World(plan=make_plan(time_limit_s=100.0))
+    requests = play(world).requests
+    limits = {request.name: request.time_limit_s for request in requests}
+    assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
+    assert 100.0 == limits["confirm"]
+    vital = {request.name: request.fewest_launches for request in requests}
+    assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
+    assert {100.0} == {request.whole_limit_s for request in requests}
+
+
+def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
+    """Count the blocks of rounds and fresh launches with those of the calibration, which fixes how long they are."""
+    world = World(plan=make_plan(budget="standard"), misfit=0.0)
+    first, *later = play(world).requests[1:]
+    planned = [r for r in later if r.first_launch < r.budget.launches and r.name != "confirm"]
+    confirm = next(r for r in later if r.name == "confirm")
+    assert first.training is not None
+    assert confirm.training is not None
+    rounds = sum(len(r.cases) * (r.budget.launches - r.first_launch) for r in planned)
+    fresh = len(confirm.cases) * confirm.training.blocks * confirm.budget.launches
+    assert rounds + fresh == pytest.approx(first.later_slices, rel=0.35)
+    assert first.later_launches == sum(r.budget.launches - r.first_launch for r in [*planned, confirm])
+    slices = first.slices(first.cases) + first.later_slices
+    assert world.plan.estimate_s() > slices * first.budget.slice_s
+
+
+def kept_plan(**changes: Any) -> Mapping[str, Any]:
+    """Return what must be equal for a tuning to be resumed."""
+    plan: Mapping[str, Any] = tuning_task(make_plan(**changes)).header()["plan"]
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"max_accuracy_loss": 0.01}, "max_accuracy_loss is null there and 0.01 here"),
+        ({"facts": dataclasses.replace(make_facts(), batch_size=64)}, "batch is 8 there and 64 here"),
+        ({"workload": "digits"}, 'workload is "mlp" there and "digits" here'),
+        ({"hooks": ["none", "bf16"]}, "candidates"),
+    ],
+)
+def test_what_was_asked_for_is_part_of_the_plan(changes: dict[str, Any], difference: str) -> None:
+    """Refuse to resume under other options than to leave them out of account."""
+    check_plan(Path("r"), {"plan": kept_plan()}, kept_plan())
+    with pytest.raises(InputError, match="holds a run with another plan") as refused:
+        check_plan(Path("r"), {"plan": kept_plan()}, kept_plan(**changes))
+    assert difference in str(refused.value)
+
+
+def test_facts_are_those_of_the_same_workload_and_batch(tmp_path: Path) -> None:
+    """Look at the workload anew where the run in the directory is of another one, or of another batch."""
+    settings = Settings(out=tmp_path)
+    assert known_facts(settings, "mlp", None) is None
+    header = tuning_task(make_plan()).header()
+    with Store.open(tmp_path, header):
+        pass
+    assert make_facts() == known_facts(settings, "mlp", None) == known_facts(settings, "mlp", 8)
+    assert known_facts(settings, "digits", None) is None
+    assert known_facts(settings, "mlp", 64) is None
+
+
+class KeptRun:
+    """As much of a store as a rank asks between launches."""
+
+    def __init__(self) -> None:
+        self.records: list[AnyRecord] = []
+        self.info: dict[str, Any] = {}
+
+    def update(self, **fields: Any) -> None:
+        """Set entries of run.json."""
+        self.info |= fields
+
+
+def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
+    """Make what one invocation under mpirun makes; return its launches."""
+    identity = Identity(role="rank", world_size=2)
+    ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    made = []
+    while request := ranks._next_request(run):  # type: ignore[arg-type]
+        launch = next_launch(request, run.records)
+        run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
+        made.append((request.name, launch))
+    return made
+
+
+def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> None:
+    """Begin the first launch of network and calibration as long as it lasts, rounds only within their share."""
+    world = World(plan=make_plan(time_limit_s=100.0))
+    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks.begun -= 80.0
+    made = play(world, stages=2).records
+    rounds = world.plan.round_request(1, made)
+    assert rounds is not None
+    deadlines = []
+    for request, records in ((world.plan.network_request(), []), (world.plan.calibrate_request(), []), (rounds, made)):
+        run = KeptRun()
+        run.records = records
+        deadlines.append(ranks._plan(run, request).deadline_s)  # type: ignore[arg-type]
+    assert [True, True, False] == [deadline is not None and deadline > 10 for deadline in deadlines]
+
+
+def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
+    """Make one launch of training an invocation, after what it is decided from; end when nothing is left."""
+    world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0))
+    run, made, reasons = KeptRun(), [], []
+    while run.info.get("status") != "complete":
+        made.append(invoke(world, run))
+        reasons.append(run.info["reason"])
+    assert [("network", 0), ("calibrate", 0)] == made[0]
+    assert [("network", 1), ("round 1", 0)] == made[1]
+    assert [[("round 2", 1)], *([("confirm", launch)] for launch in range(6))] == made[2:]
+    assert reasons[0].startswith("stage network has got 1 of its 2 launches, which takes this command 1 more time,")
+    assert reasons[1].startswith("stage round 2 comes next, launch 2 of 2, which takes this command 1 more time,")
+    assert reasons[2].startswith("stage confirm comes next, launch 1 of 6, which takes this command 6 more times,")
+    assert "" == reasons[-1]
+    assert [] == invoke(world, run)
+    conducted = play(world).records
+    assert {(r.case.key, r.launch) for r in conducted} == {(r.case.key, r.launch) for r in run.records}

@@ -1,0 +1,239 @@
+"""Tests of the benchmark that holds predictions and the tuner against everything measured."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import HERE
+from labs import mark  # noqa: F401 - a fixture
+from training_builders import make_training_info
+from tuning_world import World, make_plan, play
+
+from commbench.ddp.plan.cases import DEFAULT_CAP
+from commbench.errors import InputError
+from commbench.results import Run
+from commbench.results.record_types import collective_records, training_records
+from commbench.tuner.recommendation import recommend
+from commbench.tuner.validation import Held
+
+BENCHMARKS = HERE.parent / "benchmarks"
+
+
+@pytest.fixture
+def findings(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    """Return benchmarks/model_findings.py as a module."""
+    return load_benchmark("model_findings")
+
+
+@pytest.fixture
+def validate_model(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    """Return benchmarks/validate_model.py as a module."""
+    return load_benchmark("validate_model")
+
+
+def judged(findings: ModuleType, **changes: Any) -> Any:
+    """Return a scenario in which all went well."""
+    fields = {
+        "scenario": "mlp@1gbit",
+        "settings": 18,
+        "default_ms": 300.0,
+        "communication": 0.7,
+        "best": "topk:0.01 5",
+        "gain": 1.0,
+        "gain_ci": (0.9, 1.1),
+        "fresh_gain_ci": None,
+        "choice": "topk:0.01 5",
+        "verdict": "change",
+        "regret": 0.0,
+        "regret_ci": None,
+        "regret_fair": 0.01,
+        "outcome": "within",
+        "steps": 100,
+        "exhaustive_steps": 400,
+        "step_error": 0.05,
+        "worst_step_error": 0.1,
+        "speedup_error": 0.05,
+        "interleaved_error": None,
+        "rank_correlation": 0.9,
+    }
+    return findings.Judged(**{**fields, **changes})
+
+
+def point(*, density: float = 0.01, has_won: bool | None = True, agrees: bool | None = True) -> dict[str, Any]:
+    """Return a density at which top-k was tried."""
+    where = {"where": "mlp, 2 hosts, 1gbit", "world_size": 2, "predicted": 0.3, "speedup": 2.0}
+    return {**where, "density": density, "has_won": has_won, "agrees": agrees}
+
+
+def outcomes(found: Any) -> list[bool]:
+    """Return whether each aim is met."""
+    return [aim.met for aim in found.aims]
+
+
+@pytest.mark.parametrize(
+    ("changes", "met"),
+    [
+        ({}, [True, True, False]),
+        ({"regret": 0.3, "outcome": "slower"}, [False, True, False]),
+        ({"regret": 0.3, "outcome": "too noisy"}, [False, True, False]),
+        ({"regret": 0.05, "outcome": "not shown"}, [True, True, False]),
+        ({"steps": 101}, [True, False, False]),
+        ({"gain_ci": (-0.1, 0.2), "verdict": "keep"}, [True, True, True]),
+        ({"gain_ci": None, "verdict": "inconclusive"}, [True, True, False]),
+        ({"gain_ci": (0.01, 0.2), "verdict": "change"}, [True, True, False]),
+        ({"gain_ci": (0.01, 0.2), "fresh_gain_ci": (0.03, 0.2), "verdict": "change"}, [True, True, True]),
+    ],
+)
+def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], met: list[bool]) -> None:
+    """Ask every scenario for the choice, its cost, and one at least to keep the default as nothing is to be gained."""
+    good = judged(findings, **({"gain_ci": None, "verdict": "keep"} if "gain_ci" in changes else {}))
+    found = findings.Findings(judged=[good, judged(findings, **changes)])
+    assert met == outcomes(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "quantity", "aim"),
+    [("scenarios", "step_ms", 0.1), ("collectives", "time_us", 0.1), ("growth", "time_us", 0.2)],
+)
+def test_errors_are_medians_of_what_was_held_out(findings: ModuleType, part: str, quantity: str, aim: float) -> None:
+    """Judge the median of held-out predictions alone, of either sign."""
+    for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
+        found = findings.Findings()
+        held = [Held(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
+        found.add(part, "somewhere", quantity, "held_out", held)
+        found.add(part, "somewhere", quantity, "calibrated", [Held(what="", predicted=9.0, measured=1.0)] * 9)
+        assert [met] == outcomes(found)
+
+
+def test_break_even_needs_both_sides(findings: ModuleType) -> None:
+    """Ask for four points that were shown, on both sides, and for none that is otherwise."""
+    won, lost = point(), point(density=0.5, has_won=False)
+    unclear, wrong = point(has_won=None, agrees=None), point(agrees=False)
+    for points, met in (
+        ([won, won, lost, lost], True),
+        ([won, won, lost, lost, unclear], True),
+        ([won, won, lost, unclear], False),
+        ([won, won, won, won], False),
+        ([won, won, won, lost, wrong], False),
+    ):
+        assert [met] == outcomes(findings.Findings(points=points))
+
+
+def test_everything_stands_in_a_table(findings: ModuleType) -> None:
+    """Print scenarios, errors, curves, points and aims, also where something is not known."""
+    empty = {"regret_ci": (-0.01, 0.2), "regret_fair": None, "rank_correlation": None, "step_error": None}
+    found = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
+    found.add("growth", "a curve", "time_us", "held_out", [Held(what="8 B", predicted=1.0, measured=2.0)])
+    assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(found)]
+
+
+def test_only_settings_that_were_not_calibrated_on_are_held_out(
+    findings: ModuleType, validate_model: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep default buckets apart, which predictions are fitted to, though rounds have measured them again."""
+    world = World(plan=make_plan(caps=["2", "5", "100"]))
+    records = play(world).records
+    found = recommend(training_records(records), world.plan.info)
+    assert found is not None
+    tuned = Run(
+        path=Path("tuned"),
+        info=world.plan.info,
+        records=tuple(collective_records(records)),
+        training_records=tuple(training_records(records)),
+        recommendation=json.loads(json.dumps(found.to_json())),
+    )
+    swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
+    sweep = Run(
+        path=Path("swept"), info=make_training_info(), records=(), training_records=tuple(training_records(swept))
+    )
+
+    class Kept:
+        """The runs of both."""
+
+        def load(self, name: str) -> Run:
+            return {"train_mlp@1gbit": sweep, "tune_mlp@1gbit": tuned}[name]
+
+    monkeypatch.setattr(validate_model, "measure_choice", lambda *_: None)
+    monkeypatch.setattr(validate_model, "_interleaved", lambda *_: [])
+    judged_all = findings.Findings()
+    validate_model.judge_scenario(judged_all, validate_model.Scenario.parse("mlp@1gbit"), Kept())
+    default = {str(case) for case in world.plan.candidates if case.bucket_cap_mb == DEFAULT_CAP}
+    others = {str(case) for case in world.plan.candidates} - default
+    what: dict[tuple[str, str], set[str]] = {}
+    for check in judged_all.checks:
+        what.setdefault((check.quantity, check.used), set()).add(check.what)
+    assert (default, others) == (what["step_ms", "calibrated"], what["step_ms", "held_out"])
+    default -= {str(world.plan.baseline)}
+    assert (default, others) == (what["speedup", "calibrated"], what["speedup", "held_out"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mlp@500mbit", ("mlp", None, "500mbit")),
+        ("resnet18:16@none", ("resnet18", 16, "none")),
+        ("offloaded-resnet18:16@none", ("resnet18", 16, "none")),
+        ("mlp", None),
+        ("mlp:many@1gbit", None),
+        ("@1gbit", None),
+        ("mlp@fast", None),
+    ],
+)
+def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tuple[Any, ...] | None) -> None:
+    """Read a workload, a batch and a rate, and refuse anything else."""
+    if expected is None:
+        with pytest.raises(InputError):
+            validate_model.Scenario.parse(name)
+        return
+    found = validate_model.Scenario.parse(name)
+    assert expected == (found.workload, found.batch, found.rate)
+    assert name.startswith("offloaded-") == found.offloaded
+
+
+def test_finished_commands_are_not_run_again(
+    validate_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Note what went well, repeat what failed and say where to look."""
+    program = "import sys; sys.exit('bad' in sys.argv)"
+    monkeypatch.setattr(validate_model, "COMMBENCH", (sys.executable, "-c", program))
+    shown: list[str] = []
+    runs = validate_model.Runs(tmp_path, shown.append)
+    runs.make("first", ["run"])
+    with pytest.raises(InputError, match=r"code 1; see .*second\.log"):
+        runs.make("second", ["run", "bad"])
+    again = validate_model.Runs(tmp_path, shown.append)
+    assert [True, False] == [again.has("first"), again.has("second")]
+    shown.clear()
+    again.make("first", ["run"])
+    assert [] == shown
+    again.make("first", ["run", "--launches", "3"])
+    assert 2 == len(again.done)
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("mark")
+def test_a_scenario_is_measured_and_judged(tmp_path: Path) -> None:
+    """Sweep, tune, and judge one scenario; the same command again measures nothing and judges the same."""
+    pytest.importorskip("torch")
+    pytest.importorskip("mpi4py")
+    command = [sys.executable, str(BENCHMARKS / "validate_model.py"), "--quick", "--parts", "scenarios"]
+    command += ["--scenarios", "mlp@1gbit", "--out", str(tmp_path / "v")]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
+        assert done.returncode in {0, 1}, done.stdout + done.stderr
+        facts = json.loads((tmp_path / "v" / "validation.json").read_text())
+        assert (done.returncode == 0) == facts["met"]
+        assert len(facts["runs"]) in {3, 4}
+        ((scenario,), runs) = facts["scenarios"], facts["runs"]
+        assert 6 == scenario["settings"]
+        assert {"commbench", "lab"} < set(runs[0]["command"])
+    header, *lines = (tmp_path / "v" / "validation.csv").read_text().splitlines()
+    assert header.startswith("part,where,what,quantity,predicted,measured")
+    assert {"held_out", "interleaved"} <= {line.rpartition(",")[2] for line in lines}

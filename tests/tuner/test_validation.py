@@ -1,0 +1,231 @@
+"""Tests of how predictions and a tuner's choice are held against everything measured."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from builders import make_case, make_launches
+from training_builders import make_training_case, make_training_info, make_training_launches
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.tuner.validation import (
+    Exhaustive,
+    Held,
+    choice_of,
+    growing_up_to,
+    held_ranks,
+    held_sizes,
+    held_speedups,
+    held_steps,
+    median_error,
+    rank_correlation,
+)
+
+BASE, FIVE = make_training_case(), make_training_case(cap="5")
+FP16, TOPK = make_training_case("fp16"), make_training_case("topk:0.01", "5")
+#: What slows a launch slows all of it.
+LAUNCHES = (1.0, 1.3, 0.9)
+
+
+def sweep(**changes: Sequence[float]) -> Exhaustive:
+    """Return a sweep of four settings in three uneven launches, 20, 18, 15 and 10 ms at their usual speed."""
+    times = {"base": (20.0,) * 3, "five": (18.0,) * 3, "fp16": (15.0,) * 3, "topk": (10.0,) * 3, **changes}
+    cases = {"base": BASE, "five": FIVE, "fp16": FP16, "topk": TOPK}
+    records = [
+        record
+        for name, steps in times.items()
+        for record in make_training_launches([a * b for a, b in zip(steps, LAUNCHES, strict=True)], cases[name])
+    ]
+    passthrough = make_training_launches([1.0] * 3, make_training_case("passthrough"))
+    return Exhaustive.of([*records, *passthrough, *_failed()], make_training_info())
+
+
+def _failed() -> list[TrainingRecord]:
+    return make_training_launches([1.0] * 3, make_training_case("bf16"), status="failed", reason="no memory")
+
+
+def test_the_best_is_found_launch_by_launch() -> None:
+    """Compare within launches, and leave out what failed and what only measures."""
+    swept = sweep()
+    assert {BASE, FIVE, FP16, TOPK} == set(swept.settings)
+    assert (BASE, TOPK, pytest.approx(1.0)) == (swept.baseline.case, swept.best.case, swept.gain)
+    assert (4 + 2) * 3 * 22 == swept.steps
+    assert swept.gain_interval is not None
+    assert swept.gain_interval.low <= 1 + swept.gain <= swept.gain_interval.high
+
+
+def test_fresh_launches_decide_what_a_choice_loses() -> None:
+    """Compare with the sweep's best where that was measured again, whatever the sweep says of both."""
+    fresh = Exhaustive.of(
+        [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
+        make_training_info(),
+    )
+    assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
+    assert sweep().regret(FIVE).fair == sweep().regret(FIVE, fresh).fair
+
+
+def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
+    """Count one block of each setting in every launch, and those that watch for drift as planned."""
+    found = sweep().settings
+    drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in found[BASE].records]
+    others = [r for case, one in found.items() if case != BASE for r in one.records]
+    assert (4 + 2) * 3 * 22 == Exhaustive.of([*drifting, *others], {}).steps
+
+
+def test_regret_is_a_ratio_of_steps() -> None:
+    """Say that nothing is lost by the best, and by another what it takes longer in the same launches."""
+    swept = sweep()
+    assert (0.0, None, 0.0) == dataclasses.astuple(swept.regret(TOPK))
+    assert "within" == swept.regret(TOPK).outcome
+    lost = swept.regret(FP16)
+    assert (0.5, 0.5) == (pytest.approx(lost.against_best), pytest.approx(lost.fair))
+    assert "slower" == lost.outcome
+
+
+def test_noise_shows_nothing() -> None:
+    """Forgive 2 %, and what launches contradict each other about if they would show a larger difference."""
+    assert "within" == sweep(fp16=(10.1, 10.1, 10.1)).regret(FP16).outcome
+    unclear = sweep(fp16=(10.6, 10.3, 9.95)).regret(FP16)
+    assert unclear.against_best > 0.02
+    assert "not shown" == unclear.outcome
+    noisy = sweep(fp16=(13.0, 9.0, 11.0)).regret(FP16)
+    assert noisy.against_best > 0.05
+    assert "too noisy" == noisy.outcome
+    assert "slower" == sweep(fp16=(11.0, 11.0, 11.1)).regret(FP16).outcome
+
+
+def test_fair_regret_is_free_of_luck() -> None:
+    """Find no regret on average where twenty settings are equals, though one of them always looks best."""
+    generator = np.random.default_rng(3)
+    against_best, fair = [], []
+    for _ in range(60):
+        times = generator.lognormal(0, 0.03, (20, 3))
+        cases = [make_training_case(cap="default" if not i else str(i)) for i in range(20)]
+        records = [r for case, row in zip(cases, times, strict=True) for r in make_training_launches(list(row), case)]
+        found = Exhaustive.of(records, {}).regret(cases[7])
+        against_best.append(found.against_best)
+        fair.append(found.fair or 0.0)
+    assert np.mean(against_best) > 0.03
+    assert abs(np.mean(fair)) < 0.015
+
+
+def test_choice_with_the_same_buckets_counts() -> None:
+    """Take for a setting that was not measured the one that makes its buckets, and refuse any other."""
+    ten, records = make_training_case(cap="10"), [r for one in sweep().settings.values() for r in one.records]
+    swept = Exhaustive.of(records, {"same_layout": {ten.key: FIVE.key}})
+    assert swept.find(ten) is swept.settings[FIVE]
+    assert swept.regret(dataclasses.replace(FIVE, phase="confirm")) == swept.regret(ten)
+    with pytest.raises(InputError, match="not measured mlp none, 50 MiB buckets"):
+        swept.find(make_training_case(cap="50"))
+    with pytest.raises(InputError, match="default"):
+        Exhaustive.of(make_training_launches([1.0], FIVE), {})
+
+
+@pytest.mark.parametrize(("verdict", "expected"), [("change", TOPK), ("keep", BASE), ("inconclusive", BASE)])
+def test_choice_is_what_a_person_is_told(verdict: str, expected: TrainingCase) -> None:
+    """Take the default unless it shall be changed."""
+    choices = {name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))}
+    found = Recommendation(
+        workload="mlp",
+        world_size=2,
+        **choices,
+        best_uncompressed=choices["baseline"],
+        speedup=2.0,
+        speedup_ci=(1.9, 2.1),
+        verdict=verdict,  # type: ignore[arg-type] # of the three
+        reason="",
+        snippet="",
+        measured_steps=1,
+        exhaustive_steps=2,
+    )
+    assert expected == choice_of(found, BASE)
+
+
+def test_predictions_stand_beside_the_sweep() -> None:
+    """Give errors of steps and of speedups, the latter free of what the level of the prediction is off."""
+    predicted = {BASE: 40.0, FIVE: 36.0, TOPK: 22.0, make_training_case(cap="50"): 1.0}
+    steps, speedups = held_steps(sweep(), predicted), held_speedups(sweep(), predicted)
+    assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
+    assert [1.0, 1.0, 1.2] == [pytest.approx(one.error) for one in steps.values()]
+    assert [0.0, 40 / 22 / 2 - 1] == [pytest.approx(one.error) for one in speedups.values()]
+    assert (18.0, True) == (steps[FIVE].measured, (steps[FIVE].low or 99) < 18 < (steps[FIVE].high or 0))
+    assert pytest.approx(1.0) == median_error(steps.values())
+    assert median_error([]) is None
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [([1.0, 2.0, 9.0], 1.0), ([9.0, 2.0, 1.0], -1.0), ([1.0, 3.0, 2.0], 0.5), ([2.0, 2.0, 2.0], None), ([1.0], None)],
+)
+def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
+    """Be Spearman's, which goes by order alone; none where there is no order."""
+    held = [Held(what="", predicted=one, measured=float(i + 1) ** 3) for i, one in enumerate(predicted)]
+    assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
+
+
+def test_rank_correlation_shares_ranks_of_equals() -> None:
+    """Agree with the textbook where values are equal: 0.949 for 1 2 2 3 against 1 2 3 4."""
+    held = [Held(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))]
+    assert pytest.approx(0.9487, abs=1e-4) == rank_correlation(held)
+
+
+# ------------------------------------------------------------------------------------------------------ the network
+
+
+def ring(ranks: int, size: int) -> float:
+    """Return what a ring all-reduce takes over 1 Gbit/s, in microseconds."""
+    return 2 * (ranks - 1) * (30 + size / ranks / 125)
+
+
+def collectives(world_sizes: Sequence[int], sizes: Sequence[int]) -> list[Record]:
+    """Return six launches of Gloo's all-reduce on so many of 8 ranks."""
+    return [
+        record
+        for ranks in world_sizes
+        for size in sizes
+        for record in make_launches(
+            [factor * ring(ranks, size) for factor in (0.99, 0.995, 0.999, 1.001, 1.005, 1.01)],
+            make_case(backend="gloo", message_bytes=size, world_size=ranks),
+            group_size=ranks,
+            transport="tcp",
+        )
+    ]
+
+
+SIZES = [2**power for power in range(12, 24)]
+
+
+def test_every_other_size_is_held_out() -> None:
+    """Predict sizes between measured ones within a few percent, and never the ends."""
+    ((key, held),) = held_sizes(collectives([2], SIZES)).items()
+    assert ("all_reduce", "gloo", 2) == (key.operation, key.backend, key.world_size)
+    assert [f"{size} B" for size in SIZES[1:-1:2]] == [one.what for one in held]
+    assert max(abs(one.error) for one in held) < 0.06
+    assert [ring(2, size) for size in SIZES[1:-1:2]] == [pytest.approx(one.measured, rel=0.01) for one in held]
+
+
+def test_more_ranks_are_held_out() -> None:
+    """Predict 6 and 8 ranks from 2 to 4, which are not looked at."""
+    records = collectives([2, 3, 4, 6, 8], SIZES[4:])
+    info = {"nodes": 8, "ranks_per_node": 1, "world_size": 8}
+    held = held_ranks(records, info, 4, crowded=False)
+    assert {6, 8} == {key.world_size for key, _ in held}
+    assert 2 * len(SIZES[4:]) == len(held)
+    assert (median_error(held.values()) or 1.0) < 0.1
+    spoilt = [dataclasses.replace(r, times_us=[9e9] * 9) if r.group_size > 4 else r for r in records]
+    again = held_ranks(spoilt, info, 4, crowded=False)
+    assert [one.predicted for one in held.values()] == [one.predicted for one in again.values()]
+    assert [2, 3] == next(iter(growing_up_to(records, info, 3).curves.values())).world_sizes
+
+
+def test_keys_of_the_same_layout_are_read_from_json() -> None:
+    """Survive the journey through run.json."""
+    info = json.loads(json.dumps({"same_layout": {make_training_case(cap="10").key: FIVE.key}}))
+    records = [r for one in sweep().settings.values() for r in one.records]
+    assert {make_training_case(cap="10"): FIVE} == Exhaustive.of(records, info).same_layout
