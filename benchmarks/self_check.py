@@ -25,10 +25,10 @@ from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
 from commbench.launch.conductor import RunRequest, conduct, single_stage
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
-from commbench.launch.plan import frozen_values
 from commbench.report.comparison import render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.results import Store
+from commbench.results.plan import frozen_values
 from commbench.results.tables import csv_text
 from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS, Budget

@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import CALIBRATE, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.engine.records import Record
-from commbench.launch.plan import RunRequest, missing_cases
+from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.stages import TuningPlan

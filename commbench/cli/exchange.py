@@ -22,6 +22,7 @@ from commbench.errors import InputError
 from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.files import encode
 from commbench.schema import MOST_RANKS
@@ -136,7 +137,7 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
             if (record.case.key, record.launch) not in known:
                 store.append(record)
         store.update(status="complete")
-        return len(store.write_summary())
+        return len(write_tables(store))
 
 
 def _digest(records: Iterable[Record]) -> str:

@@ -27,6 +27,7 @@ from commbench.analysis.prediction.forecast import (
 )
 from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun, TrainedWorkload
 from commbench.analysis.prediction.links import Link, link_of
+from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import TrainingCase, parse_hook
@@ -200,7 +201,9 @@ def predict(
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
     runs = [load_run(path) for path in paths]
     hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))
-    network = GrowingNetwork.fit(MeasuredRun(model=run.model, records=run.records, info=run.info) for run in runs)
+    network = GrowingNetwork.fit(
+        MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
+    )
     if not network.curves:
         raise InputError(_nothing_known(runs, network))
     check_measured_rate(rates, _links(runs, network))

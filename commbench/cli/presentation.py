@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commbench.analysis.runs import all_rank_rows, growths, network_model, stragglers
 from commbench.cli.options import listed
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import InputError
@@ -25,6 +26,7 @@ from commbench.results import Run
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
 from commbench.system.advice import advise_run
+from commbench.tuner.accuracy import predictions
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
@@ -35,13 +37,13 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
-    if run_.prediction_rows:  # what was timed of the network is an ingredient: a line is enough
-        if sentence := conclude_model(run_.model):
+    if predictions(run_):  # what was timed of the network is an ingredient: a line is enough
+        if sentence := conclude_model(network_model(run_)):
             console.print(sentence, markup=False)
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
-        for part in [*render_training(run_), *render_predictions(run_.prediction_rows)]:
+        for part in [*render_training(run_), *render_predictions(predictions(run_))]:
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
@@ -65,7 +67,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
         return
     for part in render_recommendation(found):
         console.print(part)
-    if run_.prediction_rows:
+    if predictions(run_):
         console.print(render_cost(found, run_.info.get("launches") or ()))
 
 
@@ -81,20 +83,20 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 def _print_collectives(run_: Run, console: Console) -> None:
     ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    rows, studied = run_.whole_rows, run_.growths
+    rows, studied = all_rank_rows(run_), growths(run_)
     if rows or not studied:
         console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
     for part in render_growths(studied):
         console.print(part)
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
-    if added := overheads(run_.whole_rows):
+    if added := overheads(all_rank_rows(run_)):
         console.print(render_overheads(added))
-    for part in render_matrices(run_.matrices, run_.findings):
+    for part in render_matrices(run_.matrices, stragglers(run_)):
         console.print(part)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    for sentence in (conclude(run_.findings), conclude_model(run_.model)):
+    for sentence in (conclude(stragglers(run_)), conclude_model(network_model(run_))):
         if sentence:
             console.print(sentence, markup=False)
 

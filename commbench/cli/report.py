@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from commbench.analysis.runs import network_model
 from commbench.cli.options import Format
 from commbench.cli.presentation import check_style, facts_table, print_page, print_run, print_unfinished
 from commbench.cli.request import default_out
@@ -58,7 +59,7 @@ def report(
     runs = [load_run(path) for path in paths]
     console = make_console()
     if model:
-        console.print(render_model(runs[0].model))
+        console.print(render_model(network_model(runs[0])))
     elif terminal:
         for part in sketch(runs):
             console.print(part)

@@ -23,8 +23,8 @@ from commbench.collectives.suites import Suite
 from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
-from commbench.launch.plan import RunRequest, frozen_values
 from commbench.results import load_run
+from commbench.results.plan import RunRequest, frozen_values
 from commbench.stats.budgets import BUDGETS, Budget
 from commbench.system.host import git_commit, gpu_addresses
 from commbench.units import counted, format_size, parse_size, parse_sizes

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.guard import Expected
+from commbench.hooks.results import Expected
 from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_clock
 
 if TYPE_CHECKING:

@@ -16,11 +16,17 @@ from commbench.errors import InputError, LaunchError
 from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
 from commbench.launch.launchers import Launcher
-from commbench.launch.plan import (
+from commbench.launch.signals import Interrupts
+from commbench.launch.supervisor import Ending, Supervisor
+from commbench.launch.tables import write_tables
+from commbench.results import Store
+from commbench.results.plan import (
     DONE,
     RunRequest,
     Stage,
+    TimePlan,
     budget_fields,
+    dry_run_estimate,
     exceeds_aim,
     is_begun,
     launch_entry,
@@ -29,10 +35,6 @@ from commbench.launch.plan import (
     single_stage,
     slice_seconds,
 )
-from commbench.launch.signals import Interrupts
-from commbench.launch.supervisor import Ending, Supervisor
-from commbench.launch.timeplan import TimePlan, dry_run_estimate
-from commbench.results import Store
 from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.results.summary import latest
 from commbench.units import counted
@@ -132,7 +134,7 @@ class _Run:
             code, status, reason = PARTIAL_CODE, "partial", self._why(ending)
         elif any(record.status == "wrong" for record in latest(self.store.records).values()):
             code = WRONG_CODE
-        self.store.write_summary()
+        write_tables(self.store)
         self.store.update(status=status, reason=reason)
         return code
 
@@ -356,7 +358,7 @@ class _LaunchRun:
             culprit=ending.culprit.to_json() if ending.culprit else None,
         )
         store.update(launches=[*store.info.get("launches", []), entry])
-        store.write_summary()
+        write_tables(store)
         if ending.status == "ok":
             slices = self.stage.request.slices(planned.case for planned in self.plan.cases)
             self.stage.times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self.measuring_s, slices=slices)

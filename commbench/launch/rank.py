@@ -31,9 +31,9 @@ from commbench.errors import CommbenchError, InputError
 from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places, refuse_unlike_software
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, meeting_variables
-from commbench.launch.plan import LaunchPlan
 from commbench.launch.protocol import FINISH, FrameSink, LastWords, claim_stdout, say
 from commbench.launch.signals import SignalFeed
+from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.system.host import relevant_variables
 

@@ -22,21 +22,22 @@ from commbench.launch.display import Display, SilentDisplay
 from commbench.launch.facts import header_fields, refuse_other_conditions, remark
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stacks_of_threads, waits_in
 from commbench.launch.identity import Identity
-from commbench.launch.plan import (
+from commbench.launch.protocol import MAIN, LastWords, Message, Stack
+from commbench.launch.rank import leave, run_process, run_rank
+from commbench.launch.signals import SignalFeed
+from commbench.launch.tables import write_tables
+from commbench.results import Store
+from commbench.results.plan import (
     LaunchPlan,
     RunRequest,
     Stage,
+    TimePlan,
     budget_fields,
     is_begun,
     launch_entry,
     next_launch,
     plan_launch,
 )
-from commbench.launch.protocol import MAIN, LastWords, Message, Stack
-from commbench.launch.rank import leave, run_process, run_rank
-from commbench.launch.signals import SignalFeed
-from commbench.launch.timeplan import TimePlan
-from commbench.results import Store
 from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.system.host import relevant_variables
 from commbench.units import counted
@@ -179,7 +180,7 @@ class StoreSink:
             )
             entries = [*self.store.info.get("launches", []), entry]
             self.store.update(launches=entries, status=status, reason=reason, **self._conditions)
-            self.store.write_summary()
+            write_tables(self.store)
             self._display.launch_finished(seconds)
 
 

@@ -16,11 +16,11 @@ from commbench.launch.diagnosis import Blame, Culprit, Evidence, MemoryKills, bl
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launcher_errors import doubt
 from commbench.launch.launchers import Launcher
-from commbench.launch.plan import LaunchPlan
 from commbench.launch.process import STACKS_S, Event, Launched
 from commbench.launch.protocol import FINISH, FRAME_HEAD, Heartbeat, LastWords, parse_frame, split_line
 from commbench.launch.signals import Interrupts
 from commbench.launch.watchdog import Watchdog
+from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord, read_record
 
 #: What the launcher is to start: a rank, without the command line around it.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.tuner.accuracy import predictions
 from commbench.units import counted, format_duration
 
 _KINDS = {"cpu": "processors", "gpu": "GPUs"}
@@ -89,7 +90,7 @@ def unmetered(run: Run) -> list[str]:
 
 def result_files(run: Run) -> list[Path]:
     """The table to look at first, and that of pairs where it only sums them up; a run that was killed has none."""
-    tables = [SUMMARY, DDP] if run.records and not run.prediction_rows else [DDP, SUMMARY]
+    tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
     others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]
     return [run.path / name for name in (first, *others)]

@@ -1,8 +1,8 @@
 """A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
 
-from commbench.results.files import check_out
+from commbench.results.writing import check_out
 from commbench.results.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
-from commbench.results.reading import Run, load_run, runs_in
+from commbench.results.reading import Run, load_run, once_per_run, runs_in
 from commbench.results.writing import Store
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "Store",
     "check_out",
     "load_run",
+    "once_per_run",
     "runs_in",
 ]

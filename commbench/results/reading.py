@@ -1,33 +1,33 @@
 """A run as read from its directory, with every table made from its records when it is asked for."""
 
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from commbench.system.process import without_collector
 from commbench.errors import InputError
 from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
 from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows
-from commbench.tuner.accuracy import PredictionRow, prediction_rows
-from commbench.analysis.prediction.network import NetworkModel
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
-from commbench.analysis.scaling import Growth, growths, whole_rows
 from commbench.results.sharing import of_interconnect
 from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.results.info import check_info
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
-from commbench.analysis.stragglers import Findings, find_suspects
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Recommendation
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
 
 
-@dataclass(frozen=True, kw_only=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A run as read from its directory."""
 
@@ -78,24 +78,9 @@ class Run:
         return bucket_rows(self.training_records, self.info)
 
     @cached_property
-    def prediction_rows(self) -> list[PredictionRow]:
-        """The lines of ``predictions.csv``; empty where nothing was tuned."""
-        return prediction_rows(self.records, self.training_records, self.info)
-
-    @cached_property
     def rows(self) -> list[Row]:
         """The rows of ``collectives.csv``, made from the records."""
         return list(self.keyed_rows.values())
-
-    @cached_property
-    def whole_rows(self) -> list[Row]:
-        """Those of cases in which all ranks take part."""
-        return whole_rows(self.records, self.keyed_rows)
-
-    @cached_property
-    def growths(self) -> list[Growth]:
-        """What a scaling study says; empty of a run that is none."""
-        return growths(self.records, self.info)
 
     @cached_property
     def keyed_rows(self) -> dict[RowKey, Row]:
@@ -112,18 +97,19 @@ class Run:
         """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
         return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
 
-    @cached_property
-    def model(self) -> NetworkModel:
-        """What ``model.json`` holds, fitted to the records; without curves where too few sizes were measured.
 
-        What ranks did that share a GPU tells nothing of a network.
-        """
-        return NetworkModel.fit(of_interconnect(self.records, self.info))
+def once_per_run(compute: Callable[[Run], T]) -> Callable[[Run], T]:
+    """Cache what ``compute`` returns for a run in that run, so that the cache ends with it."""
 
-    @cached_property
-    def findings(self) -> Findings:
-        """Which hosts, ranks and links are slower than their peers."""
-        return find_suspects(self.matrices, self.records, self.info)
+    @functools.wraps(compute)
+    def cached(run: Run) -> T:
+        values = run.__dict__.setdefault("_computed", {})
+        if compute not in values:
+            values[compute] = compute(run)
+        found: T = values[compute]
+        return found
+
+    return cached
 
 
 def load_run(path: str | Path) -> Run:

@@ -2,27 +2,33 @@
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
-from commbench.results.record_types import AnyRecord, collective_records, training_records
-from commbench.results.pairs import PAIR_COLUMNS, matrices, pair_columns
-from commbench.tuner.accuracy import PREDICTION_COLUMNS, prediction_rows
-from commbench.analysis.prediction.network import NetworkModel
-from commbench.engine.records import COLUMNS, OVERLAP_COLUMNS, SCHEMA, Row
-from commbench.results.sharing import of_interconnect
-from commbench.results.files import check_out, check_plan
-from commbench.results.files import BUCKETS, DDP, LOCK, MODEL, OVERLAP, PAIRS, PREDICTIONS, RECOMMENDATION, RUN, SAMPLES, SCAFFOLD, SUMMARY, as_json, encode, refusing, replace_file, sign_lock, sync_directory, take_lock, write_all
+from commbench.results.files import (
+    LOCK,
+    RECOMMENDATION,
+    RUN,
+    SAMPLES,
+    SCAFFOLD,
+    as_json,
+    encode,
+    refusing,
+    replace_file,
+    sign_lock,
+    sync_directory,
+    take_lock,
+    write_all,
+)
 from commbench.results.reading import read_info, read_samples
-from commbench.results.summary import overlap_rows, summarise_run
-from commbench.analysis.stragglers import find_suspects
-from commbench.results.tables import columns_text, csv_text
-from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
-from commbench.results.training_summary import bucket_rows, training_rows
+from commbench.results.record_types import AnyRecord, training_records
 
 
 class Store:
@@ -130,40 +136,16 @@ class Store:
         self.info = dict(info)
         self.update()
 
-    def write_summary(self) -> list[Row]:
-        """Write each table that the records fill in one step; return the rows of ``collectives.csv``.
-
-        These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
-        ``model.json`` where sizes suffice to fit one, ``ddp.csv`` and ``buckets.csv`` for training,
-        ``predictions.csv`` for tuning. Slow hosts, ranks and links go into ``run.json``.
+    def write_files(self, texts: Mapping[str, str]) -> None:
+        """Write each file of the run directory, by name, in one step.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         self._check_place()
-        collectives, trainings = collective_records(self.records), training_records(self.records)
-        rows, overlaps = summarise_run(collectives, self.info), overlap_rows(collectives, self.info)
-        predictions = prediction_rows(collectives, trainings, self.info)
-        measured = matrices(collectives, self.info)
-        model = NetworkModel.fit(of_interconnect(collectives, self.info))
-        with refusing(self.path / SUMMARY, LaunchError):
-            if collectives:
-                replace_file(self.path / SUMMARY, csv_text(rows, COLUMNS))
-            if overlaps:
-                replace_file(self.path / OVERLAP, csv_text(overlaps, OVERLAP_COLUMNS))
-            if measured:
-                columns = (pair_columns(matrix, self.info) for matrix in measured)
-                replace_file(self.path / PAIRS, columns_text(columns, PAIR_COLUMNS))
-            if model.curves:
-                replace_file(self.path / MODEL, encode(model.to_json(), indent=1) + "\n")
-            if trainings:
-                replace_file(self.path / DDP, csv_text(training_rows(trainings, self.info), DDP_COLUMNS))
-                replace_file(self.path / BUCKETS, csv_text(bucket_rows(trainings, self.info), BUCKET_COLUMNS))
-            if predictions:
-                replace_file(self.path / PREDICTIONS, csv_text(predictions, PREDICTION_COLUMNS))
-        if findings := find_suspects(measured, collectives, self.info).to_json():
-            self.update(**findings)
-        return rows
+        for name, text in texts.items():
+            with refusing(self.path / name, LaunchError):
+                replace_file(self.path / name, text)
 
     def write_recommendation(self, conclusion: Mapping[str, Any]) -> None:
         """Write ``recommendation.json`` in one step.
@@ -250,3 +232,68 @@ def _remove(made: Sequence[Path]) -> None:
             (made[0] / name).unlink(missing_ok=True)
         for directory in made:
             directory.rmdir()
+
+
+def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
+    """Check that a run can be started or resumed in ``path``, and write nothing; its records are not read yet.
+
+    Args:
+        path: the directory that ``--out`` names; it need not exist.
+        plan: the identity of the run that is asked for; None leaves it unchecked.
+
+    Raises:
+        InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer version, to a run with
+            another plan or to a running commbench.
+    """
+    path = Path(path)
+    with refusing(path, InputError):
+        if not path.is_dir():
+            _check_absent(path)
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"--out {path} cannot be written; choose another --out or change its permissions.")
+        elif (path / RUN).exists():
+            check_plan(path, read_info(path), plan)
+            _check_unlocked(path)
+        elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
+            raise InputError(
+                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose another --out."
+            )
+        else:
+            _check_unlocked(path)
+
+
+def _check_absent(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(f"--out {path} is not a directory; choose another --out.")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"--out {path} lies below {above}, which is not a directory; choose another --out.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
+
+
+def check_plan(path: Path, info: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+    """Refuse a run whose plan is not the one asked for, and name what differs; None asks for nothing."""
+    if plan is None:
+        return
+    kept, asked = info.get("plan") or {}, as_json(plan)
+    unlike = [name for name in sorted(kept.keys() | asked.keys()) if kept.get(name) != asked.get(name)]
+    if unlike:
+        if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
+            unlike.remove("cases_sha256")
+        listed = ", ".join(_difference(name, kept.get(name), asked.get(name)) for name in unlike)
+        raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
+
+
+def _difference(name: str, kept: object, asked: object) -> str:
+    """Name an entry, and its values where they are short enough to read."""
+    if name == "cases_sha256":
+        return "other cases, as many as here"
+    longest = 24
+    texts = [json.dumps(value) for value in (kept, asked)]
+    return name if max(map(len, texts)) > longest else f"{name} is {texts[0]} there and {texts[1]} here"
+
+
+def _check_unlocked(path: Path) -> None:
+    if (path / LOCK).exists():
+        os.close(take_lock(path))

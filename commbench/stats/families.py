@@ -21,7 +21,8 @@ from commbench.stats.ratios import (
     ratio_intervals,
     widening,
 )
-from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test, student_reach
+from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
+from commbench.stats.student import student_reach
 
 #: A relative difference up to this is none, wherever times are compared.
 MARGIN = 0.02

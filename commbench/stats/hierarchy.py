@@ -9,7 +9,7 @@ import numpy as np
 
 from commbench.stats.intervals import Floats, Interval
 from commbench.stats.ratios import resampled_medians
-from commbench.stats.significance import student_p, student_t
+from commbench.stats.student import student_p, student_t
 
 _RESAMPLES = 2000
 #: Beyond such a logarithm there is no number: from two runs next to nothing can be known.

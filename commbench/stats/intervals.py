@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.errors import InputError
-from commbench.stats.significance import student_t
+from commbench.stats.student import student_t
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = Sequence[float] | Floats

@@ -14,6 +14,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import SCHEMA, Record, column
 from commbench.errors import InputError
+from commbench.results import Run, once_per_run
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
 from commbench.results.trained import Trained, median, speedup_of, trained
 from commbench.stats import MARGIN
@@ -106,6 +107,12 @@ def prediction_rows(
         )
         for case, one in predicted.items()
     ]
+
+
+@once_per_run
+def predictions(run: Run) -> list[PredictionRow]:
+    """Return the rows of ``predictions.csv``; empty if nothing was tuned."""
+    return prediction_rows(run.records, run.training_records, run.info)
 
 
 def _as_swept(known: Mapping[str, Trained]) -> dict[str, Trained]:

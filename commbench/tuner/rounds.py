@@ -14,7 +14,7 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.trained import Trained, paired_sample_ms, trained
 from commbench.stats import MARGIN
-from commbench.tuner.choice import MODEL_ERROR, block_spread, combine, launch_spread
+from commbench.tuner.posterior import MODEL_ERROR, block_spread, combine, launch_spread
 
 #: One-sided 95 % of a normal distribution.
 _REACH = 1.645

@@ -24,8 +24,7 @@ from commbench.ddp.plan.cases import (
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.launch.plan import RunRequest, Stage
-from commbench.launch.timeplan import dry_run_estimate
+from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.trained import median, trained
 from commbench.stats.budgets import BUDGETS, TuningBudget

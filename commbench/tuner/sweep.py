@@ -10,8 +10,7 @@ from typing import Any
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.launch.plan import RunRequest, Stage
-from commbench.launch.timeplan import dry_run_estimate
+from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.tuner.recommendation import candidates

@@ -12,9 +12,11 @@ import pytest
 from builders import make_case, make_record
 from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching, without
 
+from commbench.analysis.runs import stragglers
 from commbench.analysis.stragglers import ALPHA, Findings, find_suspects
 from commbench.analysis.stragglers.matrix import grouped_quantile, judge_matrix
 from commbench.engine.records import GroupTimes, Record
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 from commbench.results.pairs import Matrix, matrices
 
@@ -368,14 +370,14 @@ def test_run_states_who_is_slow(tmp_path: Path) -> None:
     """Write suspects and the number of comparisons into run.json, and nothing where there was nothing to compare."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
-        store.write_summary()
+        write_tables(store)
         assert "suspects" not in json.loads((tmp_path / "mine" / "run.json").read_text())
         for record in make_matrix(4, host_slowness=touching(3, 4.0)):
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     info = json.loads((tmp_path / "mine" / "run.json").read_text())
     (suspect,) = info["suspects"]
     assert ("host", "host4") == (suspect["kind"], suspect["name"])
     assert ["kind", "name", "factor", "ci", "evidence"] == list(suspect)
     assert (4 + 6, []) == (info["suspects_comparisons"], info["suspects_remarks"])
-    assert info["suspects"] == load_run(tmp_path / "mine").findings.to_json()["suspects"]
+    assert info["suspects"] == stragglers(load_run(tmp_path / "mine")).to_json()["suspects"]

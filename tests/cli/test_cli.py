@@ -21,6 +21,7 @@ from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
@@ -380,7 +381,7 @@ def make_mixed(path: Path, *, collectives: bool) -> None:
             store.append(record)
         for case in cases:
             store.append(TrainingRecord(case=case, launch=0, step_ms=[5.0, 6.0, 7.0], block_lengths=[3]))
-        store.write_summary()
+        write_tables(store)
 
 
 @pytest.mark.parametrize(("collectives", "file"), [(False, "ddp.csv"), (True, "collectives.csv")])

@@ -18,6 +18,7 @@ from commbench.analysis.comparison import ComparedCase, ComparisonTable
 from commbench.analysis.comparison.words import beyond
 from commbench.cli.compare import compare
 from commbench.errors import InputError
+from commbench.launch.tables import write_tables
 from commbench.report.comparison.formats import COMPARISON_COLUMNS, comparison_json
 from commbench.results import Store
 from commbench.stats import Comparison, Interval, Verdict
@@ -167,7 +168,7 @@ def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
                     store.append(record)
             for record in make_launches([5.0, 5.1, 5.2], make_case("barrier")):
                 store.append(record)
-            store.write_summary()
+            write_tables(store)
     compare([tmp_path / "a", tmp_path / "b"], output_format="csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert 3 == len({row["case"] for row in rows})

@@ -10,7 +10,7 @@ from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.ddp.step_times import StepLog, StepMarks, carried_in_turn  # noqa: E402
 from commbench.hooks import BucketMarks, BucketTimes  # noqa: E402
-from commbench.hooks.guard import Expected  # noqa: E402
+from commbench.hooks.results import Expected  # noqa: E402
 from commbench.hooks.step_clock import event_clock  # noqa: E402
 
 MS = 1_000_000

@@ -10,7 +10,7 @@ from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.hooks import Hook  # noqa: E402
 from commbench.hooks.base import BucketMarks, Finish, Stopwatch  # noqa: E402
-from commbench.hooks.guard import Expected  # noqa: E402
+from commbench.hooks.results import Expected  # noqa: E402
 from commbench.hooks.step_clock import clock_of, elapsed_ms, elapsed_ns, event_clock, host_clock  # noqa: E402
 
 

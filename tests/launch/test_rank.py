@@ -22,9 +22,9 @@ from commbench.engine.energy import RunMeter
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.heartbeat import Heart, stack_in
-from commbench.launch.plan import LaunchPlan, PlannedCase
 from commbench.launch.protocol import MAIN, Heartbeat, Stack, split_line
 from commbench.launch.rank import run_rank
+from commbench.results.plan import LaunchPlan, PlannedCase
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import BUDGETS
 

@@ -11,6 +11,7 @@ import pytest
 from conducting import ALL, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher, marked_environment
 
+from commbench.launch import conductor
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 
@@ -108,13 +109,13 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
 
 def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write that the run was interrupted even where the signal comes again while the summary is written."""
-    write = Store.write_summary
+    write = conductor.write_tables
 
     def impatient(store: Store) -> object:
         os.kill(os.getpid(), signal.SIGINT)
         return write(store)
 
-    monkeypatch.setattr(Store, "write_summary", impatient)
+    monkeypatch.setattr(conductor, "write_tables", impatient)
     display = Recorder(send(signal.SIGTERM), when=1)
     ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
     assert (143, "interrupted") == (ended, info["status"])

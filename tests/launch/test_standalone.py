@@ -16,9 +16,9 @@ from builders import make_case, make_record
 from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
 from commbench.launch.display import Display, SilentDisplay
-from commbench.launch.plan import plan_launch
 from commbench.launch.standalone import StoreSink
 from commbench.results import load_run
+from commbench.results.plan import plan_launch
 
 pytestmark = pytest.mark.mpi
 

@@ -20,6 +20,7 @@ from commbench.report.figures.buckets import (
 from commbench.report.figures.words import groups
 from commbench.results import Run
 from commbench.results.record_types import collective_records, training_records
+from commbench.tuner.accuracy import predictions
 
 STEPS = {
     ("none", "default"): 20.0,
@@ -140,7 +141,7 @@ def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
         training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
     )
     found = lines(run)
-    rows = {(row.hook, row.bucket_cap_mb): row.predicted_step_ms for row in run.prediction_rows}
+    rows = {(row.hook, row.bucket_cap_mb): row.predicted_step_ms for row in predictions(run)}
 
     assert {"none", "fp16", "topk:0.01"} == set(found)
     assert rows["fp16", "default"] == found["fp16"].predicted["default"]

@@ -6,6 +6,7 @@ from builders import make_case
 from drawings import marked, painted, texts_of
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
 
+from commbench.analysis.runs import stragglers
 from commbench.engine.records import Record
 from commbench.report.figures.matrix import MOST_CELLS, Heat, heat_of, matrix_figures, paint_heat
 from commbench.results import Run
@@ -22,7 +23,7 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
 def heat(run: Run) -> Heat:
     """Return the cells of its only matrix."""
     (matrix,) = run.matrices
-    return heat_of(matrix, run.findings.families)
+    return heat_of(matrix, stragglers(run).families)
 
 
 def test_cells_are_from_row_to_column() -> None:

@@ -12,7 +12,9 @@ from laws import SIZES, sweep
 from rich.console import Console
 
 from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.runs import network_model
 from commbench.cli import main
+from commbench.launch.tables import write_tables
 from commbench.report.prediction import conclude_model, render_model
 from commbench.results import MODEL, Store, load_run
 
@@ -37,7 +39,7 @@ def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
     with Store.open(path, make_info()) as store:
         for record in sweep(sizes=sizes):
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     return path
 
 
@@ -45,11 +47,11 @@ def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
     """Write what is fitted to the records, and nothing for two sizes."""
     path = make_run(tmp_path / "mine")
     written = NetworkModel.from_json(json.loads((path / MODEL).read_text()))
-    assert load_run(path).model == written
+    assert network_model(load_run(path)) == written
     assert 1 == len(written.curves)
     few = make_run(tmp_path / "few", (KIB, MIB))
     assert not (few / MODEL).exists()
-    assert {} == load_run(few).model.curves
+    assert {} == network_model(load_run(few)).curves
 
 
 def test_table_shows_lines_and_errors() -> None:

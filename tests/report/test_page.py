@@ -16,6 +16,7 @@ from training_builders import (
     make_training_record,
 )
 
+from commbench.analysis.runs import network_model
 from commbench.engine.records import FLAGS, Overlap, Record
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.conditions import find_facts, words_of
@@ -262,7 +263,7 @@ def test_model_states_for_each_segment_its_own_error() -> None:
     run = load_run(next(path for path in KEPT if path.name.startswith("bench")))
     heading, *lines = read(run).table_with("start-up", "rate")
     place = {text: heading.index(text) for text in ("worst residual %", "held-out error %", "start-up us")}
-    curves = list(run.model.curves.values())
+    curves = list(network_model(run).curves.values())
     assert any(len(curve.segments) > 1 for curve in curves)
     assert len(curves) == sum(bool(line[place["held-out error %"]]) for line in lines)
     worst = {line[place["worst residual %"]] for line in lines}

@@ -18,6 +18,9 @@ from builders import make_info, make_launches, make_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from commbench.tuner.accuracy import predictions
+from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import network_model
 from commbench.errors import InputError
 from commbench.interop.exports.common import dated_s
 from commbench.interop.exports.metrics import metrics_of
@@ -51,10 +54,10 @@ def make_run(path: Path) -> Path:
 
 def use(run: Run, other: Run) -> None:
     """Make everything that reading makes of a run."""
-    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, run.pair_rows, run.prediction_rows):
+    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, run.pair_rows, predictions(run)):
         csv_text(rows)
-    run.findings.to_json()
-    run.model.to_json()
+    stragglers(run).to_json()
+    network_model(run).to_json()
     console = make_console(io.StringIO())
     for style in ("table", "nccl-tests", "osu", "csv"):
         print_run(run, style, console)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import network_model
 from commbench.results import Run, load_run
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +153,7 @@ def test_figures_of_accuracy_lost() -> None:
 
 def test_figures_of_the_slow_host() -> None:
     """Take factor and interval from the kept matrix."""
-    worst = max(kept("matrix_slow_host").findings.suspects, key=lambda suspect: suspect.factor)
+    worst = max(stragglers(kept("matrix_slow_host")).suspects, key=lambda suspect: suspect.factor)
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
     said = f"{worst.factor:.1f} times"
@@ -201,7 +203,7 @@ def test_figures_of_the_fitted_model() -> None:
     """Take the error at sizes left out from kept runs, and what a call from Python adds from the comparison with C."""
     text = page("docs/measuring.md")
     for name in ("bench", "quick"):
-        error = kept(name).model.to_json()["held_out_error"]
+        error = network_model(kept(name)).to_json()["held_out_error"]
         assert f"are 4 to 8 apart, it is {100 * error:.0f} %" in text
     with (RESULTS / "accuracy_xeon2core_20261121" / "accuracy.csv").open() as file:
         shortest = next(csv.DictReader(file))

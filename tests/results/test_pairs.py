@@ -11,6 +11,7 @@ import pytest
 from builders import KIB, make_case, make_record
 from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
+from commbench.launch.tables import write_tables
 from commbench import stats
 from commbench.errors import InputError
 from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
@@ -179,11 +180,11 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
     """Write pairs.csv of a run with a matrix, and make the same rows of what was read back."""
     with Store.open(tmp_path / "mine", make_hosts(3)) as store:
         store.append(make_record())
-        store.write_summary()
+        write_tables(store)
         assert not (tmp_path / "mine" / "pairs.csv").exists()
         for record in make_matrix(3):
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     lines = list(csv.DictReader((tmp_path / "mine" / "pairs.csv").read_text().splitlines()))
     rows = load_run(tmp_path / "mine").pair_rows
     assert [(str(row.source), str(row.target), f"{row.time_us:.6g}") for row in rows] == [

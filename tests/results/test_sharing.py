@@ -7,6 +7,9 @@ from builders import MIB, STEADY, make_case, make_launches
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
+from commbench.launch.tables import write_tables
+from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import network_model
 from commbench.engine.records import FLAGS, Record
 from commbench.report.figures.sizes import families
 from commbench.report.figures.matrix import matrix_figures
@@ -64,8 +67,8 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
         "pairs": list(pairs(run)),
         "curves": families([run]),
         "heat maps": matrix_figures([run]),
-        "suspects": run.findings.suspects,
-        "model": run.model.curves,
+        "suspects": stragglers(run).suspects,
+        "model": network_model(run).curves,
     }
     assert dict.fromkeys(made, counts) == {name: bool(found) for name, found in made.items()}
 
@@ -91,7 +94,7 @@ def test_files_hold_the_rows_with_their_flag(tmp_path: Path, ranks_per_gpu: int,
     with Store.open(tmp_path / "run", make_hosts(4, ranks_per_gpu=ranks_per_gpu)) as store:
         for record in records_of("nccl"):
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     lines = (tmp_path / "run" / PAIRS).read_text().splitlines()[1:]
     assert {flagged} == {line.endswith("shared_gpu") for line in lines}
     assert flagged != (tmp_path / "run" / MODEL).exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
 
+from commbench.launch.tables import write_tables
 from commbench.errors import InputError, LaunchError
 from commbench.results.record_types import AnyRecord
 from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record
@@ -27,7 +28,7 @@ def make_run(path: Path, records: list[Record], **info: Any) -> Path:
     with Store.open(path, make_info(**info)) as store:
         for record in records:
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     return path
 
 
@@ -212,7 +213,7 @@ def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyR
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in records:
             store.append(record)
-        store.write_summary()
+        write_tables(store)
     assert tables == {file.name for file in (tmp_path / "mine").glob("*.csv")}
     run = load_run(tmp_path / "mine")
     for name, text in {
@@ -504,7 +505,7 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in (record for case in cases for record in make_launches(STEADY, case)):
             store.append(record)
-        rows = store.write_summary()
+        rows = write_tables(store)
     assert csv_text(rows) == (tmp_path / "mine" / "collectives.csv").read_text()
     assert rows == load_run(tmp_path / "mine").rows
     assert [8, KIB] == [row.message_bytes for row in rows]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders import STEADY, make_info, make_launches, make_record
 
+from commbench.launch.tables import write_tables
 from commbench.errors import InputError, LaunchError
 from commbench.results import Store, load_run
 
@@ -80,7 +81,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
             append_for_ever()
         with contextlib.suppress(LaunchError):
             store.update(status="partial")
-            store.write_summary()
+            write_tables(store)
     count = next(kept) - 1  # the last was not kept
     assert count == len(load_run(out).records) > 0
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)

@@ -30,7 +30,7 @@ from commbench.stats import (
     summarise,
     warmup_count,
 )
-from commbench.stats.significance import student_t
+from commbench.stats.student import student_t
 
 Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from commbench.stats.significance import student_p, student_reach, student_t
+from commbench.stats.student import student_p, student_reach, student_t
 
 
 @pytest.mark.parametrize(

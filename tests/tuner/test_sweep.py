@@ -10,7 +10,7 @@ from training_builders import make_training_record
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.errors import InputError
-from commbench.launch.plan import RunRequest, exceeds_aim
+from commbench.results.plan import RunRequest, exceeds_aim
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.sweep import FEWEST_LAUNCHES, OVERHEAD, SWEEP_SHARE, TrainingPlan

@@ -16,12 +16,12 @@ from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingC
 from commbench.errors import InputError
 from commbench.launch.display import SilentDisplay
 from commbench.launch.identity import Identity
-from commbench.launch.plan import RunRequest, missing_cases, next_launch
 from commbench.launch.standalone import _Standalone
 from commbench.results import Store
-from commbench.results.files import check_plan
+from commbench.results.plan import RunRequest, missing_cases, next_launch
 from commbench.results.recommendation import setting_of
 from commbench.results.record_types import AnyRecord, training_records
+from commbench.results.writing import check_plan
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.accuracy import with_search
 from commbench.tuner.recommendation import Recommendation, recommend

@@ -24,7 +24,7 @@ from commbench.analysis.prediction.fits import (
     monotone_cubics,
     place_between,
 )
-from commbench.analysis.prediction.uncertainty import (
+from commbench.analysis.prediction.resampling import (
     interval_of,
     medians_over_launches,
     noise_of,

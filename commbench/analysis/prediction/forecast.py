@@ -18,7 +18,8 @@ from commbench.analysis.prediction.larger import (
     local_step_ms,
     on_own_cores,
 )
-from commbench.analysis.prediction.uncertainty import LEVEL, UncertainSteps
+from commbench.analysis.prediction.resampling import LEVEL
+from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, parse_hook
 from commbench.errors import InputError

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from commbench.analysis.prediction.algorithms import GROWING_PATTERNS
 from commbench.analysis.prediction.calibration import settings_of
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, GROWING_PATTERNS
+from commbench.analysis.prediction.closed_forms import ALGORITHMS
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.growth import Estimate, GrowingCurve, HeldOut
 from commbench.analysis.prediction.hops import MeasuredCurve

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from commbench.analysis.runs import stragglers
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row, Status
 from commbench.errors import InputError
@@ -217,7 +218,7 @@ def _of_training(rows: Sequence[TrainingRow]) -> Iterable[Sample]:
 
 
 def _of_suspects(run: Run) -> Iterable[Sample]:
-    findings = run.findings
+    findings = stragglers(run)
     if not findings.comparisons:
         return
     yield _sample("commbench_slow_compared", value=findings.comparisons)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from commbench.analysis.runs import all_rank_rows
 from commbench.collectives.algorithms import CHOOSING, Choice
 from commbench.collectives.cases import DEVICE_BACKENDS
 from commbench.engine.records import Row
@@ -68,9 +69,9 @@ def write_nccl_tuner(run: Run, out: Path | None) -> Path:
     Raises:
         InputError: it shows no algorithm to be faster than NCCL's own choice, or its ranks shared a GPU.
     """
-    rules = rules_of(run.whole_rows)
+    rules = rules_of(all_rank_rows(run))
     if not rules:
-        if any(_counts(row) and not measures_interconnect(row) for row in run.whole_rows):
+        if any(_counts(row) and not measures_interconnect(row) for row in all_rank_rows(run)):
             raise InputError(
                 f"The ranks of run {run.name} shared a GPU, where what is fastest is no rule for an interconnect; "
                 "measure with a GPU for each rank (a smaller -n)."

@@ -18,7 +18,7 @@ from commbench.interop.exports.common import needed
 from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.pairs import PairRow
-from commbench.tuner.accuracy import PredictionRow
+from commbench.tuner.accuracy import PredictionRow, predictions
 
 FOLDER = "parquet"
 
@@ -79,7 +79,7 @@ def tables_of(run: Run) -> list[Table]:
         _of_rows("pairs", PairRow, run.pair_rows),
         _of_rows("ddp", TrainingRow, run.training_rows),
         _of_rows("buckets", BucketRow, run.bucket_rows),
-        _of_rows("predictions", PredictionRow, run.prediction_rows),
+        _of_rows("predictions", PredictionRow, predictions(run)),
         _of_samples(
             *("repetitions", "repetition", "time_us", Case),
             [(record.case, record.launch, record.times_us) for record in run.records],

@@ -24,6 +24,7 @@ from commbench.report.figures.words import Group, Trial, groups, left_out, liste
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
+from commbench.tuner.accuracy import predictions
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def lines_of(trial: Trial) -> list[Line]:
 def _predictions(trial: Trial) -> list[PredictionRow]:
     first = trial.rows[0]
     same = ("workload", "world_size", "batch_per_rank")
-    return [
-        row for row in trial.run.prediction_rows if all(getattr(row, name) == getattr(first, name) for name in same)
-    ]
+    return [row for row in predictions(trial.run) if all(getattr(row, name) == getattr(first, name) for name in same)]
 
 
 def places_of(caps: Sequence[str]) -> dict[str, float]:

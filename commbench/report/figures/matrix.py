@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench.analysis.runs import stragglers
 from commbench.analysis.stragglers.findings import ANY, Family, Suspect
 from commbench.analysis.stragglers.matrix import places
 from commbench.report.figures.axes import plain, plain_time
@@ -96,7 +97,7 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    heat = heat_of(matrix, [family for family in run.findings.families if family.measured == measured])
+    heat = heat_of(matrix, [family for family in stragglers(run).families if family.measured == measured])
     title = f"{prefix}{measured} between every two ranks"
     return draw(
         lambda figure: paint_heat(figure, heat),

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from commbench.analysis.runs import all_rank_rows, growths, stragglers
 from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.findings import Suspect
 from commbench.collectives.composed import MATRIX
@@ -75,7 +76,7 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
 
     Matrices have tables of their pairs: a median over unlike pairs is the time of none.
     """
-    rows = [(run.name, row) for run in runs for row in run.whole_rows if row.pattern != MATRIX]
+    rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
     groups = itertools.groupby(sorted(rows, key=_order), key=_table_of)
     return [_collective_table(list(group), about) for _, group in groups]
@@ -134,7 +135,7 @@ def _by_run(rows: Iterable[Named[Row]]) -> Iterable[list[Row]]:
 def slowest_groups(run: Run) -> list[str]:
     """Of each pattern that makes groups, which was the slowest, a sentence for each backend."""
     hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
-    grouped = [row for row in run.whole_rows if makes_groups(row.pattern)]
+    grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     found = []
     for (operation, pattern), members in itertools.groupby(grouped, key=lambda row: (row.operation, row.pattern)):
         rows = list(members)
@@ -152,7 +153,7 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
     lines = [
         (run.name, (growth, ranks))
         for run in runs
-        for growth in sorted(run.growths, key=order_of)
+        for growth in sorted(growths(run), key=order_of)
         for ranks in growth.rows
     ]
     row_of: Callable[[tuple[Growth, int]], Row] = lambda line: line[0].rows[line[1]]  # noqa: E731 - typed
@@ -204,7 +205,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """What a framework adds to the library that it calls."""
-    lines = [(run.name, one) for run in runs for one in overheads(run.whole_rows)]
+    lines = [(run.name, one) for run in runs for one in overheads(all_rank_rows(run))]
     columns: list[Column[Overhead]] = [
         words("operation", "operation", Overhead),
         words("pattern", "pattern", Overhead, if_varied=True),
@@ -220,7 +221,7 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
 
 def suspect_tables(runs: Sequence[Run]) -> list[Table]:
     """Who is slower than their peers."""
-    lines = [(run.name, suspect) for run in runs for suspect in run.findings.suspects]
+    lines = [(run.name, suspect) for run in runs for suspect in stragglers(run).suspects]
     columns: list[Column[Suspect]] = [
         Column(heading="what", text=lambda suspect: suspect.kind),
         Column(heading="name", text=lambda suspect: suspect.name),

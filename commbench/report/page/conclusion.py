@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
+from commbench.analysis.runs import all_rank_rows, stragglers
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
@@ -23,6 +24,7 @@ from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, doubts_sentence, headline, learning_cost
 from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.system.host import differing
+from commbench.tuner.accuracy import predictions
 from commbench.units import counted, format_size
 
 #: What bus bandwidth is, for the section that has it.
@@ -67,7 +69,7 @@ def _lines(run: Run, texts: Sequence[str]) -> list[str]:
 
 
 def _is_lead(run: Run) -> bool:
-    return not run.recommendation and not run.findings.suspects
+    return not run.recommendation and not stragglers(run).suspects
 
 
 def _comparable(rows: Sequence[Row]) -> list[Row]:
@@ -137,7 +139,7 @@ def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Ro
     What ranks did that share a GPU says nothing of the network.
     """
     by_backend: dict[str, list[Row]] = {}
-    for row in run.whole_rows:
+    for row in all_rank_rows(run):
         if row.status == "ok" and row.pattern != MATRIX and measures_interconnect(row) and is_wanted(row):
             by_backend.setdefault(row.backend, []).append(row)
     return by_backend
@@ -155,7 +157,7 @@ def pairs(run: Run) -> Iterable[Finding]:
             texts=texts,
             details=[f"From the slowest to the fastest pair, each the median of {counted(launches, 'launch')}."],
             is_lead=_is_lead(run) and all(row.pattern == MATRIX for row in run.rows),
-            more=None if conclude(run.findings) else ("pairs", "Every pair of ranks"),
+            more=None if conclude(stragglers(run)) else ("pairs", "Every pair of ranks"),
         )
 
 
@@ -256,8 +258,8 @@ def _cost_of(found: Recommendation) -> str:
 
 
 def _slow(run: Run) -> Iterable[Finding]:
-    if sentence := conclude(run.findings):
-        is_found = bool(run.findings.suspects)
+    if sentence := conclude(stragglers(run)):
+        is_found = bool(stragglers(run).suspects)
         text = sentence.removeprefix("Slow: ")
         yield Finding(
             label="Slow ones",
@@ -321,7 +323,7 @@ def _doubts_about(run: Run) -> list[_Doubt]:
 
     Each kind of rows is judged apart: a few rows of one must not be outvoted by many of another.
     """
-    collectives = [] if run.prediction_rows else [row for row in run.rows if row.pattern != MATRIX]  # an ingredient
+    collectives = [] if predictions(run) else [row for row in run.rows if row.pattern != MATRIX]  # an ingredient
     of_training, of_collectives = ROWS, ROWS
     if run.training_rows and collectives:
         of_training = Things("row of training", "rows of training")

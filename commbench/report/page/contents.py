@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from commbench.analysis.runs import network_model, stragglers
 from commbench.collectives.composed import MATRIX
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
@@ -19,6 +20,7 @@ from commbench.report.training import render_cost, training_warnings
 from commbench.results import Run
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.system.advice import advise_run
+from commbench.tuner.accuracy import predictions
 
 #: So many names of runs stand in a title.
 _MOST_NAMED = 3
@@ -34,7 +36,7 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
     """
     several = len(runs) > 1
     trained, measured, pairs = _trained(runs, drawings), _measured(runs, drawings), _pairs(runs, drawings)
-    is_tuning = any(run.prediction_rows for run in runs)
+    is_tuning = any(predictions(run) for run in runs)
     is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
     sections = [
         *([_compared(runs)] if several else []),
@@ -134,7 +136,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _collective_warnings(run: Run) -> list[str]:
-    if run.prediction_rows:  # there they are an ingredient
+    if predictions(run):  # there they are an ingredient
         return []
     return warnings_for([row for row in run.rows if row.pattern != MATRIX], run.info)
 
@@ -147,7 +149,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="pairs",
         title="Pairs of ranks",
-        sentences=_each(runs, lambda run: [conclude(run.findings)]),
+        sentences=_each(runs, lambda run: [conclude(stragglers(run))]),
         warnings=_each(runs, _pair_warnings),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
@@ -169,7 +171,7 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 def _verdict(run: Run) -> list[str]:
     if not run.recommendation:
         return []
-    cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if run.prediction_rows else []
+    cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if predictions(run) else []
     return [undecided(run) or paragraph(Recommendation.from_json(run.recommendation)), *cost]
 
 
@@ -189,7 +191,7 @@ def _predicted(runs: Sequence[Run]) -> Section:
     return Section(
         name="prediction",
         title="Prediction",
-        sentences=_each(runs, lambda run: [conclude_model(run.model)]),
+        sentences=_each(runs, lambda run: [conclude_model(network_model(run))]),
         tables=[*training.prediction_tables(runs), *training.model_tables(runs)],
     )
 

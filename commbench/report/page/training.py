@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.network import CurveKey
+from commbench.analysis.runs import network_model
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.page.collectives import energy_column, tone_of
 from commbench.report.page.parts import (
@@ -31,7 +32,7 @@ from commbench.report.training import (
 )
 from commbench.results import DDP, MODEL, PREDICTIONS, Run
 from commbench.stats import Interval
-from commbench.tuner.accuracy import PredictionRow
+from commbench.tuner.accuracy import PredictionRow, predictions
 from commbench.units import format_size
 
 _VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "doubt"}
@@ -105,7 +106,7 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
     """What a tuning predicted beside what it then measured, the fastest by prediction first."""
     tables = []
     for run in runs:
-        ranked = sorted(run.prediction_rows, key=lambda row: row.predicted_step_ms or 0.0)
+        ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or 0.0)
         if ranked:
             title = f"{run.name}: {prediction_title(ranked)}" if len(runs) > 1 else prediction_title(ranked)
             named = [(run.name, row) for row in ranked]
@@ -162,7 +163,7 @@ def model_tables(runs: Sequence[Run]) -> list[Table]:
     pieces: list[Named[Piece]] = [
         (run.name, (key, curve, place))
         for run in runs
-        for key, curve in run.model.curves.items()
+        for key, curve in network_model(run).curves.items()
         for place in range(len(curve.segments))
     ]
     return [make_table(_MODEL_TITLE, pieces, _MODEL, rest_in=MODEL)] if pieces else []

@@ -6,7 +6,7 @@ import pytest
 from builders import make_case
 
 from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
-from commbench.launch.timeplan import LEAVING_S, OTHER_S, SHORTEST_SLICE_S, STARTUP_S, TimePlan, dry_run_estimate
+from commbench.results.plan import LEAVING_S, OTHER_S, SHORTEST_SLICE_S, STARTUP_S, TimePlan, dry_run_estimate
 from commbench.stats.budgets import BUDGETS
 
 QUICK = BUDGETS["quick"]

@@ -12,20 +12,7 @@ from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Frozen
 from commbench.errors import InputError
-from commbench.launch.plan import (
-    LaunchPlan,
-    PlannedCase,
-    RunRequest,
-    exceeds_aim,
-    frozen_values,
-    launch_entry,
-    missing_cases,
-    next_launch,
-    plan_launch,
-    single_stage,
-    slice_seconds,
-    steps_of_blocks,
-)
+from commbench.results.plan import LaunchPlan, PlannedCase, RunRequest, exceeds_aim, frozen_values, launch_entry, missing_cases, next_launch, plan_launch, single_stage, slice_seconds, steps_of_blocks
 from commbench.stats.budgets import BUDGETS
 
 TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)

@@ -1,0 +1,37 @@
+"""What analysis adds to a run, computed once per run."""
+
+from __future__ import annotations
+
+from commbench.analysis import scaling
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.stragglers import Findings, find_suspects
+from commbench.engine.records import Row
+from commbench.results import Run, once_per_run
+from commbench.results.sharing import of_interconnect
+
+
+@once_per_run
+def network_model(run: Run) -> NetworkModel:
+    """Return what ``model.json`` holds, fitted to the records; without curves if too few sizes were measured.
+
+    Ranks that share a GPU are left out: their times are no measure of a network.
+    """
+    return NetworkModel.fit(of_interconnect(run.records, run.info))
+
+
+@once_per_run
+def stragglers(run: Run) -> Findings:
+    """Return the hosts, ranks and links that are slower than their peers."""
+    return find_suspects(run.matrices, run.records, run.info)
+
+
+@once_per_run
+def all_rank_rows(run: Run) -> list[Row]:
+    """Return the rows of ``collectives.csv`` of cases in which all ranks take part."""
+    return scaling.whole_rows(run.records, run.keyed_rows)
+
+
+@once_per_run
+def growths(run: Run) -> list[scaling.Growth]:
+    """Return the growth of time with the number of ranks; empty if the run is no scaling study."""
+    return scaling.growths(run.records, run.info)

@@ -1,0 +1,94 @@
+"""Checks of what hooks return, and of errors in their futures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from commbench.errors import CommbenchError, InputError, LaunchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: How torch begins what it says about an error in a callback.
+_IN_CALLBACK = "Got the following error when running the callback: "
+
+
+#: How Gloo begins: with the line of its own source.
+_PLACE = re.compile(r"^\[\S+\] ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the result of a hook must look like: the bucket it was given."""
+
+    index: int
+    numel: int
+    is_last: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, bucket: dist.GradBucket) -> Self:
+        """Read it off a bucket; raises InputError where its gradients are sparse."""
+        buffer, index = bucket.buffer(), bucket.index()
+        if buffer.layout != torch.strided:
+            raise InputError(f"Bucket {index} holds sparse gradients, which hooks cannot average: make them dense.")
+        return cls(
+            index=index, numel=buffer.numel(), is_last=bucket.is_last(), dtype=buffer.dtype, device=buffer.device
+        )
+
+    def check(self, hook: str, result: object) -> torch.Tensor:
+        """Return the result where DDP can use it; otherwise raise InputError naming the hook, the bucket and the flaw.
+
+        DDP itself crashes on None and silently copies from a result that is too long, two-dimensional, strided or of
+        another type.
+        """
+        if isinstance(result, list) and len(result) == 1:  # what the future of a Gloo all_reduce holds
+            result = result[0]
+        if isinstance(result, torch.Tensor) and self._fits(result):
+            return result
+        raise InputError(
+            f"Hook {hook} returned {_describe(result)} for bucket {self.index}; it must return a Future of one "
+            f"contiguous tensor of shape ({self.numel},), {_plain(self.dtype)}, on {self.device}."
+        )
+
+    def _fits(self, result: torch.Tensor) -> bool:
+        return bool(
+            result.shape == (self.numel,)
+            and result.dtype == self.dtype
+            and result.device == self.device
+            and result.is_contiguous()
+        )
+
+    def value_of(self, hook: str, done: torch.futures.Future) -> Any:  # noqa: ANN401 - a future's value
+        """Return what a future holds; raises InputError for a callback that raised, LaunchError for a lost rank."""
+        try:
+            return done.value()
+        except CommbenchError:
+            raise
+        except Exception as error:
+            text = (str(error) or type(error).__name__).splitlines()[0]
+            if text.startswith(_IN_CALLBACK):
+                raised = text.removeprefix(_IN_CALLBACK)
+                raise InputError(f"A callback of hook {hook} raised {raised} on bucket {self.index}.") from error
+            reason = _PLACE.sub("", text.split(". ")[0])
+            raise LaunchError(
+                f"Hook {hook} could not exchange bucket {self.index} ({reason}): look at the other ranks' messages, "
+                "one of them has probably ended."
+            ) from error
+
+
+def _describe(result: object) -> str:
+    if not isinstance(result, torch.Tensor):
+        return "None" if result is None else f"a {type(result).__name__}"
+    strided = "" if result.is_contiguous() else "strided "
+    return f"a {strided}tensor of shape {tuple(result.shape)}, {_plain(result.dtype)}, on {result.device}"
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
