@@ -16,6 +16,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
+from commbench.results.info import RunInfo
 from commbench.results.sharing import measures_interconnect
 from commbench.results.summary import RowKey, keyed_records, keyed_rows
 
@@ -52,7 +53,7 @@ class Growth:
     where ranks share a GPU."""
 
 
-def growths(records: Iterable[Record], info: Mapping[str, Any]) -> list[Growth]:
+def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
     """What a scaling study says, in the order of the rows; empty of a run that is none.
 
     A case counts with every number of ranks on which it was timed, as one group, with the same size but for rounding.

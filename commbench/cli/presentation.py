@@ -15,6 +15,7 @@ from commbench.analysis.runs import all_rank_rows, growths, network_model, strag
 from commbench.cli.options import listed
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import InputError
+from commbench.report.advice import advise_run
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.prediction import conclude_model
 from commbench.report.scaling import render_growths
@@ -25,7 +26,6 @@ from commbench.report.training import render_cost, render_predictions, render_re
 from commbench.results import Run
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
-from commbench.system.advice import advise_run
 from commbench.tuner.accuracy import predictions
 
 

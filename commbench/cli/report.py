@@ -21,12 +21,12 @@ from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions, usable_cpus
 from commbench.launch.probe import probe_mpi
+from commbench.report.advice import advise
 from commbench.report.page import check_writable, write_page
 from commbench.report.prediction import render_model
 from commbench.report.sketch import sketch
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
-from commbench.system.advice import advise
 from commbench.system.host import collect_host, collect_versions, git_commit, relevant_variables
 from commbench.system.process import without_collector
 from commbench.system.topology import collect_topology

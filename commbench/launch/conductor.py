@@ -81,7 +81,7 @@ class _Run:
         self.fail_fast = fail_fast
         self.interrupts = Interrupts()
         self.begun = time.monotonic()
-        self.known = dict(store.info)
+        self.known = store.info.copy()
         self.known_records = len(store.records)
         self.warned: set[str] = set()
         """Of what in the sessions a warning has been given."""

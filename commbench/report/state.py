@@ -84,7 +84,8 @@ def counted_energy(energy_of: str) -> str:
 
 def unmetered(run: Run) -> list[str]:
     """Whose energy was not counted and why, a sentence each."""
-    missing = (run.info.get("energy") or {}).get("missing") or {}
+    energy = run.info.get("energy")
+    missing = energy["missing"] if energy else {}
     return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in missing.items()]
 
 

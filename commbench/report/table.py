@@ -15,6 +15,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import FLAGS, OverlapRow, Row
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
+from commbench.results.info import RunInfo
 from commbench.results.overhead import Overhead
 from commbench.results.sharing import measures_interconnect
 from commbench.stats.budgets import BUDGETS
@@ -341,7 +342,7 @@ ROWS = Things("row", "rows")
 
 
 def warnings_for(
-    rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str] = FLAGS, things: Things = ROWS
+    rows: Sequence[Flagged], info: RunInfo, *, meanings: Mapping[str, str] = FLAGS, things: Things = ROWS
 ) -> list[str]:
     """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
 
@@ -371,9 +372,7 @@ class Warned(NamedTuple):
         return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
 
 
-def warned(
-    rows: Sequence[Flagged], info: Mapping[str, Any], *, meanings: Mapping[str, str], things: Things
-) -> list[Warned]:
+def warned(rows: Sequence[Flagged], info: RunInfo, *, meanings: Mapping[str, str], things: Things) -> list[Warned]:
     """As `warnings_for`, in its parts: first what failed, then a part for each flag."""
     counts = Counter(flag for row in rows for flag in set(flags_of(row)))
     known = [flag for flag in meanings if counts[flag]]
@@ -383,7 +382,7 @@ def warned(
     return [*_failed(rows, len(rows), things), *flagged]
 
 
-def budget_of(info: Mapping[str, Any]) -> str | None:
+def budget_of(info: RunInfo) -> str | None:
     """The name of the budget of a run, None where it is not stated."""
     plan = info.get("plan")
     stated = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
@@ -431,7 +430,7 @@ def _seen(flag: str, meanings: Mapping[str, str]) -> tuple[str, str]:
     return f"are flagged {flag}: {meanings.get(flag, 'this version does not know the flag')}", ""
 
 
-def _seen_wide(info: Mapping[str, Any]) -> tuple[str, str]:
+def _seen_wide(info: RunInfo) -> tuple[str, str]:
     target = info.get("relative_half_width")
     share = f"{100 * float(target):g} %" if target else "the budget's target"
     return f"have an interval wider than {share} either way", f"{_more_launches(info)}, or use a quieter machine"
@@ -446,7 +445,7 @@ def _seen_few(_: Mapping[str, Any]) -> tuple[str, str]:
     return seen, "add launches, 6 at least"
 
 
-def _more_launches(info: Mapping[str, Any]) -> str:
+def _more_launches(info: RunInfo) -> str:
     """The next budget up that has more launches; none is left above the last."""
     names = list(BUDGETS)
     budget = budget_of(info)
@@ -456,11 +455,11 @@ def _more_launches(info: Mapping[str, Any]) -> str:
     return f"try --budget {following} with a new --out"
 
 
-def _seen_slowest(_: Mapping[str, Any]) -> tuple[str, str]:
+def _seen_slowest(_: RunInfo) -> tuple[str, str]:
     return "are of a group that was slower than the median one of its pattern, beyond noise", "see below its table"
 
 
-_SEEN: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+_SEEN: dict[str, Callable[[RunInfo], tuple[str, str]]] = {
     "ci_wide": _seen_wide,
     "one_launch": _seen_one,
     "few_launches": _seen_few,

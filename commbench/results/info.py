@@ -182,8 +182,8 @@ class Energy(TypedDict):
     missing: Mapping[str, str]
 
 
-class Info(Environment, total=False):
-    """The entries of ``run.json`` that are read; there may be others. Conditions may stand at the top."""
+class RunInfo(Environment, total=False):
+    """The entries of ``run.json``; the conditions stand at the top in early runs. Entries of later versions are kept."""
 
     schema: int
     run_id: str
@@ -223,13 +223,13 @@ class Info(Environment, total=False):
     max_accuracy_loss: float | None
 
 
-def check_info(info: Mapping[str, Any]) -> dict[str, Any]:
+def check_info(info: Mapping[str, Any]) -> RunInfo:
     """Return the entries of ``run.json``, each of the type that reading expects; unknown entries as they are.
 
     Raises:
         InputError: one is of another type.
     """
-    checked: dict[str, Any] = check_as(Info, dict(info))
+    checked: RunInfo = check_as(RunInfo, dict(info))
     ranks = [entry["rank"] for entry in checked.get("ranks", ())]
     if len(set(ranks)) < len(ranks):
         raise InputError("ranks names a rank twice")

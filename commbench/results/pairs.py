@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
@@ -131,7 +132,7 @@ class Matrix:
         return ratios
 
 
-def matrices(records: Iterable[Record], info: Mapping[str, Any]) -> list[Matrix]:
+def matrices(records: Iterable[Record], info: RunInfo) -> list[Matrix]:
     """The matrices of a run, in the order of operations, sizes and backends.
 
     Args:
@@ -147,7 +148,7 @@ def _order(case: Case) -> tuple[Any, ...]:
     return list(OPERATIONS).index(case.operation), case.dtype or "", case.message_bytes, case.backend, case.key
 
 
-def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
+def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
     columns = [PairTable.of(record.pairs).columns for record in records]
     highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
     ranks = max(1 + highest, *(record.group_size for record in records))
@@ -171,7 +172,7 @@ def _matrix(records: Sequence[Record], info: Mapping[str, Any]) -> Matrix:
     )
 
 
-def hosts_of(info: Mapping[str, Any], ranks: int) -> list[str]:
+def hosts_of(info: RunInfo, ranks: int) -> list[str]:
     """The host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
     known = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
     return [known.get(rank, "") for rank in range(ranks)]
@@ -187,7 +188,7 @@ def _median(values: Floats) -> Floats:
 # ---------------------------------------------------------------------------------------------------------- rows
 
 
-def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
+def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:
     """The columns of ``pairs.csv`` for one matrix, in their order, each with one value a pair."""
     low, high = stats.launch_intervals(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
@@ -225,7 +226,7 @@ def pair_columns(matrix: Matrix, info: Mapping[str, Any]) -> dict[str, Iterable[
     return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}
 
 
-def pair_rows(matrix: Matrix, info: Mapping[str, Any], *, most: int | None = None) -> list[PairRow]:
+def pair_rows(matrix: Matrix, info: RunInfo, *, most: int | None = None) -> list[PairRow]:
     """The lines of ``pairs.csv`` for one matrix, by source and target.
 
     Args:
@@ -253,7 +254,7 @@ def _plain(values: Floats) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN alone differs
 
 
-def _flags(matrix: Matrix, launches: Integers, info: Mapping[str, Any]) -> list[str]:
+def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
     """The doubts about each pair: those of its launches, and how many there are."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
     shared |= condition_flags(matrix.case.backend, info)

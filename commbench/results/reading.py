@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commbench.results.info import RunInfo
 from commbench.system.process import without_collector
 from commbench.errors import InputError
 from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
@@ -32,7 +33,7 @@ class Run:
     """A run as read from its directory."""
 
     path: Path
-    info: Mapping[str, Any]
+    info: RunInfo
     """What ``run.json`` holds."""
     records: tuple[Record, ...]
     """What ``samples.jsonl`` holds of collectives, in the order of writing."""
@@ -180,7 +181,7 @@ def _read_recommendation(path: Path) -> dict[str, Any] | None:
     return dict(conclusion)
 
 
-def read_info(path: Path) -> dict[str, Any]:
+def read_info(path: Path) -> RunInfo:
     """Return what ``run.json`` holds, if this version knows its schema and can use its entries."""
     file = path / RUN
     info = _read_json(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from commbench.results.info import RunInfo
 from commbench.collectives.cases import GPU_BACKENDS
 from commbench.engine.records import Record
 
@@ -17,12 +18,12 @@ class Placed(Protocol):
         """The most ranks on one GPU; None where none was used."""
 
 
-def ranks_per_gpu(backend: str, info: Mapping[str, Any]) -> int | None:
+def ranks_per_gpu(backend: str, info: RunInfo) -> int | None:
     """The most ranks on one GPU, as ``run.json`` has it; None of a backend whose buffers are not in GPU memory."""
     return info.get("ranks_per_gpu") if backend in GPU_BACKENDS else None
 
 
-def shares_gpu(backend: str, info: Mapping[str, Any]) -> bool:
+def shares_gpu(backend: str, info: RunInfo) -> bool:
     """Whether ranks of a backend took turns on a GPU."""
     return (ranks_per_gpu(backend, info) or 0) > 1
 
@@ -32,6 +33,6 @@ def measures_interconnect(row: Placed) -> bool:
     return (row.ranks_per_gpu or 0) <= 1
 
 
-def of_interconnect(records: Iterable[Record], info: Mapping[str, Any]) -> list[Record]:
+def of_interconnect(records: Iterable[Record], info: RunInfo) -> list[Record]:
     """The records whose rows `measures_interconnect` holds for."""
     return [record for record in records if not shares_gpu(record.case.backend, info)]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.composed import arranged
@@ -141,7 +142,7 @@ def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",))
     return [stats.median(record.times_us) for record in _timed(records, statuses)]
 
 
-def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Row]:
+def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
     """One row per case and group, by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
 
     Args:
@@ -153,7 +154,7 @@ def summarise_run(records: Iterable[Record], info: Mapping[str, Any]) -> list[Ro
     return list(keyed_rows(records, info).values())
 
 
-def keyed_rows(records: Iterable[Record], info: Mapping[str, Any]) -> dict[RowKey, Row]:
+def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     """As `summarise_run`, in the same order."""
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
@@ -184,7 +185,7 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
     return found
 
 
-def overlap_rows(records: Iterable[Record], info: Mapping[str, Any]) -> list[OverlapRow]:
+def overlap_rows(records: Iterable[Record], info: RunInfo) -> list[OverlapRow]:
     """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
     records = list(records)
     if not any(record.overlap for record in records):
@@ -212,7 +213,7 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
     )
 
 
-def _summarise(records: Sequence[Record], info: Mapping[str, Any]) -> Row:
+def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     status, reason = _outcome(records)
     timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
     fields = {
@@ -251,7 +252,7 @@ def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
     return "ok", ""
 
 
-def _identity(case: Case, info: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(case: Case, info: RunInfo) -> dict[str, Any]:
     """What was asked for, and on how many ranks."""
     return {
         "run_id": str(info.get("run_id", "")),
@@ -371,7 +372,7 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 
 
-def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[str]:
+def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> list[str]:
     """The doubts about a row, in the order of `FLAGS`; unknown ones last."""
     if not timed:
         return []
@@ -390,7 +391,7 @@ def _flags(row: Row, timed: Sequence[Record], info: Mapping[str, Any]) -> list[s
     return ordered(flags, FLAGS)
 
 
-def condition_flags(backend: str, info: Mapping[str, Any]) -> set[str]:
+def condition_flags(backend: str, info: RunInfo) -> set[str]:
     """The doubts that follow from where the ranks of a backend were: on emulated hosts, or several on one GPU."""
     emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
     judged = {"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}
@@ -408,7 +409,7 @@ def launch_flags(medians: Sequence[float]) -> set[str]:
 
 
 def is_wide(
-    value: float | None, low: float | None, high: float | None, info: Mapping[str, Any], *, at_least: float = 0.0
+    value: float | None, low: float | None, high: float | None, info: RunInfo, *, at_least: float = 0.0
 ) -> bool:
     """Whether an interval misses the budget's target and its half width is beyond what the clock could resolve."""
     target = info.get("relative_half_width")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.engine.records import FLAGS
 from commbench.results.sharing import ranks_per_gpu
@@ -29,12 +30,12 @@ FEWEST_STEPS = 3
 # ------------------------------------------------------------------------------------------------------- ddp.csv
 
 
-def training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> list[TrainingRow]:
+def training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingRow]:
     """One row per configuration of the sweep, in the order of `keyed_training_rows`."""
     return list(keyed_training_rows(records, info).values())
 
 
-def keyed_training_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, TrainingRow]:
+def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, TrainingRow]:
     """One row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
 
     Args:
@@ -65,7 +66,7 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: Mapping[str, An
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
 
 
-def training_energy_kinds(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> dict[TrainingCase, str]:
+def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, str]:
     """What the energy of each configuration counts, of those that have one; also of the step without DDP."""
     told = {one.case: metered(one.timed.values()) for one in swept(records).values()}
     found = {case: energy_of for case, (joules, energy_of) in told.items() if joules is not None}
@@ -78,7 +79,7 @@ def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
     return trained(records) or trained(records, CALIBRATE)
 
 
-def _stand_ins(info: Mapping[str, Any]) -> dict[TrainingCase, TrainingCase]:
+def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
     """Which case was measured for each case that was not."""
     same = info.get("same_layout") or {}
     return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
@@ -137,7 +138,7 @@ def _supported(verdict: str, interval: stats.Interval | None) -> str:
 
 
 def _row(
-    one: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: Mapping[str, Any]
+    one: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
 ) -> TrainingRow:
     status, reason = one.outcome
     timed = list(one.timed.values())
@@ -153,7 +154,7 @@ def _row(
     return dataclasses.replace(row, **_beside_local(one, row, local))
 
 
-def _identity(case: TrainingCase, info: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(case: TrainingCase, info: RunInfo) -> dict[str, Any]:
     """What was asked for, and on how many ranks."""
     asked = dataclasses.asdict(case)
     del asked["phase"]
@@ -267,7 +268,7 @@ def _learning(one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> di
 # ------------------------------------------------------------------------------------------------------- doubts
 
 
-def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, Any]) -> list[str]:
+def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> list[str]:
     """The doubts about a row, in the order of `FLAGS` and `TRAINING_FLAGS`."""
     timed = list(one.timed.values())
     if not timed:
@@ -288,7 +289,7 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: Mapping[str, 
     return ordered(seen.keys() | raised | doubts, [*FLAGS, *TRAINING_FLAGS])
 
 
-def _is_laid_out_otherwise(one: Trained, info: Mapping[str, Any]) -> bool:
+def _is_laid_out_otherwise(one: Trained, info: RunInfo) -> bool:
     """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
     foreseen = (info.get("layouts") or {}).get(one.case.key)
     return foreseen is not None and any(list(record.bucket_bytes) != foreseen for record in one.timed.values())
@@ -319,7 +320,7 @@ def _blocks_differ(record: TrainingRecord) -> bool:
 # --------------------------------------------------------------------------------------------------- buckets.csv
 
 
-def bucket_rows(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> list[BucketRow]:
+def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[BucketRow]:
     """One row per bucket of each configuration of the sweep that was measured, ordered as `training_rows`.
 
     Launches in which the buckets were others than in most are left out.

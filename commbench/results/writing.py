@@ -7,26 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
+from commbench.results.info import RunInfo
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
-from commbench.results.files import (
-    LOCK,
-    RECOMMENDATION,
-    RUN,
-    SAMPLES,
-    SCAFFOLD,
-    as_json,
-    encode,
-    refusing,
-    replace_file,
-    sign_lock,
-    sync_directory,
-    take_lock,
-    write_all,
-)
+from commbench.results.files import LOCK, RECOMMENDATION, RUN, SAMPLES, SCAFFOLD, as_json, encode, refusing, replace_file, sign_lock, sync_directory, take_lock, write_all
 from commbench.results.reading import read_info, read_samples
 from commbench.results.record_types import AnyRecord, training_records
 
@@ -38,7 +25,7 @@ class Store:
     """
 
     path: Path
-    info: dict[str, Any]
+    info: RunInfo
     """What ``run.json`` holds; change it by `update`."""
     records: list[AnyRecord]
     """All records on disk, of collectives and of training, in the order of writing."""
@@ -57,7 +44,7 @@ class Store:
         self.records, sound = read_samples(path)
         sign_lock(lock)  # the first that is written: until here the run could be refused
         if not self.resumed:
-            self.info = {"schema": SCHEMA, "run_id": path.resolve().name} | as_json(header) | {"schema": SCHEMA}
+            self._set_info({"schema": SCHEMA, "run_id": path.resolve().name} | as_json(header) | {"schema": SCHEMA})
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
@@ -123,17 +110,20 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         self._check_place()
-        self.info |= as_json(fields)
+        self._set_info({**self.info, **as_json(fields)})
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
-    def restore(self, info: Mapping[str, Any]) -> None:
+    def _set_info(self, info: Mapping[str, Any]) -> None:
+        self.info = cast("RunInfo", dict(info))
+
+    def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
 
         Raises:
             LaunchError: as `update`.
         """
-        self.info = dict(info)
+        self._set_info(info)
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
@@ -272,7 +262,7 @@ def _check_absent(path: Path) -> None:
         raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
 
 
-def check_plan(path: Path, info: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+def check_plan(path: Path, info: RunInfo, plan: Mapping[str, Any] | None) -> None:
     """Refuse a run whose plan is not the one asked for, and name what differs; None asks for nothing."""
     if plan is None:
         return

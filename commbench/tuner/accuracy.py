@@ -15,6 +15,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import SCHEMA, Record, column
 from commbench.errors import InputError
 from commbench.results import Run, once_per_run
+from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
 from commbench.results.trained import Trained, median, speedup_of, trained
 from commbench.stats import MARGIN
@@ -67,7 +68,7 @@ _SETTING = frozenset(PREDICTION_COLUMNS) & {f.name for f in dataclasses.fields(T
 
 
 def prediction_rows(
-    collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: Mapping[str, Any]
+    collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> list[PredictionRow]:
     """Every candidate of a tuning, and whatever else it measured, in the order of the candidates.
 
@@ -183,7 +184,7 @@ def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
 
 
 def with_search(
-    found: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: Mapping[str, Any]
+    found: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> Recommendation:
     """The recommendation with how it was searched for, and a doubt where predictions may have missed a faster setting.
 
@@ -223,7 +224,7 @@ def with_search(
     return dataclasses.replace(found, search=search, doubts=(*found.doubts, *([doubt] if doubt else [])))
 
 
-def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: Mapping[str, Any]) -> str:
+def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: RunInfo) -> str:
     """What of the network is not known, so that a tuning could not predict anything; empty if that is not so."""
     keys, facts = info.get("candidates"), info.get("facts")
     try:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from commbench.analysis.prediction.bucketing import best_list
 from commbench.analysis.prediction.messages import messages_of
@@ -20,6 +19,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError
+from commbench.results.info import RunInfo
 from commbench.results.summary import latest
 from commbench.tuner.posterior import network_spread
 from commbench.tuner.recommendation import comparable
@@ -96,7 +96,7 @@ class Chooser:
     facts: WorkloadFacts
     candidates: Sequence[TrainingCase]
     """Every setting that may be recommended, and the default."""
-    info: Mapping[str, Any]
+    info: RunInfo
     """What run.json states, as far as `comparable` reads it."""
     lists: bool = False
     """Whether lists of bucket sizes may be recommended, too."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, blocks_of_sweep
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.info import RunInfo
 from commbench.stats import fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, further_launches
 from commbench.units import counted, format_duration
@@ -24,7 +25,7 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
     return sum(steps_of(record) for record in records if record.case.uses_ddp)
 
 
-def exhaustive_steps(records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> int:
+def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
     """Steps of a full sweep in all its launches: a block of every configuration in each, and those of `schedule`.
 
     Confirming what it finds in fresh launches is not counted.

@@ -13,6 +13,7 @@ import numpy as np
 from commbench import stats
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
 from commbench.results.summary import condition_flags, launch_flags
 from commbench.results.trained import (
@@ -65,7 +66,7 @@ def judge(speedup: Speedup | None) -> Verdict:
 
 
 def candidates(
-    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+    records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> list[TrainingCase]:
     """What to measure again in fresh launches: the baseline, the fastest without compression, the fastest of all.
 
@@ -94,7 +95,7 @@ def candidates(
 
 
 def comparable(
-    records: Iterable[TrainingRecord], info: Mapping[str, Any], phase: str = SWEEP
+    records: Iterable[TrainingRecord], info: RunInfo, phase: str = SWEEP
 ) -> tuple[Trained | None, Sequence[Trained]]:
     """The baseline of a phase, None where it did not end well, and the alternatives that may be recommended."""
     group = _Compared.of(records, phase, info, None)
@@ -121,7 +122,7 @@ class _Compared:
         cls,
         records: Iterable[TrainingRecord],
         phase: str,
-        info: Mapping[str, Any],
+        info: RunInfo,
         max_loss_increase: float | None,
     ) -> _Compared | None:
         known = trained(records, phase)
@@ -159,7 +160,7 @@ class _Compared:
         return speedup.ratio if speedup else math.nan
 
 
-def _first_group(groups: Iterable[Group], info: Mapping[str, Any]) -> Group:
+def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
     """The group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
     first = next(iter(info.get("batches") or ()), None)
 
@@ -198,7 +199,7 @@ def _unfit(
 
 
 def recommend(
-    records: Iterable[TrainingRecord], info: Mapping[str, Any], *, max_loss_increase: float | None = None
+    records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> Recommendation | None:
     """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
 
@@ -232,7 +233,7 @@ class _Decision:
     group: _Compared
     fresh: bool
     records: Sequence[TrainingRecord]
-    info: Mapping[str, Any]
+    info: RunInfo
 
     def recommendation(self) -> Recommendation:
         """Weigh each alternative, then word what follows."""

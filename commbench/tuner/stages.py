@@ -7,7 +7,6 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from commbench.analysis.prediction.bucketing import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import (
@@ -24,6 +23,7 @@ from commbench.ddp.plan.cases import (
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.trained import median, trained
@@ -107,7 +107,7 @@ class TuningPlan:
         return baseline_of(self.candidates)
 
     @property
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RunInfo:
         """What run.json states for the summary, the prediction and the recommendation."""
         return {
             "facts": self.facts.to_json(),

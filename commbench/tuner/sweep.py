@@ -10,6 +10,7 @@ from typing import Any
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats.budgets import Budget, TrainingBudget
@@ -66,7 +67,7 @@ class TrainingPlan:
         return [case for case in self.cases if case not in self.same_layout]
 
     @property
-    def info(self) -> dict[str, object]:
+    def info(self) -> RunInfo:
         """What run.json states: foreseen buckets, which case stands for which, the first batch, facts of the model."""
         return {
             "facts": self.facts.to_json(),

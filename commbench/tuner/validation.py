@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.analysis.prediction.network import CurveKey, NetworkModel
@@ -15,6 +15,7 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
+from commbench.results.info import RunInfo
 from commbench.results.recommendation import Recommendation, setting_of
 from commbench.results.trained import Trained, speedup_of, trained
 from commbench.stats import MARGIN, Interval
@@ -98,7 +99,7 @@ class Exhaustive:
     """Settings that were not measured because another makes the same buckets."""
 
     @classmethod
-    def of(cls, records: Iterable[TrainingRecord], info: Mapping[str, Any]) -> Exhaustive:
+    def of(cls, records: Iterable[TrainingRecord], info: RunInfo) -> Exhaustive:
         """Read it from a run of ``commbench train``.
 
         Raises:
@@ -251,7 +252,7 @@ def held_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Held]]:
 
 
 def held_ranks(
-    records: Sequence[Record], info: Mapping[str, Any], largest: int, *, crowded: bool = True
+    records: Sequence[Record], info: RunInfo, largest: int, *, crowded: bool = True
 ) -> dict[tuple[CurveKey, int], Held]:
     """Times of collectives on more than ``largest`` ranks, in microseconds, predicted from those on at most so many.
 
@@ -273,7 +274,7 @@ def held_ranks(
     return found
 
 
-def growing_up_to(records: Sequence[Record], info: Mapping[str, Any], largest: int) -> GrowingNetwork:
+def growing_up_to(records: Sequence[Record], info: RunInfo, largest: int) -> GrowingNetwork:
     """The network as it grows, fitted to what was measured on so many ranks at most."""
     few = NetworkModel.fit(records)
     curves = {key: curve for key, curve in few.curves.items() if key.world_size <= largest}

@@ -503,6 +503,6 @@ def test_unlike_run_environments() -> None:
 def test_the_module_imports_no_library() -> None:
     """Keep the import free of everything heavy, so that every process can state its conditions."""
     heavy = "{'torch', 'mpi4py', 'numba', 'pandas', 'matplotlib'}"
-    code = f"import sys, commbench.system.host, commbench.system.advice; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, commbench.system.host, commbench.report.advice; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.analysis.comparison.sides import Measured
+from commbench.results.info import RunInfo
 from commbench.system.host import differing
 
 _RANKS = "the time of an exchange depends on how many ranks take part and where they are"
@@ -88,9 +89,7 @@ class Difference:
         return f"{self.name}: {self.text}"
 
 
-def differences(
-    baselines: Sequence[Mapping[str, Any]], b: Mapping[str, Any], *, carriers: Collection[str]
-) -> list[Difference]:
+def differences(baselines: Sequence[RunInfo], b: RunInfo, *, carriers: Collection[str]) -> list[Difference]:
     """In what run B and the baselines differ, and the baselines from each other; what makes it unsound comes first.
 
     A condition that a run does not state is not known, hence no difference.
@@ -118,7 +117,7 @@ def differences(
     return sorted(found, key=lambda one: not one.reason)
 
 
-def _texts(infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[str | None]]:
+def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
     """Each condition in the words of every run; None where it does not state it."""
     stated = [_facts(info) for info in infos]
     own = {name: [facts.get(name) for facts in stated] for name in dict.fromkeys(n for facts in stated for n in facts)}
@@ -129,9 +128,10 @@ def _texts(infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[str | No
     return own | {name: [texts.get(at) for at in range(len(infos))] for name, texts in spread.items()}
 
 
-def _facts(info: Mapping[str, Any]) -> dict[str, str]:
+def _facts(info: RunInfo) -> dict[str, str]:
     """What a run states beside the conditions of its hosts, and their names and kernels' series."""
-    found = {name: str(info[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if info.get(name) is not None}
+    stated: Mapping[str, object] = info
+    found = {name: str(stated[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if stated.get(name) is not None}
     if info.get("ranks"):
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
         found["cpus_per_rank"] = ", ".join(map(str, counts))
@@ -143,9 +143,9 @@ def _facts(info: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _environment(info: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(info: RunInfo) -> dict[str, Any]:
     """The run environment within ``run.json``; empty where no host is stated, as of an imported run."""
-    stated = info.get("environment", info)
+    stated: Mapping[str, Any] = info.get("environment", info)
     found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
     return found if found.get("hosts") else {}
 
@@ -163,7 +163,7 @@ def _setting(name: str, carriers: Collection[str]) -> str:
     return _SETTING if matters else ""
 
 
-def _reason(name: str, info: Mapping[str, Any], carriers: Collection[str]) -> str:
+def _reason(name: str, info: RunInfo, carriers: Collection[str]) -> str:
     if name.startswith(_INTERFACE):
         return _NETWORK if (info.get("nodes") or 1) > 1 else ""
     if name == "torch":  # rows of collectives name what carried them

@@ -26,6 +26,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError, noting
+from commbench.results.info import RunInfo
 
 
 class Family(NamedTuple):
@@ -50,7 +51,7 @@ class MeasuredRun:
     """Its curves."""
     records: Sequence[Record]
     """Of collectives: what carried them."""
-    info: Mapping[str, Any]
+    info: RunInfo
     """As ``run.json`` holds it."""
 
     @property
@@ -226,7 +227,7 @@ class LargerNetwork:
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
     """Of the runs across hosts, which agree; else most on the one host."""
-    return max(((run.info.get("nodes", 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1))[1]
+    return max((((run.info.get("nodes") or 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1))[1]
 
 
 def _check_alike(runs: Sequence[MeasuredRun]) -> None:
@@ -237,7 +238,7 @@ def _check_alike(runs: Sequence[MeasuredRun]) -> None:
         for backend, library in (run.info.get("libraries") or {}).items():
             if libraries.setdefault(backend, library) != library:
                 raise _unlike(f"libraries ({libraries[backend]} and {library})")
-        ranks_per_node |= {run.ranks_per_node} if run.info.get("nodes", 1) > 1 else set()
+        ranks_per_node |= {run.ranks_per_node} if (run.info.get("nodes") or 1) > 1 else set()
     if len(ranks_per_node) > 1:
         raise _unlike(f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})")
 

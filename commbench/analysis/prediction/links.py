@@ -12,6 +12,7 @@ import numpy as np
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
+from commbench.results.info import RunInfo
 from commbench.stats import Floats
 from commbench.units import format_link_rate, parse_link_rate
 
@@ -79,7 +80,7 @@ class Link:
 WITHIN_HOST = Link(rate_bps=math.inf, told_by="within one host")
 
 
-def link_of(info: Mapping[str, Any], transport: str) -> Link:
+def link_of(info: RunInfo, transport: str) -> Link:
     """The link of a run's hosts, as its emulation or the network interface named by a record's ``transport`` has it.
 
     Args:
@@ -101,7 +102,7 @@ def link_of(info: Mapping[str, Any], transport: str) -> Link:
     return Link(rate_bps=1e6 * min(speeds), payload=payload, told_by=f"slowest {transport}")
 
 
-def limit_of(row: Row, info: Mapping[str, Any]) -> Link | None:
+def limit_of(row: Row, info: RunInfo) -> Link | None:
     """The link whose rate bounds a row's bus bandwidth; None where none is known to.
 
     With one rank on each of several hosts all that is sent crosses it, and all wait for the slowest; between two of
@@ -118,7 +119,7 @@ def limit_of(row: Row, info: Mapping[str, Any]) -> Link | None:
     return dataclasses.replace(link, directions=operation.messages_at_once)
 
 
-def _emulation(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _emulation(info: RunInfo) -> Mapping[str, Any] | None:
     found: Mapping[str, Any] | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
     return found
 

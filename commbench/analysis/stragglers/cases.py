@@ -17,6 +17,7 @@ from commbench.analysis.stragglers.findings import Family, Words, make_family
 from commbench.analysis.stragglers.judging import Floats, Judgement
 from commbench.collectives.patterns import ranks_of
 from commbench.engine.records import GroupTimes, Record
+from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
 from commbench.results.summary import records_by_case
 
@@ -46,7 +47,7 @@ class _Measured:
         return f"{self.backend} {', '.join(self.by_operation)}"
 
 
-def rank_levels(records: Iterable[Record], info: Mapping[str, object]) -> list[Level]:
+def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
     """What compares ranks in ordinary cases, to be called with how probable a false alarm may be.
 
     Empty where nothing can be told: fewer than three ranks, ranks that share cores, fewer than two kinds of operation.
@@ -121,7 +122,7 @@ def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: fl
 # ---------------------------------------------------------------------------------------------------------- groups
 
 
-def group_levels(records: Iterable[Record], info: Mapping[str, object]) -> list[Level]:
+def group_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
     """What compares groups that ran at the same time, to be called with how probable a false alarm may be.
 
     Of one pattern the groups of a pair operation and of other numbers of ranks are others: each set of them counts for
@@ -154,7 +155,7 @@ def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Fa
     return make_family("group", measured.words, values, lambda group, _: Words(name=names[group], does=_LONG), alpha)
 
 
-def _group_name(group: str, info: Mapping[str, object]) -> str:
+def _group_name(group: str, info: RunInfo) -> str:
     """The group's ranks, and their host where they are all on one."""
     ranks = ranks_of(group)
     hosts = hosts_of(info, max(ranks) + 1)

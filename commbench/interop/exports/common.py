@@ -14,6 +14,7 @@ from commbench.ddp.plan.cases import hook_words
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
+from commbench.results.info import RunInfo
 
 Labels = Mapping[str, str]
 
@@ -70,12 +71,12 @@ def training_labels(row: TrainingRow) -> Labels:
     return texts(dict(zip(TRAINING_LABELS, values, strict=True)))
 
 
-def began_s(info: Mapping[str, Any]) -> float | None:
+def began_s(info: RunInfo) -> float | None:
     """When a run began, in seconds of Unix time; None where ``run.json`` does not say."""
     return _seconds(info.get("started"))
 
 
-def dated_s(info: Mapping[str, Any]) -> float | None:
+def dated_s(info: RunInfo) -> float | None:
     """When a run began, else when another tool's output was imported, by which a reader finds it; likewise."""
     return _seconds(info.get("started") or info.get("imported_at"))
 

@@ -17,6 +17,7 @@ from commbench.errors import InputError
 from commbench.interop.exports.common import needed
 from commbench.results import Run
 from commbench.results.files import refusing
+from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
 from commbench.tuner.accuracy import PredictionRow, predictions
 
@@ -60,7 +61,7 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
     return folder
 
 
-def _arrow(table: Table, info: Mapping[str, Any]) -> Any:  # noqa: ANN401 - pyarrow's
+def _arrow(table: Table, info: RunInfo) -> Any:  # noqa: ANN401 - pyarrow's
     arrow = needed("pyarrow", package="pyarrow", style="parquet")
     kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     fields = [

@@ -18,6 +18,7 @@ from commbench.errors import InputError
 from commbench.interop.exports.common import Labels, case_labels, dated_s, needed, training_labels
 from commbench.results import Run
 from commbench.results.files import refusing
+from commbench.results.info import RunInfo
 
 COLLECTIVE_METRICS = ("time_us", "time_us_ci_low", "time_us_ci_high", "algbw_GBps", "busbw_GBps")
 TRAINING_METRICS = (
@@ -161,7 +162,7 @@ def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
     client.set_terminated(parent)
 
 
-def _conditions(info: Mapping[str, Any]) -> dict[str, str]:
+def _conditions(info: RunInfo) -> dict[str, str]:
     """What a reader wants to know of a run beside its numbers."""
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or []

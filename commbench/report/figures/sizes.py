@@ -39,6 +39,7 @@ from commbench.report.figures.words import (
     varying,
 )
 from commbench.results import Run
+from commbench.results.info import RunInfo
 from commbench.results.sharing import measures_interconnect
 from commbench.units import counted, format_size, three_digits
 
@@ -191,7 +192,7 @@ def _series_name(identity: Mapping[str, Any], names: Iterable[str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _reading(case: Case, rows: Sequence[Row], info: Mapping[str, Any], stated: str) -> Reading:
+def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Reading:
     broken = next((row for row in rows if row.status != "ok"), None)
     timed = [row for row in rows if row.time_us is not None]
     slowest = max(timed, key=lambda row: row.time_us or 0.0, default=None)

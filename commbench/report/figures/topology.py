@@ -11,6 +11,7 @@ from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SH
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.topology import topology_remarks
 from commbench.results import Run
+from commbench.results.info import RunInfo
 from commbench.units import counted, format_size
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
 # -------------------------------------------------------------------------------------------------------------- what
 
 
-def boxes_of(info: Mapping[str, Any]) -> list[Box]:
+def boxes_of(info: RunInfo) -> list[Box]:
     """Hosts by what they are made of; empty where no host recorded its topology."""
     hosts = (info.get("environment") or {}).get("hosts") or []
     ranks: dict[str, list[int]] = {}
@@ -286,7 +287,7 @@ def _rectangle(
 # ---------------------------------------------------------------------------------------------------------- caption
 
 
-def caption_of(info: Mapping[str, Any], boxes: Sequence[Box]) -> str:
+def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
     """How to read it, what kinds of hosts and links there are, and what slows communication down."""
     said = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
     remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in said]

@@ -16,6 +16,7 @@ from commbench.report.state import tools_of
 from commbench.report.table import Flagged
 from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.results.info import RunInfo
 from commbench.schema import LARGEST
 from commbench.system.host import differing
 from commbench.units import counted, format_duration, format_size, format_time
@@ -308,8 +309,11 @@ def _listed(whats: Iterable[str]) -> str:
 
 def culprits(run: Run) -> list[str]:
     """Who is to blame for launches that failed, a sentence for each."""
-    blamed = [launch for launch in run.info.get("launches") or () if launch.get("culprit")]
-    return [f"{launch.get('stage')} launch {launch.get('launch')}: {_blame(launch['culprit'])}" for launch in blamed]
+    return [
+        f"{launch.get('stage')} launch {launch.get('launch')}: {_blame(culprit)}"
+        for launch in run.info.get("launches") or ()
+        if (culprit := launch.get("culprit"))
+    ]
 
 
 def _blame(culprit: Mapping[str, Any]) -> str:
@@ -375,7 +379,7 @@ def commands(runs: Sequence[Run]) -> list[Code]:
     return found
 
 
-def words_of(info: Mapping[str, Any]) -> list[str]:
+def words_of(info: RunInfo) -> list[str]:
     """The words that repeat a run: with ``--out`` of the finished one they would resume it.
 
     Args:
@@ -404,7 +408,7 @@ def _another(directory: str) -> str:
     return f"{directory.rstrip('/')}_again"
 
 
-def _lab(info: Mapping[str, Any]) -> list[str]:
+def _lab(info: RunInfo) -> list[str]:
     """The emulated cluster around the command; nothing on a real one."""
     emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commbench.analysis.runs import network_model, stragglers
 from commbench.collectives.composed import MATRIX
+from commbench.report.advice import advise_run
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.page import collectives, conditions, training
@@ -19,7 +20,6 @@ from commbench.report.topology import topology_remarks
 from commbench.report.training import render_cost, training_warnings
 from commbench.results import Run
 from commbench.results.recommendation import Recommendation, paragraph
-from commbench.system.advice import advise_run
 from commbench.tuner.accuracy import predictions
 
 #: So many names of runs stand in a title.
@@ -212,7 +212,8 @@ def _remarks(run: Run) -> list[str]:
     by_remark: dict[str, list[str]] = {}
     hosts = (run.info.get("environment") or {}).get("hosts") or ()
     for host in hosts:
-        for remark in topology_remarks(host["topology"]) if host.get("topology") else ():
+        topology = host.get("topology")
+        for remark in topology_remarks(topology) if topology else ():
             by_remark.setdefault(remark, []).append(str(host.get("hostname")))
     return [
         remark if len(names) == len(hosts) else f"{', '.join(names)}: {remark}" for remark, names in by_remark.items()

@@ -1,10 +1,10 @@
-"""Tests of commbench.system.advice."""
+"""Tests of commbench.report.advice."""
 
 from typing import Any
 
 import pytest
 
-from commbench.system.advice import RULES, advise
+from commbench.report.advice import RULES, advise
 from commbench.system.host import collect_host
 
 ACTIVE = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from commbench.results.info import RunInfo
+
 QUIET_LOAD_PER_CPU = 0.1  # a tenth of the CPUs busy with something else is felt by one rank in ten
 QUIET_LOAD = 0.5  # below this the load is the short-lived work of any idle system
 NOTABLE_STEAL_RATIO = 0.01
@@ -88,7 +90,7 @@ def advise(
     return [advice for rule in RULES if (advice := rule(conditions)) is not None]
 
 
-def advise_run(info: Mapping[str, Any]) -> list[str]:
+def advise_run(info: RunInfo) -> list[str]:
     """What to do about the hosts of a run: each thing once, however many hosts share it.
 
     Args:
@@ -101,7 +103,7 @@ def advise_run(info: Mapping[str, Any]) -> list[str]:
             ranks=info.get("ranks_per_node"),
             mpi_init_s=info.get("mpi_init_s"),
             mpi_library=environment.get("mpi_library"),
-            versions=environment.get("versions"),
+            versions={name: found for name, found in (environment.get("versions") or {}).items() if found},
             variables=environment.get("variables"),
         )
         for host in environment.get("hosts", [])
