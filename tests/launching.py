@@ -105,10 +105,10 @@ class ScriptLauncher:
 
 PLAYER = """
 import json, os, sys, time
-from commbench.launch.plan import LaunchPlan
-from commbench.launch.wire import FrameSink, Heartbeat, LastWords, say
-from commbench.records import Record
-from commbench.training.records import TrainingRecord
+from commbench.results.plan import LaunchPlan
+from commbench.launch.protocol import FrameSink, Heartbeat, LastWords, say
+from commbench.engine.records import Record
+from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
 sink = FrameSink(sys.stdout)
 def session(fast_selection=None, **changes):

@@ -31,7 +31,7 @@ from commbench.errors import InputError, UnsupportedError
 from commbench.stats.budgets import BUDGETS
 
 #: Those that import cupy.
-MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_gpus", "cupy_memory"))
+MODULES = tuple(f"commbench.backends.{name}" for name in ("nccl", "cupy_device"))
 ELEMENTS = 301
 MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data]
 REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]

@@ -239,7 +239,7 @@ def test_own_workload_passes_and_gets_only_what_it_names(tmp_path: Path) -> None
     """Return a Workload as it is, and give a function that takes anything all there is."""
     code = """
 import torch
-from commbench.training.workload import Workload
+from commbench.ddp.plan.workload import Workload
 def workload(**given):
     model = torch.nn.Linear(1, 1)
     return Workload(model=model, loss=print, batches=[sorted(given.items())], batch_size=given["batch_size"], steps=9)

@@ -308,7 +308,7 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
     """End well with an idle thread that nobody closed, and with a status of its own in a stuck collective."""
     program = f"""if True:
         import threading
-        from commbench.hooks.comm_thread import CommThread
+        from commbench.hooks.ordering import CommThread
         CommThread().submit({job})
         print("flushed")
     """

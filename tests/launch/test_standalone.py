@@ -25,14 +25,14 @@ pytestmark = pytest.mark.mpi
 #: What the command line does under a launcher; ``harm`` comes in between.
 SCRIPT = """
 import os, sys, time
-from commbench.budgets import Budget
-from commbench.cases import Sweep
+from commbench.stats.budgets import Budget
+from commbench.collectives.cases import Sweep
 from commbench.errors import InputError
 from commbench.launch import rank
-from commbench.launch.plan import RunRequest
+from commbench.results.plan import RunRequest
 from commbench.launch.standalone import run_standalone
-from commbench.launch.whoami import identify
-from commbench.store import Store
+from commbench.launch.identity import identify
+from commbench.results import Store
 out, backend, seed, harm, more = sys.argv[1:]
 identity = identify(os.environ)
 measure, seen = rank.measure, []

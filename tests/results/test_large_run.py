@@ -15,8 +15,8 @@ MOST_CPU_S, MOST_BYTES = 60.0, 2 * 2**30
 SUMMARISE = """
 import sys
 from commbench.launch.tables import write_tables
-from commbench.store import Store
-from commbench.store.reading import read_info
+from commbench.results import Store
+from commbench.results.reading import read_info
 from pathlib import Path
 path = Path(sys.argv[1])
 with Store.open(path, read_info(path)) as store:
