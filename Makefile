@@ -56,9 +56,12 @@ RUNTIME := $(VENV)/.commbench-$(MPI_CHOICE)-$(TORCH)$(addprefix -,$(CUDA_EXTRA))
 DEV := $(RUNTIME)-dev
 METADATA := setup.cfg pyproject.toml constraints.txt
 
+# Test processes that run at the same time.
+JOBS ?= 2
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install bench test test-all lint report clean
+.PHONY: help install bench test test-fast test-all lint report clean
 
 help: ## List targets and variables.
 	@echo 'Targets:'
@@ -79,11 +82,19 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 	@$(BIN)/commbench bench $(if $(NP),-n $(NP)) $(if $(HOSTFILE),--hostfile '$(HOSTFILE)') \
 	    $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out '$(OUT)') $(ARGS)
 
-test: $(DEV) ## Run the tests that are not slow.
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+# Tests that start ranks share one worker, so that no two of them compete for the cores.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+FAST := not slow and not mpi and not lab and not slurm and not gpu
 
-test-all: $(DEV) ## Run all tests, of examples drawn anew.
-	$(BIN)/python -m pytest --hypothesis-profile=searching $(ARGS)
+test: $(DEV) ## Run all tests that are not slow; at most 7 minutes on two cores.
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm; about a minute.
+	$(PYTEST) -m '$(FAST)' $(ARGS)
+
+test-all: $(DEV) ## Run all tests with new random examples, then the slow ones one at a time.
+	$(PYTEST) -m 'not slow' --hypothesis-profile=searching $(ARGS)
+	$(BIN)/python -m pytest -m slow --hypothesis-profile=searching $(ARGS)
 
 lint: $(DEV) ## Check style, format, types and the direction of imports.
 	$(BIN)/ruff check

@@ -50,8 +50,19 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
+#: Markers of tests that occupy the machine: at most one of these tests runs at a time.
+EXCLUSIVE = ("mpi", "gpu", "lab", "slurm")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip marked tests whose machine this is not, with the reason; each need is looked up once."""
+    """Skip marked tests that this machine cannot run, with the reason; run the tests of a file in one process.
+
+    Tests that occupy the machine share one process, so that no two of them compete for its cores.
+    """
+    for item in items:
+        exclusive = any(item.get_closest_marker(marker) for marker in EXCLUSIVE)
+        item.add_marker(pytest.mark.xdist_group("machine" if exclusive else str(item.path)))
     for marker, (is_there, reason) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_there():

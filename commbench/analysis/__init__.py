@@ -1,1 +1,4 @@
-"""What runs say beyond their rows: comparison, stragglers, scaling, prediction. Reads results; measures nothing."""
+"""What runs show beyond their rows: comparison, stragglers, scaling, prediction.
+
+Reads results; measures nothing, writes nothing, and needs neither MPI nor torch.
+"""

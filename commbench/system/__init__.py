@@ -1,1 +1,4 @@
-"""What this machine is: host, topology, GPUs, process. Imports nothing of commbench but `errors` and `units`."""
+"""The machine: host, topology, GPUs, and this process.
+
+Imports nothing of commbench but `errors`, `units` and `schema`.
+"""
