@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from commbench.collectives.operations import OPERATIONS, Layout, Operation, Shape
-from commbench.ddp.plan.records import TRAINING_FLAGS, BucketRow, TrainingRow
+from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
-from commbench.engine.records import FLAGS, SCHEMA, OverlapRow, Row
+from commbench.engine.flags import FLAGS
+from commbench.engine.records import SCHEMA, OverlapRow, Row
 from commbench.hooks import HOOKS, Hook
 from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
 from commbench.interop.exports.metrics import METRICS
 from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
-from commbench.report.table import MARKS
-from commbench.report.training import TRAINING_MARKS
 from commbench.results import load_run
 from commbench.results.pairs import PairRow
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Search
@@ -228,7 +227,7 @@ def _collectives() -> list[str]:
             (_operation(entry) for entry in OPERATIONS.values()),
         ),
         FLAGS_HEAD,
-        _flags(FLAGS, MARKS),
+        _flags(is_training_only=False),
         "## Budgets\n",
         _table(
             ("`--budget`", "launches", "half-width aimed at", "longest time for a case in a launch"),
@@ -250,7 +249,7 @@ def _training() -> list[str]:
         "## predictions.csv\n",
         _columns(PredictionRow),
         TRAINING_FLAGS_HEAD,
-        _flags(TRAINING_FLAGS, TRAINING_MARKS),
+        _flags(is_training_only=True),
         "## Budgets of training\n",
         _table(
             (
@@ -333,8 +332,10 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _flags(flags: Mapping[str, str], marks: Mapping[str, str]) -> str:
-    return _table(("flag", "mark", "what it means"), ((f"`{f}`", marks.get(f, ""), text) for f, text in flags.items()))
+def _flags(*, is_training_only: bool) -> str:
+    flags = (flag for flag in FLAGS.values() if flag.is_training_only == is_training_only)
+    lines = ((f"`{flag.name}`", flag.mark, flag.description) for flag in flags)
+    return _table(("flag", "mark", "what it means"), lines)
 
 
 def _columns(row: type[Any]) -> str:

@@ -18,6 +18,7 @@ from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.energy import RunMeter
+from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, try_out
@@ -301,13 +302,12 @@ def _concluded(record: Record, session: Session, counted: int) -> Record:
         return replace(record, status="failed", reason=_never_on_time(record))
     late = record.late_discarded
     times_us = [pair.time_us for pair in record.pairs]
-    flags = {
+    conditions = {
         "oversubscribed": session.oversubscribed,
         "late": late > FLAGGED_LATE * (late + counted),
         "clock": _doubts_clock(record, times_us, session),
     }
-    raised = tuple(name for name, is_raised in flags.items() if is_raised)
-    return replace(record, times_us=times_us, flags=raised)
+    return replace(record, times_us=times_us, flags=raised_flags(conditions))
 
 
 def _where_wrong(pairs: Sequence[PairTimes]) -> str:
@@ -429,7 +429,7 @@ def _with_samples(
     if not samples.valid:
         return replace(record, status="failed", reason=_never_on_time(record), late_discarded=samples.late)
     per = _operations(record)
-    flags = {
+    conditions = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
@@ -441,7 +441,7 @@ def _with_samples(
         record,
         **samples.summary(per),
         late_discarded=samples.late,
-        flags=(*(name for name, raised in flags.items() if raised), *samples.doubts(per)),
+        flags=(*raised_flags(conditions), *samples.doubts(per)),
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import arranged
+from commbench.engine.flags import check_flags
 from commbench.errors import InputError, UnsupportedError
 from commbench.schema import Ranks, check_as, read_as
 
@@ -280,11 +281,15 @@ def _as_tuple(value: object) -> object:
 
 
 def _check_record(record: Record) -> None:
-    """Raise unless the case, where it was timed, makes sense in its pattern.
+    """Check the flags, and the operation and pattern of a timed case.
 
     Raises:
-        UnsupportedError: times of an operation that its pattern does not have.
+        InputError: a flag is unknown.
+        UnsupportedError: the pattern does not have the operation.
     """
+    check_flags(record.flags)
+    for group in record.groups:
+        check_flags(group.flags)
     if len(record.times_us):
         arranged(record.case.operation, record.case.pattern, max(1, record.group_size))
 
@@ -424,25 +429,3 @@ class OverlapRow:
 
 
 OVERLAP_COLUMNS = tuple(f.name for f in dataclasses.fields(OverlapRow))
-
-#: What each flag means and what to try.
-FLAGS = {
-    "one_launch": "the interval is within one launch only; launches differ more: run again with the same --out",
-    "few_launches": "fewer than 6 launches: the interval assumes log-normal launches",
-    "ci_wide": "the interval is wider than the budget's target; use more launches or a quieter machine",
-    "bimodal": "times within a launch fall in two humps; the median stands for neither",
-    "bimodal_launches": "launches fall in two humps; the library or the system chose differently from launch to launch",
-    "unsteady": "times drifted within a launch",
-    "oversubscribed": "more ranks than CPUs took turns; this is no measure of the interconnect",
-    "late": "more than a fifth of the repetitions started late and were dropped",
-    "clock": "ranks' clocks agree only within more than a tenth of the time; use --sync dissemination",
-    "harness": "our own cost (harness_us) is more than 5 % of the time",
-    "unverified": "the result could not be verified",
-    "slowest_group": "of the groups that ran at the same time, this one was the slowest",
-    "imported": "another tool's figure: no raw repetitions, no interval, time as that tool defines it; import several "
-    "of its outputs",
-    "emulated": "hosts and links were emulated on one machine: only the rate of the links is real",
-    "shared_gpu": "ranks share one physical GPU; this is no measure of the interconnect",
-    "throttled": "a GPU was slowed down around the case; samples.jsonl says by what (clocks.slowed_by)",
-    "in_cache": "buffers took turns, but so small ones all fit into the cache together",
-}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.collectives.patterns import rank_list
+from commbench.engine.flags import raised_flags
 from commbench.engine.records import GroupTimes, Record
 from commbench.engine.setup import Checked, Prepared
 from commbench.engine.timing.clocks import is_close
@@ -89,8 +90,7 @@ class Samples:
     def doubts(self, per: int) -> tuple[str, ...]:
         """The flags that follow from the times within this launch."""
         times_us = self.slowest_us(per)
-        flags = {"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)}
-        return tuple(name for name, raised in flags.items() if raised)
+        return raised_flags({"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)})
 
     def _last(self) -> NDArray[np.intp]:
         """Index of each repetition's slowest rank."""

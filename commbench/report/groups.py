@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from commbench.collectives.patterns import makes_groups, ranks_of
+from commbench.engine.flags import has_flag
 from commbench.engine.records import Row
 from commbench.units import counted, format_size
 
@@ -87,7 +88,7 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
         ((row.time_us or 0.0) / (middle(of_size).time_us or 1.0), row)
         for of_size in several
         for row in of_size
-        if "slowest_group" in row.flags.split(";")
+        if has_flag(row.flags, "slowest_group")
     ]
     if not found:
         return f"{name}: no group is slower than the median one beyond noise."

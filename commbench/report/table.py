@@ -13,34 +13,14 @@ from rich.text import Text
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.records import FLAGS, OverlapRow, Row
+from commbench.engine.flags import FLAGS, split_flags
+from commbench.engine.records import OverlapRow, Row
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo
 from commbench.results.overhead import Overhead
 from commbench.results.sharing import measures_interconnect
 from commbench.stats.budgets import BUDGETS
 from commbench.units import format_size, format_time
-
-#: One letter a flag, explained under the table; flags without one are spelled out.
-MARKS = {
-    "one_launch": "1",
-    "few_launches": "f",
-    "ci_wide": "w",
-    "bimodal": "b",
-    "bimodal_launches": "B",
-    "unsteady": "u",
-    "oversubscribed": "o",
-    "late": "l",
-    "clock": "c",
-    "harness": "h",
-    "unverified": "v",
-    "slowest_group": "S",
-    "imported": "i",
-    "emulated": "e",
-    "shared_gpu": "g",
-    "throttled": "T",
-    "in_cache": "C",
-}
 
 #: What tells columns of one backend apart, tried from the left until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
@@ -311,20 +291,15 @@ def _reasons(columns: Columns) -> list[RenderableType]:
     return [Padding(Text(reason, style="dim"), (0, 0, 0, 2)) for reason in reasons]
 
 
-def flags_of(row: Flagged) -> list[str]:
-    """The row's flags, in their order."""
-    return [flag for flag in row.flags.split(";") if flag]
+def marks_of(row: Flagged) -> str:
+    """The marks of the row's flags."""
+    return "".join(flag.mark for flag in split_flags(row.flags))
 
 
-def marks_of(row: Flagged, marks: Mapping[str, str] = MARKS) -> str:
-    """The row's flags, a letter each where there is one."""
-    return "".join(marks.get(flag, f" {flag} ") for flag in flags_of(row)).strip()
-
-
-def legend(rows: Sequence[Flagged], marks: Mapping[str, str] = MARKS) -> list[RenderableType]:
+def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     """The marks in use, in one line."""
-    used = {flag for row in rows for flag in flags_of(row)}
-    explained = [f"{mark} {flag}" for flag, mark in marks.items() if flag in used]
+    used = {flag.name for row in rows for flag in split_flags(row.flags)}
+    explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in used]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
@@ -341,19 +316,16 @@ class Things(NamedTuple):
 ROWS = Things("row", "rows")
 
 
-def warnings_for(
-    rows: Sequence[Flagged], info: RunInfo, *, meanings: Mapping[str, str] = FLAGS, things: Things = ROWS
-) -> list[str]:
+def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROWS) -> list[str]:
     """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
 
     Args:
         rows: the rows of a run.
         info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
             ``name``), so that no option is proposed that is in use already.
-        meanings: what each flag means, in the order of the warnings.
         things: what to call the rows.
     """
-    return [one.text for one in warned(rows, info, meanings=meanings, things=things)]
+    return [one.text for one in warned(rows, info, things=things)]
 
 
 class Warned(NamedTuple):
@@ -372,13 +344,17 @@ class Warned(NamedTuple):
         return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
 
 
-def warned(rows: Sequence[Flagged], info: RunInfo, *, meanings: Mapping[str, str], things: Things) -> list[Warned]:
+def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
     """As `warnings_for`, in its parts: first what failed, then a part for each flag."""
-    counts = Counter(flag for row in rows for flag in set(flags_of(row)))
-    known = [flag for flag in meanings if counts[flag]]
-    unknown = sorted(counts.keys() - meanings.keys())
-    seen = {flag: _SEEN[flag](info) if flag in _SEEN else _seen(flag, meanings) for flag in known + unknown}
-    flagged = (Warned(_count(counts[flag], len(rows), things), *parts) for flag, parts in seen.items())
+    counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
+    target = info.get("relative_half_width")
+    values = {"more_launches": _more_launches(info)}
+    values |= {"target": f"{100 * float(target):g} %"} if target else {}
+    flagged = (
+        Warned(_count(counts[name], len(rows), things), flag.warning_with(**values), flag.remedy_with(**values))
+        for name, flag in FLAGS.items()
+        if counts[name]
+    )
     return [*_failed(rows, len(rows), things), *flagged]
 
 
@@ -425,26 +401,6 @@ def _example(rows: Sequence[Flagged]) -> str:
     return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"
 
 
-def _seen(flag: str, meanings: Mapping[str, str]) -> tuple[str, str]:
-    """What was seen, and what to try; likewise below."""
-    return f"are flagged {flag}: {meanings.get(flag, 'this version does not know the flag')}", ""
-
-
-def _seen_wide(info: RunInfo) -> tuple[str, str]:
-    target = info.get("relative_half_width")
-    share = f"{100 * float(target):g} %" if target else "the budget's target"
-    return f"have an interval wider than {share} either way", f"{_more_launches(info)}, or use a quieter machine"
-
-
-def _seen_one(_: Mapping[str, Any]) -> tuple[str, str]:
-    return "come from one launch, but launches differ more than repetitions", "run it again with the same --out"
-
-
-def _seen_few(_: Mapping[str, Any]) -> tuple[str, str]:
-    seen = "come from fewer than 6 launches, so their interval assumes log-normal launches"
-    return seen, "add launches, 6 at least"
-
-
 def _more_launches(info: RunInfo) -> str:
     """The next budget up that has more launches; none is left above the last."""
     names = list(BUDGETS)
@@ -453,15 +409,3 @@ def _more_launches(info: RunInfo) -> str:
         return f"--budget {budget} is in use already, so add launches"
     following = names[names.index(budget) + 1] if budget in names else names[-1]
     return f"try --budget {following} with a new --out"
-
-
-def _seen_slowest(_: RunInfo) -> tuple[str, str]:
-    return "are of a group that was slower than the median one of its pattern, beyond noise", "see below its table"
-
-
-_SEEN: dict[str, Callable[[RunInfo], tuple[str, str]]] = {
-    "ci_wide": _seen_wide,
-    "one_launch": _seen_one,
-    "few_launches": _seen_few,
-    "slowest_group": _seen_slowest,
-}

@@ -14,27 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.ddp.plan.cases import hook_words
-from commbench.ddp.plan.records import TRAINING_FLAGS, TrainingRow
-from commbench.engine.records import FLAGS
-from commbench.report.table import MARKS, UNBOUNDED, failures, legend, marks_of, warnings_for
+from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.flags import has_flag
+from commbench.report.table import UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.results import PREDICTIONS, Run
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.stats import family_hint
 from commbench.tuner.accuracy import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, format_time, three_digits
 
-#: One letter a flag; those of collectives keep theirs.
-TRAINING_MARKS = {
-    **MARKS,
-    "same_layout": "=",
-    "layout": "L",
-    "traffic": "t",
-    "drift": "d",
-    "ranks_differ": "!",
-    "short": "s",
-}
-#: What each flag of a training's rows means.
-MEANINGS = {**FLAGS, **TRAINING_FLAGS}
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 
 
@@ -52,7 +40,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
         shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
         parts += [Text(f"\n{training_title(group)}", style="bold"), ConfigurationTable(shown)]
         parts += [*map(Text, without_ddp(group)), *_reasons(shown)]
-    parts += legend(rows, TRAINING_MARKS)
+    parts += legend(rows)
     return parts + [Text(f"! {warning}") for warning in training_warnings(run)]
 
 
@@ -67,8 +55,8 @@ def training_warnings(run: Run) -> list[str]:
     rows = run.training_rows
     if run.info.get("candidates"):  # a tuning's launches are planned, so that only what failed is worth a word
         return failures([row for row in rows if row.status != "ok"], len(rows))
-    doubted = [row for row in rows if "same_layout" not in row.flags.split(";")]  # its stand-in has the same doubts
-    return [*warnings_for(doubted, run.info, meanings=MEANINGS), *_undecidable(doubted)]
+    doubted = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same doubts
+    return [*warnings_for(doubted, run.info), *_undecidable(doubted)]
 
 
 def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
@@ -187,7 +175,7 @@ _COLUMNS = (
     _Column(heading="loss,\ntime", cell=lambda row: _loss(row.loss_equal_time), gives_way=5),
     _Column(heading="\nmetric", cell=lambda row: _loss(row.metric), gives_way=6),
     _Column(heading="to target\ns", cell=lambda row: _short(row.time_to_target_s), gives_way=7),
-    _Column(heading="\n", cell=lambda row: Text(marks_of(row, TRAINING_MARKS), "yellow"), justify="left"),
+    _Column(heading="\n", cell=lambda row: Text(marks_of(row), "yellow"), justify="left"),
 )
 
 

@@ -16,8 +16,9 @@ from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
-from commbench.engine.records import FLAGS, SCHEMA, PairTable, Record
-from commbench.results.summary import MANY_LAUNCHES, condition_flags, ordered, records_by_case
+from commbench.engine.flags import join_flags
+from commbench.engine.records import SCHEMA, PairTable, Record
+from commbench.results.summary import MANY_LAUNCHES, condition_flags, records_by_case
 from commbench.units import algbw_GBps
 
 Floats = NDArray[np.float64]
@@ -258,9 +259,7 @@ def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
     """The doubts about each pair: those of its launches, and how many there are."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
     shared |= condition_flags(matrix.case.backend, info)
-    by_count = {
-        count: ";".join(ordered(shared | _few(count), FLAGS)) for count in np.unique(launches).astype(int).tolist()
-    }
+    by_count = {count: join_flags(shared | _few(count)) for count in np.unique(launches).astype(int).tolist()}
     return [by_count[count] for count in launches.tolist()]
 
 

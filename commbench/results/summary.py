@@ -13,7 +13,8 @@ from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.system.process import without_collector
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.records import FLAGS, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.engine.flags import join_flags, raised_flags, split_flags
+from commbench.engine.records import GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
 from commbench.results.sharing import ranks_per_gpu, shares_gpu
 from commbench.units import algbw_GBps
 
@@ -159,8 +160,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
-        flags = {flag for flag in rows[key].flags.split(";") if flag} | {"slowest_group"}
-        rows[key] = dataclasses.replace(rows[key], flags=";".join(ordered(flags, FLAGS)))
+        rows[key] = dataclasses.replace(rows[key], flags=join_flags([*(flag.name for flag in split_flags(rows[key].flags)), "slowest_group"]))
     return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
 
 
@@ -225,7 +225,7 @@ def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
         "reason": reason,
     }
     row = Row(**fields)
-    more = {"osu_bytes": _osu_bytes(row), "flags": ";".join(_flags(row, timed, info)), **_bandwidths(row)}
+    more = {"osu_bytes": _osu_bytes(row), "flags": join_flags(_flags(row, timed, info)), **_bandwidths(row)}
     return Row(**fields, **more)
 
 
@@ -372,10 +372,10 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 
 
-def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> list[str]:
-    """The doubts about a row, in the order of `FLAGS`; unknown ones last."""
+def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
+    """Return the flags of a row: those of its records, and those judged over all launches."""
     if not timed:
-        return []
+        return set()
     seen = Counter(flag for record in timed if record.flags for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
@@ -384,28 +384,26 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> list[str]:
         "unsteady": 2 * seen["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
-    flags = (seen.keys() - _JUDGED) | {flag for flag, raised in judged.items() if raised}
+    flags = (seen.keys() - _JUDGED) | set(raised_flags(judged))
     flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
     # one output of another tool cannot be measured again, and several have an interval
-    flags -= {"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"}
-    return ordered(flags, FLAGS)
+    return flags - ({"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"})
 
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
     """The doubts that follow from where the ranks of a backend were: on emulated hosts, or several on one GPU."""
     emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
-    judged = {"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}
-    return {flag for flag, raised in judged.items() if raised}
+    return set(raised_flags({"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}))
 
 
 def launch_flags(medians: Sequence[float]) -> set[str]:
     """The doubts that follow from the launches alone: how many there are, and how their medians lie."""
-    judged = {
+    conditions = {
         "one_launch": len(medians) == 1,
         "few_launches": 1 < len(medians) < MANY_LAUNCHES,
         "bimodal_launches": stats.is_bimodal(medians),
     }
-    return {flag for flag, raised in judged.items() if raised}
+    return set(raised_flags(conditions))
 
 
 def is_wide(
@@ -416,12 +414,6 @@ def is_wide(
     if target is None or value is None or low is None or high is None:
         return False
     return (high - low) / 2 > max(float(target) * value, at_least)
-
-
-def ordered(flags: set[str], known: Iterable[str]) -> list[str]:
-    """The flags in the order in which they are known, unknown ones last."""
-    names = list(known)
-    return [flag for flag in names if flag in flags] + sorted(flags.difference(names))
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -11,12 +11,12 @@ import numpy as np
 
 from commbench.results.info import RunInfo
 from commbench import stats
-from commbench.engine.records import FLAGS
+from commbench.engine.flags import join_flags, raised_flags, split_flags
 from commbench.results.sharing import ranks_per_gpu
 from commbench.stats import MARGIN
-from commbench.results.summary import condition_flags, is_wide, launch_flags, metered, ordered
+from commbench.results.summary import condition_flags, is_wide, launch_flags, metered
 from commbench.ddp.plan.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
-from commbench.ddp.plan.records import TRAINING_FLAGS, Bucket, BucketRow, TrainingRecord, TrainingRow
+from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.results.trained import EqualLosses, Group, Trained, equal_losses, groups_of, median, median_known, paired_sample_ms, speedup_of, time_to_target_s, trained
 
 MB = 1e6
@@ -60,7 +60,7 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
         for one in members:
             row = _row(one, known.get(one.case.local().key), losses, info)
             row = dataclasses.replace(row, **_compared(one, baselines[group], verdicts))
-            rows[one.case] = dataclasses.replace(row, flags=";".join(_flags(one, row, doubts, info)))
+            rows[one.case] = dataclasses.replace(row, flags=join_flags(_flags(one, row, doubts, info)))
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {one.case for one in baselines.values() if one}
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
@@ -234,7 +234,7 @@ def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
         row,
         bucket_cap_mb=case.bucket_cap_mb,
         verdict=str(stats.Verdict.SAME) if is_baseline else row.verdict,
-        flags=";".join([*filter(None, row.flags.split(";")), "same_layout"]),
+        flags=join_flags([*(flag.name for flag in split_flags(row.flags)), "same_layout"]),
     )
 
 
@@ -268,11 +268,11 @@ def _learning(one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> di
 # ------------------------------------------------------------------------------------------------------- doubts
 
 
-def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> list[str]:
-    """The doubts about a row, in the order of `FLAGS` and `TRAINING_FLAGS`."""
+def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> set[str]:
+    """Return the flags of a row: those of its records, of its group's baseline, and those judged over all launches."""
     timed = list(one.timed.values())
     if not timed:
-        return []
+        return set()
     seen = Counter(flag for record in timed for flag in set(record.flags))
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
@@ -284,9 +284,8 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> l
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
-    raised = {flag for flag, is_raised in judged.items() if is_raised}
-    raised |= condition_flags(row.backend, info) | launch_flags(list(one.steps_ms.values()))
-    return ordered(seen.keys() | raised | doubts, [*FLAGS, *TRAINING_FLAGS])
+    conditions = condition_flags(row.backend, info) | launch_flags(list(one.steps_ms.values()))
+    return seen.keys() | set(raised_flags(judged)) | conditions | doubts
 
 
 def _is_laid_out_otherwise(one: Trained, info: RunInfo) -> bool:

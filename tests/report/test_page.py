@@ -17,7 +17,8 @@ from training_builders import (
 )
 
 from commbench.analysis.runs import network_model
-from commbench.engine.records import FLAGS, Overlap, Record
+from commbench.engine.flags import FLAGS
+from commbench.engine.records import Overlap, Record
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.conditions import find_facts, words_of
 from commbench.report.page.parts import MOST_LINES, between
@@ -33,7 +34,7 @@ def test_collectives_are_tables_of_numbers_and_doubts() -> None:
     assert ["size", "backend", "time us", "95 % CI us", "p95 us", "algbw GB/s", "busbw GB/s", "doubts"] == heading
     assert [("1 KiB", "mpi", "9.97"), ("1 MiB", "mpi", "9.97")] == [tuple(line[:3]) for line in lines]
     assert "few_launches" in lines[0][-1]
-    assert FLAGS["few_launches"] in page.text
+    assert FLAGS["few_launches"].description in page.text
     assert re.search(r"Bandwidth mpi 105 GB/s \[10\d, 10\d\] at 1 MiB", page.text)
     assert "Bus bandwidth of all_reduce, the best of its 2 sizes." in page.text
     assert page.text.index("Bus bandwidth is size over time") > page.text.index("Collectives")
@@ -62,8 +63,8 @@ def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
     quick = make_launches(STEADY, make_case("latency", message_bytes=8), harness_us=4.4)
     page = read(make_run([*sound, *best, *quick]))
     first = page.text.partition("Collectives")[0]
-    assert "mpi: times within a launch fall in two humps." in first
-    assert "mpi: 44 % is commbench's own cost." in first
+    assert "mpi: times are bimodal within a launch." in first
+    assert "mpi: 44 % is commbench's own overhead." in first
     assert ["4.40"] == [line[-2] for line in page.table_with("size", "own cost")[1:]]
 
 
@@ -183,7 +184,7 @@ def test_doubts_of_most_rows_are_named(flag: str) -> None:
     records = make_launches(STEADY, flags=(flag,))
     others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
     (doubts,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Doubts")
-    assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag]}."] == list(doubts.texts)
+    assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag].description}."] == list(doubts.texts)
     assert "Doubts" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
 
 

@@ -10,7 +10,7 @@ from builders import MIB, STEADY, make_case, make_launches
 from matrices import make_hosts, make_matrix
 from pages import FORMULA, HOST, KEPT, Reader, make_hostile, make_run, read, write_run
 
-from commbench.engine.records import FLAGS
+from commbench.engine.flags import FLAGS
 from commbench.errors import InputError
 from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import draw
@@ -50,7 +50,7 @@ def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
 
 
 def test_texts_of_runs_are_never_markup() -> None:
-    """Escape hosts, reasons, flags, variables, commands: all of them are shown and none is executed."""
+    """Escape hosts, reasons, variables, commands: all of them are shown and none is executed."""
     run = make_hostile()
     html = render_page([run], [], beside=False)
     page = read(run)
@@ -111,7 +111,7 @@ def test_what_headings_and_doubts_mean_needs_no_pointer() -> None:
     below = page.text.partition("What the columns mean")[2]
     assert "busbw algbw times nccl-tests' factor" in below
     assert "95 % CI 95 % confidence interval of time_us" in below
-    assert ("abbr", "title", FLAGS["few_launches"]) in page.attributes
+    assert ("abbr", "title", FLAGS["few_launches"].description) in page.attributes
     assert "abbr" not in {tag for tag, name, _ in page.attributes if name == "tabindex"}
     pairs = read(make_run(make_matrix(3, launches=3), **make_hosts(3)))
     assert "low end" not in pairs.text

@@ -12,7 +12,8 @@ from training_builders import EVEN, launches_of, make_training_case, make_traini
 
 from commbench.cli.presentation import print_run
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.report.training import TRAINING_MARKS, render_recommendation, render_training
+from commbench.engine.flags import FLAGS
+from commbench.report.training import render_recommendation, render_training
 from commbench.results import Run
 from commbench.tuner.recommendation import recommend
 
@@ -150,10 +151,9 @@ def test_marks_are_explained() -> None:
     copy = make_training_case("fp16", "25")
     records = [*launches_of(20, ranks_agree=False), *launches_of(16, FP16)]
     text = render(run_of(records, same_layout={copy.key: FP16.key}), width=200)
-    assert line_with(text, "fp16  25").split()[-1] == TRAINING_MARKS["same_layout"]
+    assert line_with(text, "fp16  25").split()[-1] == FLAGS["same_layout"].mark
     assert "= same_layout" in line_with(text, "marks:")
-    assert line_with(text, "none", "default", "20.0").split()[-1] == TRAINING_MARKS["ranks_differ"]
-    assert len(set(TRAINING_MARKS.values())) == len(TRAINING_MARKS)
+    assert line_with(text, "none", "default", "20.0").split()[-1] == FLAGS["ranks_differ"].mark
 
 
 def test_doubts_come_with_advice() -> None:

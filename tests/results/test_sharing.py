@@ -10,7 +10,8 @@ from matrices import make_hosts, make_matrix, touching
 from commbench.launch.tables import write_tables
 from commbench.analysis.runs import stragglers
 from commbench.analysis.runs import network_model
-from commbench.engine.records import FLAGS, Record
+from commbench.engine.flags import FLAGS
+from commbench.engine.records import Record
 from commbench.report.figures.sizes import families
 from commbench.report.figures.matrix import matrix_figures
 from commbench.report.page.collectives import overhead_tables
@@ -21,7 +22,7 @@ from commbench.analysis.scaling import growths
 from commbench.results.sharing import shares_gpu
 from commbench.results import MODEL, PAIRS, Run, Store
 
-DOUBT = FLAGS["shared_gpu"]
+DOUBT = FLAGS["shared_gpu"].description
 
 
 def records_of(backend: str) -> list[Record]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.engine.flags import check_flags
 from commbench.engine.records import SCHEMA, Clocks, Status, column
 from commbench.errors import InputError
 from commbench.schema import Diverging, read_as
@@ -119,6 +120,7 @@ class TrainingRecord:
         try:
             record = read_as(cls, data)
             record.case.checked()
+            check_flags(record.flags)
         except InputError as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
         return record
@@ -230,13 +232,3 @@ class BucketRow:
 
 DDP_COLUMNS = tuple(f.name for f in dataclasses.fields(TrainingRow))
 BUCKET_COLUMNS = tuple(f.name for f in dataclasses.fields(BucketRow))
-
-#: What each flag of ``ddp.csv`` means and what to try; those of `commbench.engine.records.FLAGS` have the same meaning.
-TRAINING_FLAGS = {
-    "same_layout": "DDP makes the same buckets as for another bucket size, which was measured for both",
-    "layout": "DDP's buckets are not those that its rule predicts from the trial: gradients come in another order",
-    "traffic": "the bytes really sent differ from theory by more than 5 %: the hook does not do what it says",
-    "drift": "the baseline moved by more than 10 % within a launch: the machine is not steady",
-    "ranks_differ": "ranks ended with different parameters: the hook or the workload is wrong",
-    "short": "fewer than 3 timed steps in a launch: use a larger budget",
-}

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from commbench.analysis.runs import stragglers
 from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
 from commbench.errors import InputError
 from commbench.interop.exports.common import (
@@ -199,7 +200,7 @@ def _counted(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable
     statuses = Counter(row.status for row in rows)
     for status in STATUSES:
         yield _sample("commbench_cases", {"kind": kind, "status": status}, statuses[status])
-    flags = Counter(flag for row in rows for flag in row.flags.split(";") if flag)
+    flags = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     for flag, count in sorted(flags.items()):
         yield _sample("commbench_flagged_cases", {"kind": kind, "flag": flag}, count)
 

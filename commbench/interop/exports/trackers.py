@@ -14,6 +14,7 @@ from typing import Any
 
 from commbench.ddp.plan.cases import SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
+from commbench.engine.flags import join_flags, split_flags
 from commbench.errors import InputError
 from commbench.interop.exports.common import Labels, case_labels, dated_s, needed, training_labels
 from commbench.results import Run
@@ -98,11 +99,11 @@ def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
 
 def _trial(labels: Labels, outcomes: Sequence[tuple[str, str]], points: Sequence[Point]) -> Trial:
     settings = {name: value for name, value in labels.items() if value}
-    flags = sorted({flag for _, flags in outcomes for flag in flags.split(";") if flag})
+    flags = join_flags(flag.name for _, cell in outcomes for flag in split_flags(cell))
     return Trial(
         name=_name(settings),
         settings=settings,
-        notes={"status": ";".join(dict.fromkeys(status for status, _ in outcomes)), "flags": ";".join(flags)},
+        notes={"status": ";".join(dict.fromkeys(status for status, _ in outcomes)), "flags": flags},
         points=points,
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import CONFIRM, HOOKS
+from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.axes import log_axis, look
 from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
@@ -111,7 +112,7 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
         largest[kind] = max(largest.get(kind, 0), case.message_bytes)
     spreads = []
     for case, key, row in rows:
-        medians, flags = launch_medians(records[key]), frozenset(row.flags.split(";"))
+        medians, flags = launch_medians(records[key]), frozenset(flag.name for flag in split_flags(row.flags))
         matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_DOUBTS)
         if matters and len(medians) > 1 and min(medians) > 0:
             colour = look(backends.index(case.backend)).colour

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.flags import has_flag
 from commbench.report.figures.axes import log_axis, look, mark_limit
 from commbench.report.figures.drawing import Drawing, draw, slug
 from commbench.report.figures.words import Group, groups, sentences
@@ -88,7 +89,7 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
     saved = f"{least} sends least: {three_digits(sent)} MB a step"
     if dense:
         saved += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
-    odd = [name for name, row in bars.items() if "traffic" in row.flags.split(";")]
+    odd = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
     return sentences(
         "Bytes that a rank really sent in a step (MB = 1e6), the mean over ranks; fewer is better only where the time "
         "saved is more than the time for compressing.",

@@ -13,7 +13,7 @@ from commbench.analysis.stragglers.findings import Suspect
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups, pattern_order
-from commbench.engine.records import FLAGS, OverlapRow, Row
+from commbench.engine.records import OverlapRow, Row
 from commbench.report.groups import groups_in, name_slowest
 from commbench.report.page.parts import (
     MOST_LINES,
@@ -113,7 +113,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     title = title_of(own)
     if len({name for name, _ in rows}) > 1:  # what follows holds for the first run only
         title = title.partition(" (")[0]
-    return make_table(title, rows, columns, meanings=FLAGS, rest_in=SUMMARY)
+    return make_table(title, rows, columns, rest_in=SUMMARY)
 
 
 def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
@@ -250,7 +250,7 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             case = matrix.case
             title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
             title += f" of {run.name}" if len(runs) > 1 else ""
-            table = make_table(title, rows, _PAIR_COLUMNS, meanings=FLAGS, rest_in=PAIRS)
+            table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
             total = len(matrix.source)
             left = (
                 [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."] if total > len(rows) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,14 +12,14 @@ from commbench.analysis.runs import all_rank_rows, stragglers
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
-from commbench.engine.records import FLAGS, Row
+from commbench.engine.flags import FLAGS, join_flags, split_flags
+from commbench.engine.records import Row
 from commbench.report.figures.sizes import busbw_of
 from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
 from commbench.report.page.parts import Finding, Tone
 from commbench.report.state import undecided, unfinished
-from commbench.report.table import ROWS, Flagged, Things, flags_of, format_time_us, warned
-from commbench.report.training import MEANINGS
+from commbench.report.table import ROWS, Flagged, Things, format_time_us, warned
 from commbench.results import Run
 from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, doubts_sentence, headline, learning_cost
@@ -34,14 +35,6 @@ BUSBW = (
 )
 #: Bits per second of 1 GB/s.
 _GIGABYTE_BPS = 8e9
-#: Doubts about a figure that its interval does not show, by their flags; those about conditions stand with all doubts.
-_BRIEF: Mapping[str, Callable[[Row], str]] = {
-    "bimodal": lambda _: "times within a launch fall in two humps",
-    "bimodal_launches": lambda _: "launches fall in two humps",
-    "unsteady": lambda _: "times drifted within launches",
-    "late": lambda _: "more than a fifth of the repetitions started late and were dropped",
-    "harness": lambda row: f"{_share(row.harness_us, row.time_us)} is commbench's own cost",
-}
 
 
 def bandwidths(run: Run) -> Iterable[Finding]:
@@ -115,7 +108,14 @@ def _share(part: float | None, whole: float | None) -> str:
 
 def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
     """What is doubtful about the rows that are shown, by backend; nothing where nothing is."""
-    briefs = {name: [_BRIEF[flag](row) for flag in flags_of(row) if flag in _BRIEF] for name, row in shown.items()}
+    briefs = {
+        name: [
+            flag.brief.format(overhead=_share(row.harness_us, row.time_us))
+            for flag in split_flags(row.flags)
+            if flag.brief
+        ]
+        for name, row in shown.items()
+    }
     said = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
     return [f"{'; '.join(said)}."] if said else []
 
@@ -177,16 +177,6 @@ def _range(matrix: Matrix) -> str:
 MATRICES = Things("matrix", "matrices")
 #: So many doubts stand on the first screen.
 MOST_DOUBTS = 3
-#: Doubts that change what the figures mean, however few rows they are about; others count where they are about most.
-_ALWAYS = frozenset(
-    {"ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "shared_gpu", "clock", "one_launch"}
-)
-#: The order in which they are told.
-_GRAVE = (
-    *("ranks_differ", "traffic", "unverified", "oversubscribed", "emulated", "shared_gpu", "clock", "one_launch"),
-    *("few_launches", "throttled", "bimodal_launches", "drift", "harness", "ci_wide", "bimodal", "unsteady", "late"),
-    "in_cache",
-)
 #: Which tone of several runs counts.
 _TONES: Sequence[Tone] = ("bad", "doubt", "good", "quiet", "")
 
@@ -329,9 +319,9 @@ def _doubts_about(run: Run) -> list[_Doubt]:
         of_training = Things("row of training", "rows of training")
         of_collectives = Things("row of collectives", "rows of collectives")
     doubts = [
-        *_grave(run, "training", run.training_rows, MEANINGS, of_training),
-        *_grave(run, "collectives", collectives, FLAGS, of_collectives),
-        *_grave(run, "pairs", matrix_rows(run), FLAGS, MATRICES),
+        *_grave(run, "training", run.training_rows, of_training),
+        *_grave(run, "collectives", collectives, of_collectives),
+        *_grave(run, "pairs", matrix_rows(run), MATRICES),
     ]
     alike: dict[str, _Doubt] = {}
     for doubt in sorted(doubts, key=lambda doubt: doubt.gravity):
@@ -347,20 +337,18 @@ def matrix_rows(run: Run) -> list[Flagged]:
 
 
 def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _Doubted:
-    return _Doubted(";".join(filter(is_kept, flags_of(row))), row.status, row.reason)
+    kept = (flag.name for flag in split_flags(row.flags) if is_kept(flag.name))
+    return _Doubted(join_flags(kept), row.status, row.reason)
 
 
-def _grave(
-    run: Run, section: str, rows: Sequence[Flagged], meanings: Mapping[str, str], things: Things
-) -> list[_Doubt]:
-    """What failed and what is gravely doubtful of one kind of rows, with the meanings of their flags."""
-    most = len(rows) / 2
-    counts = Counter(flag for row in rows for flag in flags_of(row))
-    shown = [flag for flag in _GRAVE if counts[flag] > most or (counts[flag] and flag in _ALWAYS)]
-    chosen = {flag: meanings[flag] for flag in shown if flag in meanings}
+def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Doubt]:
+    """The failures of one kind of rows, and the flags of high severity or that most rows have."""
+    counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
+    least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
+    chosen = {name: flag.priority for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
     kept = [_with_flags(row, chosen.__contains__) for row in rows]
-    found = warned(kept, run.info, meanings=chosen, things=things)
-    gravity = [*[-1] * (len(found) - len(chosen)), *map(_GRAVE.index, chosen)]
+    found = warned(kept, run.info, things=things)
+    gravity = [*[-1] * (len(found) - len(chosen)), *chosen.values()]
     return [
         _Doubt(rank, section, one.rows, one.seen, bool(one.remedy)) for rank, one in zip(gravity, found, strict=True)
     ]

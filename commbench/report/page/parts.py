@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from commbench.engine.flags import FLAGS, split_flags
 from commbench.report.figures.drawing import Drawing
-from commbench.report.table import UNBOUNDED, Flagged, flags_of
+from commbench.report.table import UNBOUNDED, Flagged
 from commbench.units import decimals
 
 Tone = Literal["", "good", "doubt", "bad", "quiet"]
@@ -176,7 +177,6 @@ def make_table(
     columns: Sequence[Column[R]],
     *,
     notes: Sequence[str] = (),
-    meanings: Mapping[str, str] | None = None,
     rest_in: str = "the run's files",
 ) -> Table:
     """Put rows into a table, at most `MOST_LINES` of them.
@@ -186,7 +186,6 @@ def make_table(
         rows: each with the name of its run, which is a column where they differ.
         columns: in their order.
         notes: sentences below the table.
-        meanings: of the flags that the rows may have.
         rest_in: the file that has all rows.
     """
     shown = rows[:MOST_LINES]
@@ -203,9 +202,8 @@ def make_table(
         headings.insert(0, Heading(text="run"))
         lines = [(Cell(name), *line) for (name, _), line in zip(shown, lines, strict=True)]
     left = [] if len(shown) == len(rows) else [_left_out(len(shown), len(rows), rest_in)]
-    known = {flag: meaning for flag, meaning in (meanings or {}).items() if flag in used}
-    unknown = dict.fromkeys(sorted(used - known.keys()), "this version of commbench does not know the flag")
-    return Table(title=title, headings=headings, lines=lines, notes=[*left, *notes], legend=known | unknown)
+    legend = {flag.name: flag.description for flag in FLAGS.values() if flag.name in used}
+    return Table(title=title, headings=headings, lines=lines, notes=[*left, *notes], legend=legend)
 
 
 def _left_out(shown: int, total: int, rest_in: str) -> str:
@@ -251,7 +249,7 @@ def flag_column(heading: str = "doubts") -> Column[Any]:
     """The column of flags."""
 
     def flags(row: Flagged) -> list[str]:
-        return flags_of(row)
+        return [flag.name for flag in split_flags(row.flags)]
 
     return Column(
         heading=heading, about="what is doubtful about the row; see below the table", text=_nothing, flags=flags

@@ -23,7 +23,6 @@ from commbench.report.page.parts import (
     words,
 )
 from commbench.report.training import (
-    MEANINGS,
     hook_label,
     prediction_title,
     trained_together,
@@ -51,7 +50,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             notes = without_ddp(rows)
             title = f"{of_run}{training_title(rows)}"
             columns = [*_COLUMNS, energy_column([run]), flag_column()]
-            tables.append(make_table(title, named, columns, notes=notes, meanings=MEANINGS, rest_in=DDP))
+            tables.append(make_table(title, named, columns, notes=notes, rest_in=DDP))
     return tables
 
 

@@ -1,0 +1,284 @@
+"""The flags: warnings that a record or a row of results carries, for collectives and for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from commbench.errors import InputError
+
+Severity = Literal["high", "medium", "low"]
+"""Whether a report's first screen names a flag: high always, medium if most rows have it, low never."""
+
+#: Placeholders in warnings and remedies that depend on the run's budget.
+_DEFAULTS = {"target": "the budget's target", "more_launches": "use more launches"}
+_SEPARATOR = ";"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One warning; ``remedy`` and ``warning`` may hold the placeholders ``{target}`` and ``{more_launches}``."""
+
+    name: str
+    """How records and CSV cells spell it."""
+    mark: str
+    """The character that tables show."""
+    meaning: str
+    remedy: str = ""
+    """What a user can do."""
+    warning: str = ""
+    """The predicate of "3 of 10 rows ..."; by default it states name and meaning."""
+    brief: str = ""
+    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is its share of time."""
+    severity: Severity = "low"
+    priority: int = 0
+    """Position among the flags of a report's first screen, 1 first; 0 for low severity."""
+    is_training_only: bool = False
+
+    @property
+    def description(self) -> str:
+        """Meaning and remedy in one line."""
+        remedy = self.remedy_with()
+        return f"{self.meaning}: {remedy}" if remedy else self.meaning
+
+    def warning_with(self, **values: str) -> str:
+        """Return the predicate of a warning, with placeholders replaced by ``values`` or general words."""
+        return self.warning.format_map({**_DEFAULTS, **values}) or f"are flagged {self.name}: {self.meaning}"
+
+    def remedy_with(self, **values: str) -> str:
+        """Return the remedy, with placeholders replaced by ``values`` or general words."""
+        return self.remedy.format_map({**_DEFAULTS, **values})
+
+
+#: All flags by name, in the order of a CSV cell.
+FLAGS: Mapping[str, Flag] = {
+    flag.name: flag
+    for flag in (
+        Flag(
+            name="one_launch",
+            mark="1",
+            meaning="the interval is within one launch only; launches differ more",
+            remedy="run it again with the same --out",
+            warning="come from one launch, but launches differ more than repetitions",
+            severity="high",
+            priority=8,
+        ),
+        Flag(
+            name="few_launches",
+            mark="f",
+            meaning="fewer than 6 launches, so the interval assumes log-normal launches",
+            remedy="add launches, 6 at least",
+            warning="come from fewer than 6 launches, so their interval assumes log-normal launches",
+            severity="medium",
+            priority=9,
+        ),
+        Flag(
+            name="ci_wide",
+            mark="w",
+            meaning="the interval is wider than the budget's target",
+            remedy="{more_launches}, or use a quieter machine",
+            warning="have an interval wider than {target} either way",
+            severity="medium",
+            priority=14,
+        ),
+        Flag(
+            name="bimodal",
+            mark="b",
+            meaning="times are bimodal within a launch; the median lies between the modes",
+            brief="times are bimodal within a launch",
+            severity="medium",
+            priority=15,
+        ),
+        Flag(
+            name="bimodal_launches",
+            mark="B",
+            meaning="launches are bimodal; the library or the system chose differently from launch to launch",
+            brief="launches are bimodal",
+            severity="medium",
+            priority=11,
+        ),
+        Flag(
+            name="unsteady",
+            mark="u",
+            meaning="times drifted within a launch",
+            brief="times drifted within launches",
+            severity="medium",
+            priority=16,
+        ),
+        Flag(
+            name="oversubscribed",
+            mark="o",
+            meaning="more ranks than CPUs took turns; this is no measure of the interconnect",
+            severity="high",
+            priority=4,
+        ),
+        Flag(
+            name="late",
+            mark="l",
+            meaning="more than a fifth of the repetitions started late and were dropped",
+            brief="more than a fifth of the repetitions started late and were dropped",
+            severity="medium",
+            priority=17,
+        ),
+        Flag(
+            name="clock",
+            mark="c",
+            meaning="the error of the ranks' clocks exceeds a tenth of the time",
+            remedy="use --sync dissemination",
+            warning="are flagged clock, since the error of the ranks' clocks exceeds a tenth of the time",
+            severity="high",
+            priority=7,
+        ),
+        Flag(
+            name="harness",
+            mark="h",
+            meaning="commbench's own overhead (harness_us) is more than 5 % of the time",
+            brief="{overhead} is commbench's own overhead",
+            severity="medium",
+            priority=13,
+        ),
+        Flag(name="unverified", mark="v", meaning="the result could not be verified", severity="high", priority=3),
+        Flag(
+            name="slowest_group",
+            mark="S",
+            meaning="this group was the slowest of the groups that ran at the same time",
+            remedy="see below its table",
+            warning="are of a group that was slower than the median one of its pattern, beyond noise",
+        ),
+        Flag(
+            name="imported",
+            mark="i",
+            meaning="another tool's figure: no raw repetitions, no interval, time as that tool defines it",
+            remedy="import more than one of its outputs",
+            warning="are figures of another tool, without raw repetitions and intervals, with time as it defines it",
+        ),
+        Flag(
+            name="emulated",
+            mark="e",
+            meaning="hosts and links were emulated on one machine: only the rate of the links is real",
+            severity="high",
+            priority=5,
+        ),
+        Flag(
+            name="shared_gpu",
+            mark="g",
+            meaning="ranks share one physical GPU; this is no measure of the interconnect",
+            severity="high",
+            priority=6,
+        ),
+        Flag(
+            name="throttled",
+            mark="T",
+            meaning="a GPU was slowed down around the case; clocks.slowed_by in samples.jsonl names the cause",
+            severity="medium",
+            priority=10,
+        ),
+        Flag(
+            name="in_cache",
+            mark="C",
+            meaning="buffers took turns, but all of them together fit into the cache",
+            severity="medium",
+            priority=18,
+        ),
+        Flag(
+            name="layout",
+            mark="L",
+            meaning="DDP's buckets differ from those that its rule predicts: gradients come in another order",
+            is_training_only=True,
+        ),
+        Flag(
+            name="traffic",
+            mark="t",
+            meaning="the bytes sent differ from theory by more than 5 %: the hook does not do what it claims",
+            severity="high",
+            priority=2,
+            is_training_only=True,
+        ),
+        Flag(
+            name="drift",
+            mark="d",
+            meaning="the baseline moved by more than 10 % within a launch: the machine is not steady",
+            severity="medium",
+            priority=12,
+            is_training_only=True,
+        ),
+        Flag(
+            name="ranks_differ",
+            mark="!",
+            meaning="ranks ended with different parameters: the hook or the workload is wrong",
+            severity="high",
+            priority=1,
+            is_training_only=True,
+        ),
+        Flag(
+            name="short",
+            mark="s",
+            meaning="fewer than 3 timed steps in a launch",
+            remedy="use a larger budget",
+            warning="have fewer than 3 timed steps in a launch",
+            is_training_only=True,
+        ),
+        Flag(
+            name="same_layout",
+            mark="=",
+            meaning="DDP makes the same buckets as for another bucket size; that measurement stands for both",
+            is_training_only=True,
+        ),
+    )
+}
+
+#: The order of each flag in a CSV cell.
+_POSITIONS = {name: position for position, name in enumerate(FLAGS)}
+
+
+def check_flags(names: Iterable[str]) -> None:
+    """Raise if a name is no flag.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    unknown = [name for name in names if name not in FLAGS]
+    if unknown:
+        raise InputError(f"the flag {unknown[0]!r:.40} is unknown to this version of commbench")
+
+
+def raised_flags(conditions: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the flags whose condition is true, in their order.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    check_flags(conditions)
+    return tuple(name for name, is_raised in conditions.items() if is_raised)
+
+
+def join_flags(names: Iterable[str]) -> str:
+    """Return the CSV cell of flags: each once, in the order of `FLAGS`.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    names = set(names)
+    check_flags(sorted(names))
+    return _SEPARATOR.join(sorted(names, key=_POSITIONS.__getitem__))
+
+
+def split_flags(cell: str) -> list[Flag]:
+    """Return the flags of a CSV cell.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    names = [name for name in cell.split(_SEPARATOR) if name]
+    check_flags(names)
+    return [FLAGS[name] for name in names]
+
+
+def has_flag(cell: str, name: str) -> bool:
+    """Return whether a CSV cell holds a flag.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    return FLAGS[name] in split_flags(cell)

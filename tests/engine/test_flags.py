@@ -1,0 +1,61 @@
+"""Tests of the registry of flags and of their CSV cell."""
+
+import pytest
+
+from commbench.engine.flags import FLAGS, has_flag, join_flags, raised_flags, split_flags
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from tests.builders import make_record
+
+
+def test_each_flag_has_its_own_mark() -> None:
+    """Give no two flags the same mark."""
+    assert len({flag.mark for flag in FLAGS.values()}) == len(FLAGS)
+    assert all(len(flag.mark) == 1 for flag in FLAGS.values())
+
+
+def test_first_screen_has_one_order() -> None:
+    """Order exactly the flags above low severity, the severe ones first."""
+    shown = sorted((flag for flag in FLAGS.values() if flag.priority), key=lambda flag: flag.priority)
+    assert {flag.name for flag in FLAGS.values() if flag.severity != "low"} == {flag.name for flag in shown}
+    assert list(range(1, len(shown) + 1)) == [flag.priority for flag in shown]
+    assert sorted(["high", "medium"]) == list(dict.fromkeys(flag.severity for flag in shown))
+
+
+def test_cell_has_each_flag_once_in_order() -> None:
+    """Join flags in the order of the registry and split them again."""
+    cell = join_flags(["late", "ci_wide", "same_layout", "traffic", "late"])
+    assert "ci_wide;late;traffic;same_layout" == cell
+    assert cell.split(";") == [flag.name for flag in split_flags(cell)]
+    assert ("", []) == (join_flags([]), split_flags(""))
+    assert has_flag(cell, "late")
+    assert not has_flag("bimodal_launches", "bimodal")
+
+
+def test_raised_flags_are_those_whose_condition_holds() -> None:
+    """Keep the order of the conditions."""
+    assert ("late", "clock") == raised_flags({"late": True, "unverified": False, "clock": True})
+
+
+def test_unregistered_names_are_refused() -> None:
+    """Raise on joining, splitting, raising and reading a name that is no flag."""
+    for action in (
+        lambda: join_flags(["zeta"]),
+        lambda: split_flags("late;zeta"),
+        lambda: raised_flags({"zeta": True}),
+    ):
+        with pytest.raises(InputError, match="'zeta' is unknown"):
+            action()
+    with pytest.raises(InputError, match="'zeta' is unknown"):
+        Record.from_json(make_record(flags=["zeta"]).to_json())
+
+
+def test_texts_depend_on_the_budget() -> None:
+    """Fill placeholders with the run's values, and with general words in documentation."""
+    wide = FLAGS["ci_wide"]
+    assert "have an interval wider than 5 % either way" == wide.warning_with(target="5 %")
+    assert (
+        "the interval is wider than the budget's target: use more launches, or use a quieter machine"
+        == wide.description
+    )
+    assert "are flagged late: " in FLAGS["late"].warning_with()
