@@ -26,6 +26,8 @@ KEPT = sorted(path.parent.name for path in RESULTS.glob("*_*_2026112[12]/samples
 BENCH, TRAINED = "bench_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121"
 #: Variables that would make this process a rank of a launch, or change how help is drawn.
 FOREIGN = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_", "FORCE_COLOR", "GITHUB_ACTIONS")
+#: Digits of a number that is compared: fewer say little and stand in sentences too.
+SIGNIFICANT = 3
 #: Rows behind the tables: too many to record.
 SAMPLES = ("repetitions", "steps", "samples")
 
@@ -148,7 +150,7 @@ def _scratch() -> Iterator[Path]:
     here = Path.cwd()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     environment |= {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    slots = mock.patch("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
+    slots = mock.patch("commbench.launch.launchers.hosts.local_cpus", return_value=2)
     with tempfile.TemporaryDirectory() as name, mock.patch.dict(os.environ, environment, clear=True), slots:
         home = Path(name)
         (home / "foreign").mkdir()
@@ -232,17 +234,12 @@ PRINTED = {
 
 
 def figures_of(line: str) -> list[str]:
-    """Return the numbers with at least three digits that a command prints, each once, sorted as text."""
+    """Return the numbers of three or more digits that a command prints, each once, sorted as text."""
+    page = ["--out", "page"] if line.startswith("report") and "--format" not in line else []
     with _scratch():
-        code, out, err = _call(
-            [
-                "commbench",
-                *line.split(),
-                *(["--out", "page"] if line.startswith("report") and "--format" not in line else []),
-            ]
-        )
+        code, out, err = _call(["commbench", *line.split(), *page])
     assert out, (line, code, err)
-    return sorted({word for word in re.findall(r"\d[\d.]*\d", out) if len(word.replace(".", "")) > 2})
+    return sorted({word for word in re.findall(r"\d[\d.]*\d", out) if len(word.replace(".", "")) >= SIGNIFICANT})
 
 
 def tables_of(run: str) -> dict[str, dict[str, list[Any]]]:

@@ -1,4 +1,4 @@
-"""Commands, exit codes, options, tables and printed figures are those that were recorded; words may change if listed."""
+"""Commands, exit codes, options, tables and printed figures stay as recorded; texts change only if listed."""
 
 import json
 import math
