@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from commbench.collectives.operations import OPERATIONS, Layout, Operation, Shape
 from commbench.ddp.plan.records import BucketRow, TrainingRow
@@ -19,7 +19,7 @@ from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import SCHEMA, OverlapRow, Row
-from commbench.hooks import HOOKS, Hook
+from commbench.hooks.registry import HOOKS, HookOption, HookSpec
 from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
 from commbench.interop.exports.metrics import METRICS
 from commbench.report.comparison.formats import ComparisonRow
@@ -187,8 +187,6 @@ SAID = {
     "feedback": "keep what was not sent, and send it later",
     "warmup_steps": "steps over which `warmup` goes",
 }
-#: Options that are written without their name.
-NUMBERS = frozenset({"density", "rank"})
 KINDS = {
     "tuple[commbench.results.recommendation.Choice": "choices",
     "Choice": "a choice",
@@ -241,6 +239,7 @@ def _collectives() -> list[str]:
 
 def _training() -> list[str]:
     """What there is to say of training."""
+    hooks = [spec for spec in HOOKS.values() if spec.class_name]
     return [
         "## ddp.csv\n",
         _columns(TrainingRow),
@@ -299,10 +298,10 @@ def _training() -> list[str]:
         "A search:\n",
         _fields(Search),
         HOOKS_HEAD,
-        _table(("hook", "what it does", "bytes a rank sends"), (_hook(hook) for hook in HOOKS.values())),
+        _table(("hook", "what it does", "bytes a rank sends"), map(_hook, hooks)),
         _table(
             ("hook", "option", "default", "values", "what"),
-            (line for hook in HOOKS.values() for line in _options(hook)),
+            (line for hook in hooks for line in _options(hook)),
         ),
         WORKLOADS_HEAD,
         _table(
@@ -379,28 +378,27 @@ def _clause(sentence: str) -> str:
     return text if text.endswith("..") else text.removesuffix(".")
 
 
-def _hook(hook: type[Hook]) -> tuple[str, ...]:
+def _hook(spec: HookSpec) -> tuple[str, ...]:
     """One line of the table of hooks."""
-    what, formula = (_first_line(part).removesuffix(".") for part in (hook, hook.wire_bytes))
-    return f"`{hook.name}`", what, formula
+    return f"`{spec.name}`", _first_line(spec.load()).removesuffix("."), spec.formula
 
 
-def _options(hook: type[Hook]) -> list[Sequence[str]]:
+def _options(spec: HookSpec) -> list[Sequence[str]]:
     """A hook's options; the number that stands without a name is required."""
-    hints, said = get_type_hints(hook.__init__), SAID | _arguments(hook)
+    described = SAID | _arguments(spec.load())
     return [
         (
-            f"`{hook.name}`",
-            f"`{name}`",
-            "required" if name in NUMBERS else _plain(parameter.default),
-            _values(hints[name]),
-            _clause(said[name]),
+            f"`{spec.name}`",
+            f"`{option.name}`",
+            "required" if option.name == spec.number else _plain(option.default),
+            _values(option),
+            _clause(described[option.name]),
         )
-        for name, parameter in inspect.signature(hook).parameters.items()
+        for option in spec.options
     ]
 
 
-def _arguments(hook: type[Hook]) -> dict[str, str]:
+def _arguments(hook: type[object]) -> dict[str, str]:
     """What a class says of its arguments, each in one line."""
     text = (inspect.getdoc(hook) or "").partition("Args:\n")[2].partition("\n\n")[0]
     lines = textwrap.dedent(text).replace("\n    ", " ").splitlines()
@@ -411,12 +409,10 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else "" if value == () else str(value)
 
 
-def _values(kind: object) -> str:
+def _values(option: HookOption) -> str:
     """What an option takes."""
-    if get_origin(kind) is Literal:
-        return ", ".join(get_args(kind))
-    known = {bool: "true, false", int: "a whole number", float: "a number", Sequence[float]: "a list `0.25+0.06`"}
-    return known[kind]  # type: ignore[index]
+    words = {bool: "true, false", int: "a whole number", float: "a number", tuple: "a list `0.25+0.06`"}
+    return ", ".join(option.choices) or words[type(option.default)]
 
 
 def _workload(name: str) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from typing import Any
 
 from builders import make_info
 
-from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord, TrainingRow
+from commbench.hooks.registry import parse_hook
 from commbench.results.training_summary import training_rows
 
 

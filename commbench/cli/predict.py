@@ -30,10 +30,11 @@ from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
-from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, noting
+from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
 from commbench.results import Run, load_run
 from commbench.results.sharing import measures_interconnect, shares_gpu

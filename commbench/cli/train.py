@@ -20,9 +20,10 @@ from commbench.cli.request import (
     ranks_by_gpus,
     split_names,
 )
-from commbench.ddp.plan.cases import BACKENDS, HOOKS, PRECISIONS, TrainingSweep
+from commbench.ddp.plan.cases import BACKENDS, PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records

@@ -25,9 +25,10 @@ from commbench.cli.train import (
     training_ranks,
     write_recommendation,
 )
-from commbench.ddp.plan.cases import canonical_cap, parse_hook
+from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.launch.probe import probe_workload
 from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS, TuningBudget
@@ -36,8 +37,6 @@ from commbench.tuner.stages import TuningPlan
 
 #: Bucket sizes of all different layouts.
 AUTO = "auto"
-#: What ``--allow`` takes without a number.
-NUMBERS = {"topk": "topk:0.01", "randomk": "randomk:0.01", "powersgd": "powersgd:2"}
 #: Steps of a block at least: 3 that are never timed, and 3 to take a median of.
 FEWEST_STEPS = 6
 
@@ -175,7 +174,7 @@ def _hooks(allow: str) -> list[str]:
     Raises:
         InputError: an unknown hook, or one that only measures.
     """
-    hooks = [NUMBERS.get(name, name) for name in split_names(allow) or ()]
+    hooks = [HOOKS[name].usual if name in HOOKS else name for name in split_names(allow) or ()]
     for hook in hooks:
         if parse_hook(hook)["hook"] in INSTRUMENTS:
             raise InputError(

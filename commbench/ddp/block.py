@@ -30,6 +30,7 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
+from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
@@ -315,7 +316,8 @@ class _Training:
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
-            sent += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense_bytes(elements, ranks)
+            dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
+            sent += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
         buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers())
         return float(sent + buffers * (ranks - 1) / ranks)
 
@@ -359,11 +361,6 @@ class _Training:
     def _flat_gradient(self) -> torch.Tensor:
         gradients = [p.grad for p in self.inner.parameters() if p.grad is not None]
         return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
-
-
-def dense_bytes(elements: int, ranks: int) -> float:
-    """Bytes that a rank sends in a ring all-reduce of so many float32 elements: 2 (p-1)/p 4n (Patarasuk, Yuan 2009)."""
-    return 2 * (ranks - 1) / ranks * 4 * elements
 
 
 def takes_lists() -> bool:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commbench.ddp.plan.cases import TrainingCase, parse_hook
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
 from commbench.errors import InputError
+from commbench.hooks.registry import parse_hook
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.ddp.block import BlockSamples, dense_bytes, timed_events
+from commbench.ddp.block import BlockSamples, timed_events
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.engine.energy import RunMeter
 from commbench.engine.gpu_clocks import clocks_between
 from commbench.hooks import BucketTimes
+from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
 #: Blocks of so many steps are long enough to look for the end of their warm-up.
 LONG_BLOCK = 40
@@ -71,7 +72,7 @@ def merge(
         **totals,
         sent_bytes=_mean([rank.sent_bytes for rank in everyone]),
         expected_bytes=_mean([rank.expected_bytes for rank in everyone]),
-        dense_bytes=dense_bytes(first[0].parameters, case.world_size) if case.uses_ddp else None,
+        dense_bytes=ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size) if case.uses_ddp else None,
         losses=np.mean([rank.losses for rank in first], axis=0).tolist() if first[0].losses else [],
         metric_name=workload.metric if first[0].metrics else "",
         metrics=first[0].metrics,

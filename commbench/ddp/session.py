@@ -25,7 +25,8 @@ from commbench.engine.energy import RunMeter
 from commbench.engine.records import Status
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
-from commbench.hooks import TopK, selectors
+from commbench.hooks import selectors
+from commbench.hooks.registry import find_hook
 from commbench.system.host import clock_domain
 
 #: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
@@ -100,7 +101,7 @@ def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | Non
 
 
 def _selects_fast(case: TrainingCase) -> bool:
-    return case.hook == TopK.name and case.options.get("selection", "fast") == "fast"
+    return case.uses_ddp and find_hook(case.hook).compiles(case.options)
 
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:

@@ -1,19 +1,24 @@
-"""DDP communication hooks as a library, registered on any DDP model in one line."""
+"""DDP communication hooks as a library, registered on any DDP model in one line.
+
+`registry`, `message` and `compression` need no torch. The hooks' classes do, so they are imported when first asked for.
+May import backends, engine, collectives and what lies below these; nothing of ddp or above.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, HookSpec, make_hook
 
-try:
-    import torch as _torch  # noqa: F401 - to say in one sentence what is missing
-except ImportError as error:
-    raise InputError("Communication hooks need PyTorch, which is not installed: pip install torch.") from error
-
-from commbench.hooks.base import BucketMarks, BucketTimes, Hook
-from commbench.hooks.dense import BF16, FP16, PassThrough
-from commbench.hooks.guard import Guard
-from commbench.hooks.powersgd import PowerSGD
-from commbench.hooks.randomk import RandomK
-from commbench.hooks.registry import HOOKS, make_hook
-from commbench.hooks.topk import TopK
+if TYPE_CHECKING:
+    from commbench.hooks.base import BucketMarks, BucketTimes, Hook
+    from commbench.hooks.dense import BF16, FP16, PassThrough
+    from commbench.hooks.guard import Guard
+    from commbench.hooks.powersgd import PowerSGD
+    from commbench.hooks.randomk import RandomK
+    from commbench.hooks.topk import TopK
 
 __all__ = [
     "BF16",
@@ -23,9 +28,39 @@ __all__ = [
     "BucketTimes",
     "Guard",
     "Hook",
+    "HookSpec",
     "PassThrough",
     "PowerSGD",
     "RandomK",
     "TopK",
     "make_hook",
 ]
+
+#: The module of each class that needs torch.
+_MODULES = {
+    "BF16": "dense",
+    "BucketMarks": "base",
+    "BucketTimes": "base",
+    "FP16": "dense",
+    "Guard": "guard",
+    "Hook": "base",
+    "PassThrough": "dense",
+    "PowerSGD": "powersgd",
+    "RandomK": "randomk",
+    "TopK": "topk",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a class on first use.
+
+    Raises:
+        InputError: PyTorch is not installed.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401 - to state in one sentence what is missing
+    except ImportError as error:
+        raise InputError("Communication hooks need PyTorch, which is not installed: pip install torch.") from error
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

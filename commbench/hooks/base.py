@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
+from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
 from commbench.hooks.results import Expected
 from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_clock
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: What a hook makes of the value of its collective's future: the averaged bucket, shape (numel,).
 Finish = Callable[[Any], torch.Tensor]
-#: Each tensor of a bucket as its shape.
-Shapes = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,12 +171,17 @@ class Hook(ABC):
         """Send one bucket on its way: the future of its communication, and the local work to do when that is done."""
 
     @abstractmethod
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """Bytes that theory says one rank sends for an fp32 bucket of ``numel`` elements, after any warm-up.
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """Return the collectives that the hook issues for a bucket, in order, after any warm-up."""
 
-        ``shapes`` are the shapes of the bucket's tensors; a hook that treats tensors differently takes the bucket
-        for one tensor where they are not given.
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
+        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel`` elements, after any warm-up.
+
+        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that treats tensors differently takes
+        the bucket for one matrix.
         """
+        bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
+        return sent_bytes(self.messages(bucket), world_size)
 
     def begin_step(self) -> None:  # noqa: B027 - most hooks have nothing to do
         """Do what is due once per step, before the first bucket."""
@@ -242,11 +246,6 @@ class Hook(ABC):
             f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a new "
             f"DistributedDataParallel. What happened: {self.failure}"
         )
-
-
-def ring_bytes(nbytes: int, world_size: int) -> int:
-    """Bytes one rank sends in a ring all-reduce of ``nbytes``: 2(p-1)/p of them (Patarasuk and Yuan, 2009)."""
-    return round(2 * (world_size - 1) * nbytes / world_size)
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from commbench.hooks.base import Finish, Hook, Shapes, Stopwatch, ring_bytes
+from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.message import BucketShape, Message, dense_messages
 
 
 class PassThrough(Hook):
@@ -22,9 +23,9 @@ class PassThrough(Hook):
         watch.started()
         return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
-        """2(p-1)/p x 4n."""
-        return ring_bytes(4 * numel, world_size)
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return dense_messages(bucket)
 
 
 class _Half(Hook):
@@ -56,9 +57,9 @@ class _Half(Hook):
             kept = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
         return kept
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
-        """2(p-1)/p x 2n."""
-        return ring_bytes(2 * numel, world_size)
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return dense_messages(bucket, dtype=str(self.dtype).removeprefix("torch."))
 
 
 class FP16(_Half):

@@ -89,9 +89,9 @@ class Memory:
     def scale(self, kind: str, factors: Mapping[str, float]) -> None:
         """Multiply what is remembered of each parameter named."""
         for slot in self._slots.values():
-            for piece in slot.layout.pieces:
-                if piece.name in factors:
-                    piece.flat(slot.old[kind]).mul_(factors[piece.name])
+            for span in slot.layout.spans:
+                if span.name in factors:
+                    span.flat(slot.old[kind]).mul_(factors[span.name])
         for name, tensor in self._waiting[kind].items():
             tensor.mul_(factors.get(name, 1.0))
 
@@ -101,7 +101,7 @@ class Memory:
         found = {kind: dict(waiting) for kind, waiting in self._waiting.items()}
         for slot in self._slots.values():
             for kind in self.kinds:
-                found[kind] |= {piece.name: piece.view(slot.old[kind]) for piece in slot.layout.pieces}
+                found[kind] |= {span.name: span.view(slot.old[kind]) for span in slot.layout.spans}
         return {kind: {name: tensor.clone() for name, tensor in tensors.items()} for kind, tensors in found.items()}
 
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -115,16 +115,16 @@ class Memory:
         """Let the parameters of this bucket and all after it wait for their new buckets."""
         for gone in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
             for kind in self.kinds:
-                self._waiting[kind] |= {piece.name: piece.view(gone.old[kind]) for piece in gone.layout.pieces}
+                self._waiting[kind] |= {span.name: span.view(gone.old[kind]) for span in gone.layout.spans}
 
     def _assemble(self, layout: Layout, like: torch.Tensor) -> Slot:
         slot = Slot(layout=layout)
         for kind in self.kinds:
             flat = slot.old[kind] = torch.zeros_like(like)
-            for piece in layout.pieces:
-                kept = self._waiting[kind].pop(piece.name, None)
+            for span in layout.spans:
+                kept = self._waiting[kind].pop(span.name, None)
                 if kept is not None:
-                    piece.view(flat).copy_(kept)
+                    span.view(flat).copy_(kept)
             slot.new[kind] = torch.zeros_like(like) if self.held_back else flat
         return slot
 
@@ -313,7 +313,7 @@ def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None
         into.copy_(value)
 
 
-def spoil(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
+def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
     """Make everything NaN unless a truth value holds; on a device without asking it."""
     if not on_host(unless):
         tensor.masked_fill_(~unless, torch.nan)

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from commbench.errors import InputError, UnsupportedError
-from commbench.hooks.base import Finish, Hook, Shapes, Stopwatch
+from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.message import BucketShape, Message
 
 
 class Guard(Hook):
@@ -46,6 +47,6 @@ class Guard(Hook):
             f"{bucket.index()}: it must return a torch Future."
         )
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - nothing is known of the hook
         """Raise UnsupportedError: what a hook of one's own sends can only be measured."""
         raise UnsupportedError(f"what hook {self.name} sends is measured, not predicted")

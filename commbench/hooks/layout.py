@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Span:
     """One tensor's part of a bucket: elements ``start`` to ``start + numel``, in the order of ``stride``."""
 
     name: str
@@ -41,20 +41,20 @@ class Layout:
     """
 
     parameters: tuple[torch.nn.Parameter, ...]
-    pieces: tuple[Piece, ...]
+    spans: tuple[Span, ...]
     numel: int
 
     @classmethod
     def of(cls, bucket: dist.GradBucket, names: Mapping[int, str]) -> Self:
         """Read the layout off a bucket; ``names`` are by the parameters' ``id``."""
-        pieces, start = [], 0
+        spans, start = [], 0
         parameters = tuple(bucket.parameters())
         for parameter in parameters:
             shape, numel = tuple(parameter.shape), parameter.numel()
             name, stride = names[id(parameter)], _stride_in_bucket(shape, tuple(parameter.stride()))
-            pieces.append(Piece(name=name, start=start, numel=numel, shape=shape, stride=stride))
+            spans.append(Span(name=name, start=start, numel=numel, shape=shape, stride=stride))
             start += numel
-        return cls(parameters=parameters, pieces=tuple(pieces), numel=start)
+        return cls(parameters=parameters, spans=tuple(spans), numel=start)
 
     def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Whether these very parameters, in this order, are the bucket's."""

@@ -1,4 +1,4 @@
-"""The message of a compressing hook for a bucket: k elements and indices, dense tensors, or matrix factors; bytes.
+"""What a hook sends for a bucket: the collectives with their sizes, and the layout of a sparse payload in bytes.
 
 A payload is a byte array that collectives can carry as it is: k indices (int32), then k values (float32 or float16),
 then, where k is odd and values take two bytes, two bytes of zero, so that payloads in one buffer stay aligned.
@@ -9,44 +9,139 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from commbench.collectives.datatypes import DTYPES
 from commbench.errors import InputError
 
-ValueType: TypeAlias = Literal["float32", "float16"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-#: One more element could not be named by an int32.
+ValueType: TypeAlias = Literal["float32", "float16"]
+Scope: TypeAlias = Literal["bucket", "parameter"]
+#: The shape of each tensor of a bucket, in the order of the bucket.
+Shapes: TypeAlias = Sequence[Sequence[int]]
+
+#: int32 cannot number more elements.
 LARGEST_N = 2**31 - 1
+INDEX_BYTES = 4
+#: Bytes of an element that is sent as it is.
+FLOAT32_BYTES = 4
+
+
+# ------------------------------------------------------------------------------------------------------- collectives
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketShape:
+    """One bucket of gradients, as far as the size of its messages depends on it."""
+
+    elements: int
+    world_size: int
+    shapes: Shapes | None = None
+    """None: only the number of elements is known."""
+    dtype: str = "float32"
+    """Of the gradients; hooks that leave elements out take float32 only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One collective that a hook issues for a bucket."""
+
+    operation: Literal["all_reduce", "all_gather"]
+    dtype: str
+    """Of the elements that are summed; an all_gather sums none, and its ``float32`` stands for any type."""
+    message_bytes: float
+    """As in ``collectives.csv``: an all_gather counts the parts of all ranks."""
+
+
+def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
+    """Return the bytes that one rank sends by theory for these messages.
+
+    An all_reduce is a ring, see `ring_bytes`; in an all_gather a rank's part reaches every other rank.
+    """
+    reduced = sum(message.message_bytes for message in messages if message.operation == "all_reduce")
+    gathered = sum(message.message_bytes for message in messages if message.operation == "all_gather")
+    return round(ring_bytes(reduced, world_size) + (world_size - 1) * gathered / world_size)
+
+
+def ring_bytes(nbytes: float, world_size: int) -> float:
+    """Return the bytes that one rank sends in a ring all-reduce: 2 (p-1)/p of them (Patarasuk and Yuan, 2009)."""
+    return 2 * (world_size - 1) * nbytes / world_size
+
+
+def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Message, ...]:
+    """One all_reduce of every element, as ``dtype``; None: in the type of the gradients."""
+    return (_all_reduce(bucket.elements, dtype or bucket.dtype),)
+
+
+def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
+    """One all_gather of the payloads with the tensors sent whole; one all_reduce if all tensors are sent whole."""
+    payload = selection.layout([(bucket.elements, 1)] if bucket.shapes is None else bucket.shapes)
+    if not payload.sparse:
+        return (_all_reduce(bucket.elements),)
+    gathered = bucket.world_size * payload.nbytes
+    return (Message(operation="all_gather", dtype="float32", message_bytes=gathered),)
+
+
+def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, ...]:
+    """One all_reduce of k values, whose indices all ranks know."""
+    return (_all_reduce(kept_elements(bucket.elements, density)),)
+
+
+def power_sgd_messages(bucket: BucketShape, *, rank: int, min_compression_rate: float) -> tuple[Message, ...]:
+    """The left factors with all tensors that are sent whole, then the right factors.
+
+    Without shapes the bucket counts as one square matrix.
+    """
+    side = max(1, math.isqrt(bucket.elements))
+    left = right = 0
+    for shape in [(side, max(1, bucket.elements // side))] if bucket.shapes is None else bucket.shapes:
+        factors = matrix_factors(shape, rank=rank, min_compression_rate=min_compression_rate)
+        left += factors.rows * factors.rank if factors else math.prod(shape)
+        right += factors.columns * factors.rank if factors else 0
+    return (_all_reduce(left), *([_all_reduce(right)] if right else []))
+
+
+def _all_reduce(elements: int, dtype: str = "float32") -> Message:
+    return Message(operation="all_reduce", dtype=dtype, message_bytes=elements * DTYPES[dtype].itemsize)
+
+
+# --------------------------------------------------------------------------------------------------- sparse payloads
 
 
 def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
-    """Bytes of a payload of ``k`` slots, a multiple of 4."""
-    return 4 * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
+    """Return the bytes of a payload of ``k`` slots, a multiple of 4."""
+    return INDEX_BYTES * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
 
 
 def check_slots(n: int, k: int, value_dtype: str) -> None:
-    """Raise InputError where ``k`` of ``n`` elements cannot be sent, or not in this type."""
+    """Raise InputError if ``k`` of ``n`` elements cannot be sent, or not in this type."""
     if not 1 <= n <= LARGEST_N or not 1 <= k <= n:
         raise InputError(f"Cannot send {k} of {n} elements; give 1 <= k <= n < 2**31.")
     if value_dtype not in get_args(ValueType):
         raise InputError(f"Values cannot be sent as {value_dtype!r}; choose float32 or float16.")
 
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+def check_density(hook: str, density: float) -> float:
+    """Return k/n; raise InputError if it is outside (0, 1]."""
+    if not 0 < density <= 1:
+        raise InputError(f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1.")
+    return density
 
-INDEX_BYTES = 4
-Values = Literal["float32", "float16"]
-VALUE_BYTES = {"float32": 4, "float16": 2}
+
+def kept_elements(numel: int, density: float) -> int:
+    """Return how many of n elements are sent: k = ceil(density x n), at least 1, whatever the product's rounding."""
+    return min(numel, max(1, math.ceil(round(density * numel, 6))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class PayloadPart:
     """Elements ``start`` to ``start + numel`` of a bucket, and their place in the message, in bytes.
 
-    ``k`` of them are sent as k int32 indices (from ``start``), k values and what fills the last four bytes.
+    ``k`` of them are sent as k int32 indices (counted from ``start``), k values and padding to a multiple of 4 bytes.
     With ``k`` 0 all are sent, as float32.
     """
 
@@ -58,80 +153,82 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class PayloadLayout:
     """The parts of one bucket's message and its length in bytes."""
 
-    sparse: tuple[Part, ...]
-    dense: tuple[Part, ...]
+    sparse: tuple[PayloadPart, ...]
+    dense: tuple[PayloadPart, ...]
     nbytes: int
-
-
-def check_density(hook: str, density: float) -> float:
-    """Return k/n where it is in (0, 1]; raises InputError elsewhere."""
-    if not 0 < density <= 1:
-        raise InputError(f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1.")
-    return density
-
-
-def kept(numel: int, density: float) -> int:
-    """Elements to keep of n: k = ceil(density x n), at least 1; rounding of the product does not count."""
-    return min(numel, max(1, math.ceil(round(density * numel, 6))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What is selected: how much, over what, and which tensors are left out of it."""
+    """What top-k selects: the share, the scope, and the tensors that are sent whole."""
 
     density: float
-    values: Values
-    scope: str
-    dense_below: int
-    dense_vectors: bool
+    values: ValueType = "float32"
+    scope: Scope = "bucket"
+    dense_below: int = 0
+    dense_vectors: bool = False
 
     def at(self, density: float) -> Self:
-        """The same at another density."""
+        """Return the same selection at another density."""
         return replace(self, density=density)
 
-    def message(self, shapes: Sequence[Sequence[int]]) -> Message:
+    def layout(self, shapes: Shapes) -> PayloadLayout:
         """Lay out the message of a bucket whose tensors have these shapes."""
         sparse: list[tuple[int, int, int]] = []  # start, elements, elements that count for k
-        dense: list[tuple[int, int, int]] = []
-        start = total = 0
+        dense: list[tuple[int, int]] = []  # start, elements
+        start = offset = 0
         for shape in shapes:
             numel = math.prod(shape)
             if numel == 0:
                 continue
-            (dense if self._is_dense(shape, numel) else sparse).append((start, numel, numel))
+            if self._is_dense(shape, numel):
+                dense.append((start, numel))
+            else:
+                sparse.append((start, numel, numel))
             start += numel
         if self.scope == "bucket" and sparse:
             # One selection over the whole bucket: the tensors sent whole are zeroed first, so none is selected.
             sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
-        parts = []
+        sparse_parts, dense_parts = [], []
         for first, numel, counted in sparse:
-            k = kept(counted, self.density)
-            nbytes = -(-k * (INDEX_BYTES + VALUE_BYTES[self.values]) // INDEX_BYTES) * INDEX_BYTES
-            parts.append(Part(start=first, numel=numel, k=k, offset=total, nbytes=nbytes))
-            total += nbytes
-        whole = []
-        for first, numel, _ in dense:
-            whole.append(Part(start=first, numel=numel, k=0, offset=total, nbytes=4 * numel))
-            total += 4 * numel
-        return Message(sparse=tuple(parts), dense=tuple(whole), nbytes=total)
+            k = kept_elements(counted, self.density)
+            nbytes = payload_bytes(k, self.values)
+            sparse_parts.append(PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes))
+            offset += nbytes
+        for first, numel in dense:
+            nbytes = FLOAT32_BYTES * numel
+            dense_parts.append(PayloadPart(start=first, numel=numel, k=0, offset=offset, nbytes=nbytes))
+            offset += nbytes
+        return PayloadLayout(sparse=tuple(sparse_parts), dense=tuple(dense_parts), nbytes=offset)
 
     def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
         return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)
 
 
-def matrix_sides(
+# --------------------------------------------------------------------------------------------------- matrix factors
+
+
+class MatrixFactors(NamedTuple):
+    """A tensor as the matrix that PowerSGD factorises: factors of shapes (rows, rank) and (columns, rank)."""
+
+    rows: int
+    columns: int
+    rank: int
+
+
+def matrix_factors(
     shape: Sequence[int], *, rank: int, min_compression_rate: float, stride: Sequence[int] = ()
-) -> tuple[int, int, int] | None:
-    """Rows, columns and rank of a tensor as the matrix that PowerSGD factorises; None where it is sent whole.
+) -> MatrixFactors | None:
+    """Return the factors of a tensor; None if it is sent whole.
 
     Args:
         shape: of the tensor.
-        rank: columns of the thin factors at most.
-        min_compression_rate: it is sent whole unless it shrinks by more than this.
-        stride: its memory order; empty where that is the order of its dimensions.
+        rank: columns of the factors, at most.
+        min_compression_rate: the tensor is sent whole unless it shrinks by more than this.
+        stride: the tensor's memory order; empty: the order of its dimensions.
     """
     numel = math.prod(shape)
     if len(shape) < 2 or numel == 0:  # noqa: PLR2004 - a matrix has two sides
@@ -140,4 +237,4 @@ def matrix_sides(
     rows = shape[outermost]
     columns = numel // rows
     r = min(rank, rows, columns)
-    return (rows, columns, r) if numel > min_compression_rate * r * (rows + columns) else None
+    return MatrixFactors(rows, columns, r) if numel > min_compression_rate * r * (rows + columns) else None

@@ -6,7 +6,6 @@ issues collectives from callbacks, which hangs or aborts on Gloo with more than 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,10 +15,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
-from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put, spoil
-from commbench.hooks.layout import Layout, Piece
-from commbench.hooks.message import matrix_sides
+from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, poison, put
+from commbench.hooks.layout import Layout, Span
+from commbench.hooks.message import BucketShape, MatrixFactors, Message, matrix_factors, power_sgd_messages
 from commbench.hooks.ordering import CommStream, CommThread, borrow, give_back
 from commbench.hooks.randomk import seeded
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 class _Matrix:
     """One tensor as a matrix: where it lies in the bucket, and its thin factors, which lie in the messages."""
 
-    piece: Piece
+    span: Span
     rows: int
     columns: int
     p: torch.Tensor
@@ -43,7 +42,7 @@ class _Matrix:
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """The matrix in a buffer of the bucket."""
-        return self.piece.flat(flat).view(self.rows, self.columns)
+        return self.span.flat(flat).view(self.rows, self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class _Plan:
     """One bucket's two messages: the left factors and all that is not compressed, then the right factors."""
 
     matrices: tuple[_Matrix, ...]
-    rest: tuple[tuple[Piece, torch.Tensor], ...]
+    rest: tuple[tuple[Span, torch.Tensor], ...]
     first: torch.Tensor
     second: torch.Tensor
     warm: torch.Tensor
@@ -140,10 +139,10 @@ class PowerSGD(FeedbackHook):
         """P = M Q / ranks for every matrix; a bucket that is not finite is NaN in all of it, for all to see."""
         for matrix in plan.matrices:
             torch.mm(matrix.of(total), matrix.q, out=matrix.p)
-        for piece, whole in plan.rest:
-            whole.copy_(piece.flat(total))
+        for span, whole in plan.rest:
+            whole.copy_(span.flat(total))
         plan.first.div_(self.world_size)
-        spoil(plan.first, unless=is_finite(total))
+        poison(plan.first, unless=is_finite(total))
 
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Both all-reduces of a bucket; every rank takes the same turns because it has the same sums."""
@@ -170,8 +169,8 @@ class PowerSGD(FeedbackHook):
         drift apart, as sums of the differences between the ranks' gradients.
         """
         left = None if residual is None else residual if on_host(finite) else total
-        for piece, _ in plan.rest if left is not None else ():
-            piece.flat(left).zero_()
+        for span, _ in plan.rest if left is not None else ():
+            span.flat(left).zero_()
         for matrix in plan.matrices:
             whole = matrix.of(total)
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
@@ -189,11 +188,11 @@ class PowerSGD(FeedbackHook):
         put(plan.warm, plan.second, where=finite)
         for matrix in plan.matrices:
             torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
-        for piece, whole in plan.rest:
-            piece.flat(total).copy_(whole)
+        for span, whole in plan.rest:
+            span.flat(total).copy_(whole)
         if self.is_scaled:
             total.mul_(self._scale)
-        spoil(total, unless=finite)
+        poison(total, unless=finite)
 
     # Plans
 
@@ -204,24 +203,25 @@ class PowerSGD(FeedbackHook):
 
     def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
         """Lay out both messages, and put warm factors, or the first ones, where they belong."""
-        sides = {piece.name: self._sides(piece.shape, piece.stride) for piece in layout.pieces}
-        rows, columns = (sum(side[i] * side[2] for side in sides.values() if side) for i in (0, 1))
-        whole = sum(piece.numel for piece in layout.pieces if not sides[piece.name])
+        factors = {span.name: self._factors(span.shape, span.stride) for span in layout.spans}
+        rows = sum(each.rows * each.rank for each in factors.values() if each)
+        columns = sum(each.columns * each.rank for each in factors.values() if each)
+        whole = sum(span.numel for span in layout.spans if not factors[span.name])
         first, second = like.new_zeros(rows + whole), like.new_zeros(columns)
         warm = torch.zeros_like(second)
         matrices, rest, at, at_q = [], [], 0, 0
-        for piece in layout.pieces:
-            side = sides[piece.name]
-            if side is None:
-                rest.append((piece, first[at : at + piece.numel]))
-                at += piece.numel
+        for span in layout.spans:
+            shape = factors[span.name]
+            if shape is None:
+                rest.append((span, first[at : at + span.numel]))
+                at += span.numel
                 continue
-            height, width, r = side
+            height, width, r = shape
             p = first[at : at + height * r].view(height, r)
             q, next_q = (flat[at_q : at_q + width * r].view(width, r) for flat in (warm, second))
-            q.copy_(self._first_q(piece.name, width, r))
-            self._warm[piece.name] = q
-            matrices.append(_Matrix(piece=piece, rows=height, columns=width, p=p, q=q, next_q=next_q))
+            q.copy_(self._first_q(span.name, width, r))
+            self._warm[span.name] = q
+            matrices.append(_Matrix(span=span, rows=height, columns=width, p=p, q=q, next_q=next_q))
             at, at_q = at + height * r, at_q + width * r
         return _Plan(matrices=tuple(matrices), rest=tuple(rest), first=first, second=second, warm=warm)
 
@@ -231,22 +231,17 @@ class PowerSGD(FeedbackHook):
             return warm
         return torch.randn((width, r), generator=seeded(self.seed, name))
 
-    def _sides(self, shape: Sequence[int], stride: Sequence[int] = ()) -> tuple[int, int, int] | None:
-        """Rows, columns and rank of a tensor in its memory order; None where it is sent whole."""
-        return matrix_sides(shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride)
+    def _factors(self, shape: Sequence[int], stride: Sequence[int] = ()) -> MatrixFactors | None:
+        """Return the factors of a tensor in its memory order; None if it is sent whole."""
+        return matrix_factors(shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride)
 
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's messages; the warm factors go on to the next bucket of their parameter."""
         self._plans.pop(layout, None)
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """2(p-1)/p x 4 (sum of r (rows + columns) + what is sent whole); without shapes, of one square matrix."""
-        side = max(1, round(math.sqrt(numel)))
-        sent = 0
-        for shape in shapes if shapes is not None else [(side, max(1, numel // side))]:
-            found = self._sides(shape)
-            sent += found[2] * (found[0] + found[1]) if found else math.prod(shape)
-        return ring_bytes(4 * sent, world_size)
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return power_sgd_messages(bucket, rank=self.rank, min_compression_rate=self.min_compression_rate)
 
     # Checkpoints and the end
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
+from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import check_density, kept
+from commbench.hooks.message import BucketShape, Message, check_density, kept_elements, random_k_messages
 
 
 class RandomK(FeedbackHook):
@@ -32,7 +32,7 @@ class RandomK(FeedbackHook):
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Gather the drawn elements, sum them, scatter them."""
-        count = kept(layout.numel, self.density)
+        count = kept_elements(layout.numel, self.density)
         chosen = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, chosen)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
@@ -71,15 +71,15 @@ class RandomK(FeedbackHook):
 
     def _generator(self, layout: Layout) -> torch.Generator:
         """A generator of this step and bucket, the same on every rank; the global one is left alone."""
-        return seeded(self.seed, self.step, layout.pieces[0].name)
+        return seeded(self.seed, self.step, layout.spans[0].name)
 
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's indices and values."""
         self._under_way.pop(layout, None)
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
-        """2(p-1)/p x 4k."""
-        return ring_bytes(4 * kept(numel, self.density), world_size)
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return random_k_messages(bucket, density=self.density)
 
 
 def seeded(*parts: object) -> torch.Generator:

@@ -1,75 +1,359 @@
-"""Hooks by name, with options as text: how a command line makes them."""
+"""Every communication hook as one entry: its class, its options, what it sends, and how a command line names it."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from commbench.errors import InputError
-from commbench.hooks.base import Hook
-from commbench.hooks.dense import BF16, FP16, PassThrough
-from commbench.hooks.powersgd import PowerSGD
-from commbench.hooks.randomk import RandomK
-from commbench.hooks.topk import TopK
+from commbench.hooks.message import (
+    BucketShape,
+    Message,
+    Scope,
+    Selection,
+    ValueType,
+    dense_messages,
+    power_sgd_messages,
+    random_k_messages,
+    top_k_messages,
+)
 from commbench.units import TRUTH
 
-HOOKS: Mapping[str, type[Hook]] = MappingProxyType(
-    {hook.name: hook for hook in (PassThrough, FP16, BF16, TopK, RandomK, PowerSGD)}
-)
-#: What stands for DDP without a hook.
+if TYPE_CHECKING:
+    from commbench.hooks.base import Hook
+
+OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
+#: DDP without a hook.
 NONE = "none"
+TOP_K = "topk"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookOption:
+    """A keyword argument of a hook's class."""
+
+    name: str
+    default: OptionValue
+    """Its type is the option's type; a tuple is a list of numbers."""
+    choices: tuple[str, ...] = ()
+    """What a text may be; empty for options of other types."""
+
+    @property
+    def values(self) -> str:
+        """What the option takes, in words."""
+        words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list such as 0.25+0.06"}
+        return " or ".join(self.choices) if self.choices else words[type(self.default)]
+
+    def read(self, text: str) -> OptionValue:
+        """Return the value that a text stands for.
+
+        Raises:
+            KeyError, ValueError: it stands for none.
+        """
+        if self.choices:
+            return self.choices[self.choices.index(text)]
+        if isinstance(self.default, bool):
+            return TRUTH[text.lower()]
+        if isinstance(self.default, tuple):  # commas separate hooks on a command line, so plus signs may stand for them
+            return tuple(float(word) for word in text.replace("+", ",").split(","))
+        return int(text) if isinstance(self.default, int) else float(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookSpec:
+    """A hook as commbench knows it; its options must be the keyword arguments of its class."""
+
+    name: str
+    """As ``--hook`` takes it."""
+    messages: Callable[..., tuple[Message, ...]]
+    """What it sends for a `BucketShape` after any warm-up, given its options as keyword arguments."""
+    formula: str
+    """Bytes that one of p ranks sends for n float32 elements, for people."""
+    class_name: str = ""
+    """In `commbench.hooks`; empty for `NONE`."""
+    options: tuple[HookOption, ...] = ()
+    number: Literal["density", "rank"] | None = None
+    """The option that must stand behind the hook's name, without its own name."""
+    usual_number: str = ""
+    """The number that stands for none where none need be given."""
+    is_lossless: bool = False
+    """Whether the sum over ranks is that of DDP without a hook."""
+    is_instrument: bool = False
+    """Whether it only serves to measure, and is never recommended."""
+    runs_in_order: bool = False
+    """Whether the collectives of one bucket wait for those of the bucket before."""
+    needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
+    """Whether the size of its messages depends on the shapes of the tensors if these options are given."""
+
+    def compiles(self, options: Mapping[str, str]) -> bool:
+        """Whether the hook with these options selects by compiled code, which takes a while to compile."""
+        return self._text("selection", options) == "fast"
+
+    def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
+        """Whether these options let it choose which elements of a whole bucket are sent: bucket sizes then matter."""
+        return self.number == "density" and self._text("scope", options) in {"bucket", ""}
+
+    def _text(self, name: str, options: Mapping[str, str]) -> str:
+        """Return an option as text, by default if it is not given; empty if the hook has no such option."""
+        defaults = {option.name: str(option.default) for option in self.options}
+        return options.get(name, defaults.get(name, ""))
+
+    @property
+    def usage(self) -> str:
+        """How it is typed: ``topk:DENSITY``."""
+        return f"{self.name}:{self.number.upper()}" if self.number else self.name
+
+    @property
+    def usual(self) -> str:
+        """The hook with its usual number: ``topk:0.01``."""
+        return f"{self.name}:{self.usual_number}" if self.number else self.name
+
+    def load(self) -> type[Hook]:
+        """Import the hook's class.
+
+        Raises:
+            InputError: PyTorch is not installed.
+        """
+        made: type[Hook] = getattr(importlib.import_module("commbench.hooks"), self.class_name)
+        return made
+
+    def arguments(self, *, density: float | None, options: Mapping[str, str]) -> dict[str, OptionValue]:
+        """Return the keyword arguments that are given, options read from their texts.
+
+        Raises:
+            InputError: the hook has no such option, or the text is not understood.
+        """
+        by_name = {option.name: option for option in self.options}
+        arguments: dict[str, OptionValue] = {}
+        if density is not None:
+            if "density" not in by_name:
+                raise InputError(f"Hook {self.name} was given density {density:g} and takes none: leave it out.")
+            arguments["density"] = density
+        for name, text in options.items():
+            if name not in by_name or name in arguments:
+                listed = ", ".join(by_name) or "none"
+                raise InputError(f"Hook {self.name} has no option {name!r}: it takes {listed}.")
+            option = by_name[name]
+            try:
+                arguments[name] = option.read(text)
+            except (KeyError, ValueError) as error:
+                raise InputError(f"Hook {self.name} was given {name}={text}: it takes {option.values}.") from error
+        return arguments
+
+    def messages_of(
+        self, bucket: BucketShape, *, density: float | None, options: Mapping[str, str]
+    ) -> tuple[Message, ...]:
+        """Return what the hook with these options sends for a bucket, in order, after any warm-up.
+
+        Raises:
+            InputError: an option is not understood, or the bucket's shapes are needed and missing.
+        """
+        if bucket.shapes is None and self.needs_shapes(options):
+            name = hook_words(self.name, density, ";".join(f"{key}={text}" for key, text in options.items()))
+            raise InputError(
+                f"What hook {name} sends was asked for from the number of elements alone, but it depends on the "
+                "shapes of the tensors: give these, from an inspection of the workload."
+            )
+        defaults = {option.name: option.default for option in self.options}
+        return self.messages(bucket, **(defaults | self.arguments(density=density, options=options)))
+
+
+# ------------------------------------------------------------------------------------------------------- the entries
+
+_DENSITY = HookOption(name="density", default=0.01)
+_FEEDBACK = HookOption(name="feedback", default=True)
+_SEED = HookOption(name="seed", default=0)
+#: Options of top-k that make it treat the tensors of a bucket differently.
+_BY_TENSOR = frozenset({"scope", "dense_below", "dense_vectors"})
+
+
+def _top_k(
+    bucket: BucketShape,
+    *,
+    density: float,
+    values: ValueType,
+    scope: Scope,
+    dense_below: int,
+    dense_vectors: bool,
+    **_others: OptionValue,
+) -> tuple[Message, ...]:
+    selection = Selection(
+        density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
+    )
+    return top_k_messages(bucket, selection)
+
+
+def _random_k(bucket: BucketShape, *, density: float, **_others: OptionValue) -> tuple[Message, ...]:
+    return random_k_messages(bucket, density=density)
+
+
+def _power_sgd(
+    bucket: BucketShape, *, rank: int, min_compression_rate: float, **_others: OptionValue
+) -> tuple[Message, ...]:
+    return power_sgd_messages(bucket, rank=rank, min_compression_rate=min_compression_rate)
+
+
+_SPECS = (
+    HookSpec(name=NONE, messages=dense_messages, formula="2(p-1)/p x 4n", is_lossless=True),
+    HookSpec(
+        name="passthrough",
+        class_name="PassThrough",
+        messages=dense_messages,
+        formula="2(p-1)/p x 4n",
+        is_lossless=True,
+        is_instrument=True,
+    ),
+    HookSpec(
+        name="fp16",
+        class_name="FP16",
+        messages=lambda bucket: dense_messages(bucket, dtype="float16"),
+        formula="2(p-1)/p x 2n",
+    ),
+    HookSpec(
+        name="bf16",
+        class_name="BF16",
+        messages=lambda bucket: dense_messages(bucket, dtype="bfloat16"),
+        formula="2(p-1)/p x 2n",
+    ),
+    HookSpec(
+        name=TOP_K,
+        class_name="TopK",
+        messages=_top_k,
+        formula="(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are",
+        options=(
+            _DENSITY,
+            HookOption(name="selection", default="fast", choices=("fast", "exact")),
+            HookOption(name="values", default="float32", choices=("float32", "float16")),
+            HookOption(name="scope", default="bucket", choices=("bucket", "parameter")),
+            HookOption(name="dense_below", default=0),
+            HookOption(name="dense_vectors", default=False),
+            _FEEDBACK,
+            HookOption(name="momentum", default=0.0),
+            HookOption(name="clip", default=0.0),
+            HookOption(name="warmup", default=()),
+            HookOption(name="warmup_steps", default=0),
+        ),
+        number="density",
+        usual_number="0.01",
+        needs_shapes=lambda options: not _BY_TENSOR.isdisjoint(options),
+    ),
+    HookSpec(
+        name="randomk",
+        class_name="RandomK",
+        messages=_random_k,
+        formula="2(p-1)/p x 4k",
+        options=(_DENSITY, _SEED, _FEEDBACK),
+        number="density",
+        usual_number="0.01",
+    ),
+    HookSpec(
+        name="powersgd",
+        class_name="PowerSGD",
+        messages=_power_sgd,
+        formula="2(p-1)/p x 4 (sum of r (rows + columns) + what is sent whole); without shapes, of one square matrix",
+        options=(
+            HookOption(name="rank", default=1),
+            HookOption(name="start", default=2),
+            _FEEDBACK,
+            HookOption(name="min_compression_rate", default=2.0),
+            _SEED,
+        ),
+        number="rank",
+        usual_number="2",
+        runs_in_order=True,
+        needs_shapes=lambda _options: True,
+    ),
+)
+#: The hooks by name, in the order in which they are listed.
+HOOKS: Mapping[str, HookSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
+
+
+def find_hook(name: str) -> HookSpec:
+    """Return the entry of a hook.
+
+    Raises:
+        InputError: no hook has this name.
+    """
+    if name not in HOOKS:
+        raise InputError(f"Unknown hook {name!r}; choose from {', '.join(spec.usage for spec in HOOKS.values())}.")
+    return HOOKS[name]
 
 
 def make_hook(name: str, *, density: float | None = None, options: Mapping[str, str] = _NO_OPTIONS) -> Hook | None:
     """Make the hook of this name, or None for ``none``; ``options`` are its keyword arguments, written as text.
 
-    Raises InputError for an unknown name or option, for a value that cannot be read, and for a density outside (0, 1].
+    Raises:
+        InputError: the name or an option is unknown, a text is not understood, or the density is outside (0, 1].
     """
-    if name == NONE:
-        known: Mapping[str, Any] = {}
-    elif name in HOOKS:
-        known = _parameters(HOOKS[name])
-    else:
-        raise InputError(f"Hook {name!r} is unknown: choose one of {', '.join((NONE, *HOOKS))}.")
-    arguments: dict[str, Any] = {}
-    if density is not None:
-        if "density" not in known:
-            raise InputError(f"Hook {name} was given density {density:g} and takes none: leave it out.")
-        arguments["density"] = density
-    for key, text in options.items():
-        if key not in known or key in arguments:
-            raise InputError(f"Hook {name} has no option {key!r}: it takes {', '.join(known) or 'none'}.")
-        arguments[key] = _read(name, key, text, known[key])
-    return HOOKS[name](**arguments) if name in HOOKS else None
+    spec = find_hook(name)
+    arguments = spec.arguments(density=density, options=options)
+    return spec.load()(**arguments) if spec.class_name else None
 
 
-def _parameters(hook: type[Hook]) -> dict[str, Any]:
-    """The keyword arguments of a hook and their types."""
-    hints = get_type_hints(hook.__init__)
-    return {name: hints[name] for name in list(inspect.signature(hook).parameters)}
+# ------------------------------------------------------------------------------------------------ on a command line
 
 
-def _read_numbers(text: str) -> tuple[float, ...]:
-    """Numbers between commas, or as on the command line, where commas separate hooks, between plus signs."""
-    return tuple(float(word) for word in text.replace("+", ",").split(","))
+class HookFields(TypedDict):
+    """A hook in the words of ``ddp.csv``."""
+
+    hook: str
+    density: float | None
+    hook_options: str
 
 
-def _read(hook: str, key: str, text: str, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
-    """The value a text stands for."""
-    readers: dict[Any, tuple[Callable[[str], Any], str]] = {
-        bool: (lambda word: TRUTH[word.lower()], "true or false"),
-        int: (int, "a whole number"),
-        float: (float, "a number"),
-        Sequence[float]: (_read_numbers, "a list such as 0.25+0.06"),
-    }
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        readers[kind] = (lambda word: choices[choices.index(word)], " or ".join(choices))
-    read, wanted = readers[kind]
+def parse_hook(text: str) -> HookFields:
+    """Return the fields of a hook as typed: ``topk:0.01:values=float16``.
+
+    Raises:
+        InputError: an unknown hook, a missing or superfluous number, or a density outside (0, 1].
+    """
+    name, *rest = text.strip().split(":")
+    spec = find_hook(name)
+    numbers, pairs = [part for part in rest if "=" not in part], [part for part in rest if "=" in part]
+    if len(numbers) != (spec.number is not None):
+        raise InputError(f"Hook {text!r} is not understood; write {spec.usage}.")
+    options = dict(pair.split("=", 1) for pair in pairs)
+    if len(options) < len(pairs) or spec.number in options:
+        raise InputError(f"Hook {text!r} names something twice; write each option once, and {spec.usage} first.")
+    if not all(re.fullmatch(r"[a-z_]+", key) and re.fullmatch(r"[\w.+-]+", value) for key, value in options.items()):
+        raise InputError(f"The options of hook {text!r} are not understood; write them as key=value, separated by :.")
+    density = None
+    if spec.number == "density":
+        density = _density(text, numbers[0])
+    elif numbers:
+        options["rank"] = _rank(text, numbers[0])
+    canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
+    return {"hook": name, "density": density, "hook_options": canonical}
+
+
+def hook_words(hook: str, density: float | None, options: str) -> str:
+    """Return a hook as `parse_hook` takes it, from the fields that it gives."""
+    texts = split_options(options)
+    number = texts.pop("rank", "") if density is None else f"{density:g}"
+    return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
+
+
+def split_options(text: str) -> dict[str, str]:
+    """Return ``key=value;...`` by key."""
+    return dict(pair.split("=", 1) for pair in text.split(";") if pair)
+
+
+def _density(text: str, number: str) -> float:
     try:
-        return read(text)
-    except (KeyError, ValueError) as error:
-        raise InputError(f"Hook {hook} was given {key}={text}: it takes {wanted}.") from error
+        density = float(number)
+    except ValueError:
+        density = float("nan")
+    if not 0 < density <= 1:
+        raise InputError(f"The density of hook {text!r} is not in (0, 1]; write e.g. topk:0.01 to send 1 %.")
+    return density
+
+
+def _rank(text: str, number: str) -> str:
+    if not number.isdigit() or int(number) < 1:
+        raise InputError(f"The rank of hook {text!r} is not a whole number above 0; write e.g. powersgd:2.")
+    return str(int(number))

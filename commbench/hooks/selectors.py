@@ -9,7 +9,7 @@ import torch
 
 from commbench.errors import InputError
 from commbench.hooks.feedback import put
-from commbench.hooks.message import INDEX_BYTES, Values
+from commbench.hooks.message import INDEX_BYTES, ValueType
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 #: What selects where nothing is compiled.
@@ -43,7 +43,7 @@ class Selector(Protocol):
 class TorchSelector:
     """``torch.topk``: the reference, and what works on any device."""
 
-    def __init__(self, k: int, values: Values) -> None:
+    def __init__(self, k: int, values: ValueType) -> None:
         self._k = k
         self._dtype = DTYPES[values]
 
@@ -76,7 +76,7 @@ class TorchSelector:
 class NativeSelector:
     """The compiled selection of `commbench.hooks.compression`, on the host's memory."""
 
-    def __init__(self, n: int, k: int, values: Values) -> None:
+    def __init__(self, n: int, k: int, values: ValueType) -> None:
         from commbench.hooks.compression.selection import TopKSelector, decode_add
 
         self._n, self._k, self._values = n, k, values
@@ -105,7 +105,7 @@ class NativeSelector:
 class CudaSelector:
     """The CUDA kernels of `commbench.hooks.compression`, on a GPU's memory, all of which is torch's."""
 
-    def __init__(self, n: int, k: int, values: Values, device: torch.device) -> None:
+    def __init__(self, n: int, k: int, values: ValueType, device: torch.device) -> None:
         from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
 
         self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
@@ -136,7 +136,7 @@ class CudaSelector:
         self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
-def make_selector(n: int, k: int, values: Values, *, fast: bool, device: torch.device) -> Selector:
+def make_selector(n: int, k: int, values: ValueType, *, fast: bool, device: torch.device) -> Selector:
     """The compiled selection if ``fast`` and there is one for the device, else torch's."""
     compiler = fast_selection(device) if fast else SLOW
     if compiler == "numba":

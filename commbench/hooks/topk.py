@@ -11,10 +11,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Shapes, Stopwatch, ring_bytes
+from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import Message, Part, Selection, check_density
+from commbench.hooks.message import (
+    BucketShape,
+    Message,
+    PayloadLayout,
+    PayloadPart,
+    Scope,
+    Selection,
+    ValueType,
+    check_density,
+    top_k_messages,
+)
 from commbench.hooks.selectors import DTYPES, Selector, make_selector, prepare, split
 
 #: 2.13 renamed all_gather_into_tensor.
@@ -26,12 +36,12 @@ class _Channel:
     """One bucket's message, and the memory it is sent from and received in, kept from step to step."""
 
     selection: Selection
-    message: Message
+    payload: PayloadLayout
     selectors: tuple[Selector, ...]
     sent: torch.Tensor
-    """uint8, shape (message.nbytes,)."""
+    """uint8, shape (payload.nbytes,)."""
     gathered: torch.Tensor
-    """uint8, shape (world_size, message.nbytes)."""
+    """uint8, shape (world_size, payload.nbytes)."""
 
 
 class TopK(FeedbackHook):
@@ -59,8 +69,8 @@ class TopK(FeedbackHook):
         *,
         density: float = 0.01,
         selection: Literal["fast", "exact"] = "fast",
-        values: Literal["float32", "float16"] = "float32",
-        scope: Literal["bucket", "parameter"] = "bucket",
+        values: ValueType = "float32",
+        scope: Scope = "bucket",
         dense_below: int = 0,
         dense_vectors: bool = False,
         feedback: bool = True,
@@ -113,7 +123,7 @@ class TopK(FeedbackHook):
         self._encode(channel, buffer, slot)
         watch.encoded()
         watch.started()
-        if not channel.message.sparse:
+        if not channel.payload.sparse:
             return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
         future = _all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
         return future, lambda _: self._decode(channel, buffer)
@@ -124,7 +134,7 @@ class TopK(FeedbackHook):
         """Write the message; ``buffer`` is of no use afterwards, unless nothing is selected from it."""
         self._take_whole(channel, buffer, slot)
         old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
-        for part, selector in zip(channel.message.sparse, channel.selectors, strict=True):
+        for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
             selector.encode(
                 _elements(part, buffer),
@@ -142,14 +152,14 @@ class TopK(FeedbackHook):
     def _take_whole(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
         """Move tensors that are sent whole to the message; divide them in place where the bucket has no others."""
         residual = slot.old.get("residual")
-        selected_over = channel.selection.scope == "bucket" and channel.message.sparse
-        for part in channel.message.dense:
+        selected_over = channel.selection.scope == "bucket" and channel.payload.sparse
+        for part in channel.payload.dense:
             values = _elements(part, buffer)
             if residual is not None and not selected_over:  # not zero only after a resumption with other options
                 values.add_(_elements(part, residual))
                 _elements(part, slot.new["residual"]).zero_()
             values.div_(self.divisor)
-            if channel.message.sparse:
+            if channel.payload.sparse:
                 _bytes(part, channel.sent).view(torch.float32).copy_(values)
                 values.zero_()
 
@@ -159,12 +169,12 @@ class TopK(FeedbackHook):
         """Add the messages in the order of the ranks, so that every rank has the same bits."""
         buffer.zero_()
         for block in channel.gathered:
-            for part, selector in zip(channel.message.sparse, channel.selectors, strict=True):
+            for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
                 selector.add(_bytes(part, block), _elements(part, buffer))
         if channel.selection.values == "float16":
             buffer.div_(self.divisor)
         for block in channel.gathered:
-            for part in channel.message.dense:
+            for part in channel.payload.dense:
                 _elements(part, buffer).add_(_bytes(part, block).view(torch.float32))
         return buffer
 
@@ -173,8 +183,8 @@ class TopK(FeedbackHook):
     def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
         """Cut each tensor's norm: a rank sees neither the others' gradients nor the whole of its own at once."""
         limit = self.clip / self.world_size**0.5
-        for piece in layout.pieces:
-            flat = piece.flat(buffer)
+        for span in layout.spans:
+            flat = span.flat(buffer)
             norm = torch.linalg.vector_norm(flat)
             if not on_host(norm):
                 flat.mul_(torch.where(norm > limit, limit / norm, 1.0))
@@ -206,17 +216,17 @@ class TopK(FeedbackHook):
 
     def _make_channel(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
         selection = self._selection.at(self.current_density)
-        message = selection.message([piece.shape for piece in layout.pieces])
-        ranks = self.world_size if message.sparse else 0
+        payload = selection.layout([span.shape for span in layout.spans])
+        ranks = self.world_size if payload.sparse else 0
         return _Channel(
             selection=selection,
-            message=message,
-            selectors=tuple(self._selector(part, buffer) for part in message.sparse),
-            sent=torch.zeros(message.nbytes, dtype=torch.uint8, device=buffer.device),
-            gathered=torch.zeros((ranks, message.nbytes), dtype=torch.uint8, device=buffer.device),
+            payload=payload,
+            selectors=tuple(self._selector(part, buffer) for part in payload.sparse),
+            sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=buffer.device),
+            gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=buffer.device),
         )
 
-    def _selector(self, part: Part, buffer: torch.Tensor) -> Selector:
+    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
         """One selector for all parts of a size: the autograd thread selects from one after the other."""
         key = (part.numel, part.k)
         if key not in self._selectors:
@@ -237,20 +247,17 @@ class TopK(FeedbackHook):
         self._channels.pop(layout, None)
         self._selectors.clear()
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are."""
-        message = self._selection.message(shapes if shapes is not None else [(numel, 1)])
-        if not message.sparse:
-            return ring_bytes(message.nbytes, world_size)
-        return (world_size - 1) * message.nbytes
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return top_k_messages(bucket, self._selection)
 
 
-def _elements(part: Part, flat: torch.Tensor) -> torch.Tensor:
+def _elements(part: PayloadPart, flat: torch.Tensor) -> torch.Tensor:
     """The part of a bucket, shape (part.numel,)."""
     return flat[part.start : part.start + part.numel]
 
 
-def _bytes(part: Part, block: torch.Tensor) -> torch.Tensor:
+def _bytes(part: PayloadPart, block: torch.Tensor) -> torch.Tensor:
     """The part of a message, uint8 of shape (part.nbytes,)."""
     return block[part.offset : part.offset + part.nbytes]
 

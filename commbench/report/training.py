@@ -13,9 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from commbench.ddp.plan.cases import hook_words
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
+from commbench.hooks.registry import hook_words
 from commbench.report.table import UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.results import PREDICTIONS, Run
 from commbench.results.recommendation import Recommendation, paragraph

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from commbench.hooks.registry import find_hook
 from commbench.errors import InputError
 from commbench.schema import Diverging, read_as
 from commbench.engine.records import SCHEMA
@@ -288,7 +289,7 @@ def _signed(difference: Difference) -> str:
 
 
 def _is_compressed(choice: Choice) -> bool:
-    return choice.hook != "none"
+    return not find_hook(choice.hook).is_lossless
 
 
 def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:

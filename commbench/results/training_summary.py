@@ -14,9 +14,9 @@ from commbench import stats
 from commbench.engine.flags import join_flags, raised_flags, split_flags
 from commbench.results.sharing import ranks_per_gpu
 from commbench.stats import MARGIN
-from commbench.results.summary import condition_flags, is_wide, launch_flags, metered
-from commbench.ddp.plan.cases import CALIBRATE, HOOKS, PRECISIONS, TrainingCase, baseline_of
+from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
+from commbench.results.summary import condition_flags, is_wide, launch_flags, metered
 from commbench.results.trained import EqualLosses, Group, Trained, equal_losses, groups_of, median, median_known, paired_sample_ms, speedup_of, time_to_target_s, trained
 
 MB = 1e6
@@ -246,7 +246,7 @@ def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
         case.bucket_view,
         case.static_graph,
         PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
-        HOOKS.index(case.hook) if case.hook in HOOKS else len(HOOKS),
+        hook_position(case.hook),
         -(case.density or 0.0),
         case.hook_options,
         case.caps_mb,

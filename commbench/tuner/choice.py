@@ -13,12 +13,13 @@ from commbench.analysis.prediction.network import LEAST_SIZES, NetworkModel
 from commbench.analysis.prediction.steps import NotTrainedError, StepModel, StepPrediction
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.datatypes import find_dtype
-from commbench.ddp.plan.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of, parse_hook
+from commbench.ddp.plan.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.layout import MIB
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError
+from commbench.hooks.registry import parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.summary import latest
 from commbench.tuner.posterior import network_spread

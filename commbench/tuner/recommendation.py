@@ -13,6 +13,7 @@ import numpy as np
 from commbench import stats
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.hooks.registry import HOOKS
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
 from commbench.results.summary import condition_flags, launch_flags
@@ -37,8 +38,8 @@ from commbench.units import counted
 
 __all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
-#: Never recommended: one sends what DDP sends by itself, the other sends nothing.
-INSTRUMENTS = frozenset({"passthrough", LOCAL})
+#: Never recommended: they only measure, and `LOCAL` exchanges no gradients.
+INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
 #: Levels of the interval of one alternative: of the fresh launches that were planned, and where some were added after a
 #: first look at these had decided nothing. Each look may err: where the gain is just the margin, "change" is said of
 #: 2.5 % at most at the first and 1.25 % at the second. How often both do together: `benchmarks/looks.py`.

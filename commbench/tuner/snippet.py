@@ -5,16 +5,8 @@ from __future__ import annotations
 import json
 
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.hooks.registry import NONE, find_hook
 
-#: Classes of `commbench.hooks` by the hook's name.
-CLASSES = {
-    "passthrough": "PassThrough",
-    "fp16": "FP16",
-    "bf16": "BF16",
-    "topk": "TopK",
-    "randomk": "RandomK",
-    "powersgd": "PowerSGD",
-}
 _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
 
 
@@ -30,7 +22,7 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     if case.precision == "amp-fp16":
         setup.append(f'scaler = torch.amp.GradScaler("{kind}")')
         steps.append("# scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()")
-    if case.hook != "none":
+    if case.hook != NONE:
         setup.append(_hook(case))
     if case.accumulation > 1:
         steps.append(f"# step the optimiser every {case.accumulation} batches;")
@@ -48,8 +40,8 @@ def keep_snippet() -> str:
 def _imports(case: TrainingCase) -> list[str]:
     lines = ["import torch"] if case.precision in _DTYPES else []
     lines.append("from torch.nn.parallel import DistributedDataParallel")
-    if case.hook != "none":
-        lines.append(f"from commbench.hooks import {CLASSES[case.hook]}")
+    if case.hook != NONE:
+        lines.append(f"from commbench.hooks import {find_hook(case.hook).class_name}")
     return lines
 
 
@@ -70,7 +62,7 @@ def _hook(case: TrainingCase) -> str:
     arguments = [] if case.density is None else [f"density={case.density:g}"]
     arguments += [f"{name}={_literal(text)}" for name, text in case.options.items()]
     scaler = ", scaler=scaler" if case.precision == "amp-fp16" else ""
-    return f"{CLASSES[case.hook]}({', '.join(arguments)}).register(model{scaler})"
+    return f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model{scaler})"
 
 
 def _literal(text: str) -> str:

@@ -18,11 +18,11 @@ from commbench.ddp.plan.cases import (
     TrainingCase,
     baseline_of,
     blocks_of_sweep,
-    parse_hook,
 )
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.hooks.registry import parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, collective_records, training_records

@@ -1,13 +1,15 @@
 """What hooks send is what they say that they send, and what they cost is what their buckets showed."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import pytest
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.messages import HookCost, Message, messages_of, needs_shapes
+from commbench.analysis.prediction.messages import HookCost, messages_of, needs_shapes
 from commbench.errors import InputError
+from commbench.hooks.message import Message
 
 SHAPES = [(64, 3, 7, 7), (64,), (512, 1000), (5,), (128, 64, 3, 3)]
 TEXTS = [
@@ -86,6 +88,14 @@ def test_what_depends_on_shapes_needs_them(text: str) -> None:
     assert needs_shapes(case)
     with pytest.raises(InputError, match="shapes"):
         messages_of(case, 1000, 2)
+
+
+def test_an_unregistered_hook_is_refused() -> None:
+    """Predict nothing for a hook that has no entry, rather than a dense all-reduce."""
+    case = dataclasses.replace(make_training_case("none"), hook="int7")
+    for function in (lambda: messages_of(case, 1000, 2), lambda: needs_shapes(case)):
+        with pytest.raises(InputError, match="Unknown hook 'int7'"):
+            function()
 
 
 def cost_of(elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16") -> HookCost:

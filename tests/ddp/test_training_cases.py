@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commbench.ddp.plan.cases import (
-    HOOKS,
-    TrainingCase,
-    TrainingSweep,
-    baseline_of,
-    canonical_cap,
-    parse_hook,
-    schedule,
-)
+from commbench.ddp.plan.cases import TrainingCase, TrainingSweep, baseline_of, canonical_cap, schedule
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, parse_hook
 
 
 def case(**changes: Any) -> TrainingCase:

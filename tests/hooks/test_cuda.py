@@ -71,9 +71,9 @@ def guarded(values: NDArray[Any]) -> NDArray[Any]:
     return inner
 
 
-def check_margins(*pieces: NDArray[Any] | None) -> None:
+def check_margins(*spans: NDArray[Any] | None) -> None:
     """Nothing was written beside an array from `guarded`."""
-    for array in pieces:
+    for array in spans:
         if array is not None:
             whole = array.base if array.base.base is None else array.base.base
             assert {UNTOUCHED} == set(whole[:MARGIN].tolist()) | set(whole[-MARGIN:].tolist())

@@ -1,11 +1,12 @@
 """Hooks without ranks: their messages, draws, memory, thread, options and predicted bytes."""
 
+import inspect
 import math
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from commbench.errors import InputError, LaunchError, UnsupportedError  # noqa: E402 - needs torch
-from commbench.hooks import HOOKS, Guard, PowerSGD, RandomK, TopK, make_hook  # noqa: E402
+from commbench.hooks import HOOKS, Guard, HookSpec, PowerSGD, RandomK, TopK, make_hook  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
-from commbench.hooks.message import Selection, kept  # noqa: E402
+from commbench.hooks.message import BucketShape, Selection, kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.randomk import draw, seeded  # noqa: E402
 from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
@@ -49,9 +50,36 @@ class FakeBucket:
 
 def test_every_name_makes_its_hook() -> None:
     """Make each hook by name, and nothing for none."""
-    assert list(HOOKS) == [make_hook(name).name for name in HOOKS]  # type: ignore[union-attr]
-    assert ["passthrough", "fp16", "bf16", "topk", "randomk", "powersgd"] == list(HOOKS)
-    assert make_hook("none") is None
+    made = [make_hook(name) for name in HOOKS]
+    assert ["none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd"] == list(HOOKS)
+    assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
+def test_options_are_those_of_the_class(spec: HookSpec) -> None:
+    """List every keyword argument of the class, in its order, with its type and default."""
+    hook = spec.load()
+    types = {
+        name: (get_args(hint), ()) if get_origin(hint) is Literal else ((), tuple if hint == Sequence[float] else hint)
+        for name, hint in get_type_hints(hook.__init__).items()
+        if name != "return"
+    }
+    signature = {name: parameter.default for name, parameter in inspect.signature(hook).parameters.items()}
+    assert list(signature.items()) == [(option.name, option.default) for option in spec.options]
+    assert types == {
+        option.name: (option.choices, () if option.choices else type(option.default)) for option in spec.options
+    }
+
+
+@pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("shapes", [None, [(50, 40), (50,)]])
+def test_entry_and_class_predict_the_same_messages(spec: HookSpec, shapes: list[tuple[int, ...]] | None) -> None:
+    """Give the same messages by the entry's defaults as by the class."""
+    hook = make_hook(spec.name)
+    bucket = BucketShape(elements=2050, world_size=4, shapes=shapes)
+    defaults = {option.name: option.default for option in spec.options}
+    assert hook is not None
+    assert hook.messages(bucket) == spec.messages(bucket, **defaults)
 
 
 def test_options_reach_the_hook() -> None:
@@ -75,7 +103,7 @@ def test_options_reach_the_hook() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, topk, randomk, powersgd"]),
+        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, topk:DENSITY, randomk:DENSITY, powersgd:RANK"]),
         ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
         ("none", {"density": 0.1}, ["none", "0.1"]),
         ("topk", {"density": 0.0}, ["topk", "density 0"]),
@@ -108,7 +136,7 @@ def test_refused_options(name: str, arguments: dict[str, Any], words: list[str])
 @given(SHAPES, SELECTIONS)
 def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selection: Selection) -> None:
     """Select from or send whole each element of a bucket, in parts that neither overlap nor leave gaps."""
-    message = selection.message(shapes)
+    message = selection.layout(shapes)
     whole = [part.start for part in message.dense]
     starts = [sum(math.prod(shape) for shape in shapes[:i]) for i in range(len(shapes))]
     assert whole == [
@@ -120,7 +148,7 @@ def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selecti
     if selection.scope == "parameter":
         assert selected == sum(part.numel for part in message.sparse)
     elif message.sparse:
-        assert [(0, sum(map(math.prod, shapes)), kept(selected, selection.density))] == [
+        assert [(0, sum(map(math.prod, shapes)), kept_elements(selected, selection.density))] == [
             (part.start, part.numel, part.k) for part in message.sparse
         ]
     ends = [0]
@@ -133,9 +161,9 @@ def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selecti
 @pytest.mark.parametrize(
     ("numel", "density", "k"), [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)]
 )
-def test_kept(numel: int, density: float, k: int) -> None:
+def test_kept_elements(numel: int, density: float, k: int) -> None:
     """Round k up, but not for what binary fractions add."""
-    assert k == kept(numel, density)
+    assert k == kept_elements(numel, density)
 
 
 @pytest.mark.parametrize("values", ["float32", "float16"])
@@ -371,9 +399,11 @@ def test_what_an_own_hook_sends_is_not_predicted() -> None:
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 8), st.integers(1, 4))
 def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: int) -> None:
     """Compress a tensor only where that saves more than the rate asked for."""
-    sides = PowerSGD(rank=rank, min_compression_rate=rate)._sides(shape)
+    factors = PowerSGD(rank=rank, min_compression_rate=rate)._factors(shape)
     numel = math.prod(shape)
-    assert sides is None or rate * sides[2] * (sides[0] + sides[1]) < numel == sides[0] * sides[1]
+    assert factors is None or (
+        rate * factors.rank * (factors.rows + factors.columns) < numel == factors.rows * factors.columns
+    )
 
 
 # State

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from commbench.ddp import session  # noqa: E402 - needs torch
 from commbench.errors import InputError  # noqa: E402 - as above
 from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
-from commbench.hooks.feedback import is_finite, put, spoil  # noqa: E402
+from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 from commbench.hooks.ordering import CommStream  # noqa: E402
 
 MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
@@ -103,17 +103,17 @@ def test_low_rank(checked: Any) -> None:
 @pytest.mark.parametrize("device", ["host", "device"])
 @pytest.mark.parametrize("holds", [False, True])
 def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: str, holds: bool) -> None:
-    """Write a value or leave everything alone, spoil or spare, in another type, too."""
+    """Write a value or leave everything alone, poison or spare, in another type, too."""
     if device == "device":
         monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
     flag = torch.tensor(holds)
-    into, half, spoilt = torch.ones(3), torch.ones(3, dtype=torch.float16), torch.ones(3)
+    into, half, poisoned = torch.ones(3), torch.ones(3, dtype=torch.float16), torch.ones(3)
     put(into, torch.full((3,), 2.0), where=flag)
     put(half, torch.full((3,), 2.0), where=flag)
-    spoil(spoilt, unless=flag)
+    poison(poisoned, unless=flag)
     assert [2.0 if holds else 1.0] * 3 == into.tolist() == half.tolist()
     assert torch.float16 == half.dtype
-    assert holds == bool(is_finite(spoilt))
+    assert holds == bool(is_finite(poisoned))
 
 
 def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:

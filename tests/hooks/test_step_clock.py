@@ -104,9 +104,9 @@ class Sending(Hook):
 
         return future, finish
 
-    def wire_bytes(self, *_: Any, **__: Any) -> int:
+    def messages(self, bucket: Any) -> tuple[Any, ...]:  # noqa: ARG002
         """Nothing."""
-        return 0
+        return ()
 
 
 def test_a_bucket_is_marked_on_its_way() -> None:

@@ -14,9 +14,9 @@ import typer
 
 from commbench import errors
 from commbench.cli import app
-from commbench.ddp.plan.cases import HOOKS, parse_hook
 from commbench.ddp.traces import SHIPPED
 from commbench.ddp.workloads import TRACE, WORKLOADS
+from commbench.hooks.registry import HOOKS, parse_hook
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.errors import InputError
 from commbench.hooks import Hook, PowerSGD, RandomK, TopK
 from commbench.hooks.feedback import FeedbackHook
-from commbench.hooks.message import kept
+from commbench.hooks.message import kept_elements
 
 COMPRESSING: dict[str, Any] = {
     "topk": lambda: TopK(density=0.05),
@@ -85,8 +85,8 @@ def telescope(steps: int = 20) -> float:
         for layout, channel in hook._channels.items():
             dense = torch.zeros(layout.numel)
             channel.selectors[0].add(channel.gathered[dist.get_rank()], dense)
-            for piece in layout.pieces:
-                sent[piece.name] += piece.view(dense) * dist.get_world_size()
+            for span in layout.spans:
+                sent[span.name] += span.view(dense) * dist.get_world_size()
     left = hook.state_dict()["memory"]["residual"]
     found = flat(sent[name].detach() + left[name] for name in sent)
     return max(everywhere(distance(found, flat(summed.values()))))
@@ -300,10 +300,10 @@ def without_feedback() -> dict[str, Any]:
         loss_of(model, data).backward()
         got, total = gradients(model), mean(own)
         if name == "topk":
-            threshold = own.abs().sort(descending=True).values[kept(own.numel(), 0.1) - 1]
+            threshold = own.abs().sort(descending=True).values[kept_elements(own.numel(), 0.1) - 1]
             wanted = mean(torch.where(own.abs() >= threshold, own, 0.0))
         else:
-            wanted = torch.where(got != 0, total * own.numel() / kept(own.numel(), 0.1), 0.0)
+            wanted = torch.where(got != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0)
         found[name] = {"error": distance(got, wanted), "sent": int((got != 0).sum()), "of": got.numel()}
         found[name]["kept"] = len(hook.state_dict()["memory"])
     return found
@@ -327,7 +327,7 @@ def compression_gradients() -> dict[str, Any]:
         gradient = own.reshape(-1) * min(1.0, 1.0 / size**0.5 / float(own.norm()))
         u = 0.5 * u + gradient
         v = (v * 2 if step == 6 else v) + u
-        chosen = v.abs().topk(kept(200, hook.current_density)).indices
+        chosen = v.abs().topk(kept_elements(200, hook.current_density)).indices
         sent = torch.zeros(200).index_copy(0, chosen, v[chosen])
         u[chosen], v[chosen] = 0.0, 0.0
         errors.append(distance(parameter.grad.reshape(-1), mean(sent)))

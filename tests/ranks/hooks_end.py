@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from gloo import batch, join, loss_of, make_ddp
 
-from commbench.hooks import HOOKS
+from commbench.hooks import make_hook
 
 
 def good() -> None:
@@ -34,5 +34,7 @@ def bereft() -> None:
 rank, _ = join()
 torch.manual_seed(0)
 model = make_ddp()
-hook = HOOKS[sys.argv[2]]().register(model)
+made = make_hook(sys.argv[2])
+assert made is not None
+hook = made.register(model)
 {"good": good, "bereft": bereft}[sys.argv[1]]()

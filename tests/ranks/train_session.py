@@ -22,7 +22,8 @@ from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
 from commbench.hooks import Hook
-from commbench.hooks.base import Finish, Shapes, Stopwatch
+from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.message import BucketShape, Message
 
 WORKLOADS = Path(__file__).parent / "train_workloads.py"
 
@@ -45,9 +46,9 @@ class Short(Hook):
         future = dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
         return future, lambda _: buffer[1:] if self.steps > 3 else buffer
 
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:  # noqa: ARG002
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
         """Nothing."""
-        return 0
+        return ()
 
 
 class Spy:

@@ -12,6 +12,7 @@ from commbench.analysis.prediction.steps import StepModel
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
+from commbench.hooks.registry import TOP_K
 
 #: Densities that are looked at, and how many halvings of the range between them a break-even takes: to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
@@ -141,8 +142,8 @@ def compare_with_measured(
         )
     best = min(whole, key=_step_ms)
     points = []
-    for density in sorted({row.density for row in timed if row.hook == "topk" and row.density is not None}):
-        sparse = min((row for row in timed if row.hook == "topk" and row.density == density), key=_step_ms)
+    for density in sorted({row.density for row in timed if row.hook == TOP_K and row.density is not None}):
+        sparse = min((row for row in timed if row.hook == TOP_K and row.density == density), key=_step_ms)
         points.append(
             MeasuredPoint(
                 world_size=predicted.world_size,

@@ -21,8 +21,9 @@ from commbench.analysis.prediction.larger import (
 from commbench.analysis.prediction.resampling import LEVEL
 from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, parse_hook
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError
+from commbench.hooks.registry import TOP_K, parse_hook
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
 PREDICTED = "predicted"
@@ -298,7 +299,7 @@ def _break_even(
         return BreakEvenOutlook(**named, status="unsupported", reason=reason)
     try:
         found, interval = steps.break_even(caps)
-        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == "topk"]
+        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
         rests_on = _rests_on(steps, both, is_least=is_least)
     except InputError as error:

@@ -21,11 +21,12 @@ from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import SERVERS, CurveKey, Network, NetworkModel
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
-from commbench.ddp.plan.cases import HOOKS, SWEEP, TrainingCase, baseline_of, parse_hook
+from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError, noting
+from commbench.hooks.registry import TOP_K, parse_hook
 from commbench.results.info import RunInfo
 
 
@@ -250,7 +251,6 @@ def _unlike(what: str) -> InputError:
 #: Adding one received value takes about so many times as long as zeroing one element of the bucket it is added to:
 #: 16 to 30 on one core for densities of 0.001 to 0.1 of 25 MiB, since values lie scattered.
 ADDING_OVER_ZEROING = 20.0
-_TOP_K = "topk"
 #: Settings at most that are left out in turn to see how far off predictions are.
 _MOST_LEFT_OUT = 8
 
@@ -293,7 +293,7 @@ class TrainedWorkload:
     def hooks(self) -> list[str]:
         """The hooks that were trained, by name: as they are listed, the densest first."""
         cases = {r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"}
-        return sorted(cases, key=lambda name: (HOOKS.index(cases[name].hook), -(cases[name].density or 0.0), name))
+        return sorted(cases, key=lambda name: (hook_position(cases[name].hook), -(cases[name].density or 0.0), name))
 
     @property
     def crowding(self) -> float:
@@ -349,10 +349,9 @@ def on_network(model: StepModel, network: Network) -> StepModel:
     ranks = model.network.world_size, network.world_size
     costs = dict(model.hooks)
     for name, cost in model.hooks.items():
-        hook = parse_hook(name)
-        if hook["hook"] == _TOP_K:
-            loads = [hook["density"] * count for count in ranks]
-            costs[name] = _decoded(cost, loads)
+        density = _top_k_density(name)
+        if density is not None:
+            costs[name] = _decoded(cost, [density * count for count in ranks])
     return dataclasses.replace(model, network=network, hooks=costs)
 
 
@@ -364,15 +363,17 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     Raises:
         InputError: no top-k was measured.
     """
-    known = [(name, hook) for name in model.hooks if (hook := parse_hook(name))["hook"] == _TOP_K]
-    if not known:
+    measured = {name: each for name in model.hooks if (each := _top_k_density(name)) is not None}
+    if not measured:
         raise InputError(
             "Whether top-k pays is not predicted, since no top-k was trained or no all_gather measured, which it uses: "
             "train with --hook none,topk:0.01, and measure with commbench run -c all_gather."
         )
-    nearest, hook = min(known, key=lambda each: (bool(each[1]["hook_options"]), _distance(each[1], density)))
+    nearest = min(
+        measured, key=lambda name: (bool(parse_hook(name)["hook_options"]), abs(math.log(measured[name] / density)))
+    )
     name = hook_case(model, nearest, "default", density=density).hook_name
-    loads = [hook["density"] * model.network.world_size, density * model.network.world_size]
+    loads = [measured[nearest] * model.network.world_size, density * model.network.world_size]
     same: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
         for field in ("overlap", "rest_ms")
@@ -405,8 +406,10 @@ def local_step_ms(model: StepModel) -> float:
     return passes + model.optimizer_ms + model.other_ms
 
 
-def _distance(hook: dict[str, Any], density: float) -> float:
-    return abs(math.log(hook["density"] / density))
+def _top_k_density(hook_name: str) -> float | None:
+    """Return the density of a top-k hook; None for other hooks."""
+    hook = parse_hook(hook_name)
+    return hook["density"] if hook["hook"] == TOP_K else None
 
 
 def _decoded(cost: HookCost, loads: Sequence[float]) -> HookCost:

@@ -15,7 +15,7 @@ from commbench.analysis.prediction.calibration import (
     fit_sharing,
     settings_of,
 )
-from commbench.analysis.prediction.messages import FLOAT32_BYTES, HookCost, Message, Shapes, messages_of
+from commbench.analysis.prediction.messages import HookCost, messages_of
 from commbench.analysis.prediction.network import Network
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
@@ -24,6 +24,8 @@ from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
+from commbench.hooks.message import FLOAT32_BYTES, Message, Shapes
+from commbench.hooks.registry import find_hook
 
 #: A collective of so few bytes shows its latency.
 LATENCY_BYTES = 4
@@ -215,8 +217,8 @@ class StepModel:
         return without + self.forward_ms + exchanging + self.optimizer_ms + self.other_ms
 
     def _servers(self, case: TrainingCase) -> int:
-        """PowerSGD sends from one thread of its own."""
-        return 1 if case.hook == "powersgd" else self.network.servers
+        """Return how many buckets the network carries at once."""
+        return 1 if case.uses_ddp and find_hook(case.hook).runs_in_order else self.network.servers
 
     def _check(self, case: TrainingCase) -> None:
         mine = self.reference
@@ -252,7 +254,7 @@ class StepModel:
             found += messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
         return found
 
-    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes, str]:
+    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
         """The elements, the shapes where all are known, and the type of these parameters of `facts`."""
         parameters = [self.facts.parameters[i] for i in indices]
         shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
@@ -271,7 +273,7 @@ class StepModel:
         case: TrainingCase,
         elements: int,
         *,
-        shapes: Shapes = None,
+        shapes: Shapes | None = None,
         dtype: str = "float32",
         ready_ms: float = 0.0,
     ) -> BucketWork:

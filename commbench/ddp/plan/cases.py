@@ -6,18 +6,13 @@ import dataclasses
 import itertools
 import json
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, parse_hook, split_options
 from commbench.schema import Ranks, read_as
 
-HOOKS = ("none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd")
-#: Hooks that need a number behind their name, and what it is.
-_NUMBERED = {"topk": "density", "randomk": "density", "powersgd": "rank"}
-#: How a hook's option says yes and no.
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 #: On CPUs and on GPUs.
 BACKENDS = ("gloo", "nccl")
@@ -42,7 +37,7 @@ class TrainingCase:
     """Samples per rank of one forward and backward pass; an optimiser step sees ``accumulation`` times as many."""
     backend: str = "gloo"
     precision: str = "fp32"
-    hook: str = "none"
+    hook: str = NONE
     density: float | None = None
     """Share of a gradient's elements that is sent, k/n; None for hooks that have none."""
     hook_options: str = ""
@@ -78,8 +73,8 @@ class TrainingCase:
         Raises:
             InputError: the hook, its options or the bucket size are not what this version writes.
         """
-        if self.hook not in {*HOOKS, LOCAL}:
-            raise InputError(f"Unknown hook {self.hook!r}; choose from {', '.join(HOOKS)}.")
+        if self.uses_ddp:
+            find_hook(self.hook)
         if any("=" not in pair for pair in self.hook_options.split(";") if pair):
             raise InputError(f"The options {self.hook_options!r} of hook {self.hook} are not key=value.")
         canonical_cap(self.bucket_cap_mb)
@@ -103,7 +98,7 @@ class TrainingCase:
     @property
     def options(self) -> dict[str, str]:
         """``hook_options`` by name."""
-        return _options(self.hook_options)
+        return split_options(self.hook_options)
 
     @property
     def group(self) -> tuple[str, str, int, int]:
@@ -162,7 +157,7 @@ class TrainingSweep:
     workload: str = "resnet18"
     backend: str = "gloo"
     bucket_caps: Sequence[str] = (DEFAULT_CAP,)
-    hooks: Sequence[str] = ("none",)
+    hooks: Sequence[str] = (NONE,)
     precisions: Sequence[str] = ("fp32",)
     accumulations: Sequence[int] = (1,)
     bucket_views: Sequence[bool] = (False,)
@@ -229,6 +224,16 @@ class TrainingSweep:
         return [baseline_of(made), *made]
 
 
+def hook_position(hook: str) -> int:
+    """Return a hook's position in the order of `HOOKS`; the step without DDP comes last.
+
+    Raises:
+        KeyError: no hook has this name.
+    """
+    positions = {name: position for position, name in enumerate((*HOOKS, LOCAL))}
+    return positions[hook]
+
+
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
     """What a group of alternatives is compared with: DDP as it comes, in fp32, at the group's least accumulation."""
     first = cases[0]
@@ -265,63 +270,6 @@ def canonical_cap(text: str) -> str:
 def _plain(cap: float) -> str:
     """A number without an exponent, whose + would divide a list."""
     return f"{cap:.9f}".rstrip("0").rstrip(".")
-
-
-def parse_hook(text: str) -> dict[str, Any]:
-    """The fields ``hook``, ``density`` and ``hook_options`` of a hook as typed: ``topk:0.01:values=float16``.
-
-    Raises:
-        InputError: an unknown hook, a missing or superfluous number, or a density outside (0, 1].
-    """
-    name, *rest = text.strip().split(":")
-    if name not in HOOKS:
-        raise InputError(f"Unknown hook {name!r}; choose from {', '.join(_usage(hook) for hook in HOOKS)}.")
-    numbers, pairs = [part for part in rest if "=" not in part], [part for part in rest if "=" in part]
-    if len(numbers) != (name in _NUMBERED):
-        raise InputError(f"Hook {text!r} is not understood; write {_usage(name)}.")
-    options = dict(pair.split("=", 1) for pair in pairs)
-    if len(options) < len(pairs) or _NUMBERED.get(name) in options:
-        raise InputError(f"Hook {text!r} names something twice; write each option once, and {_usage(name)} first.")
-    if not all(re.fullmatch(r"[a-z_]+", key) and re.fullmatch(r"[\w.+-]+", value) for key, value in options.items()):
-        raise InputError(f"The options of hook {text!r} are not understood; write them as key=value, separated by :.")
-    density = None
-    if _NUMBERED.get(name) == "density":
-        density = _density(text, numbers[0])
-    elif numbers:
-        options["rank"] = _rank(text, numbers[0])
-    canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
-    return {"hook": name, "density": density, "hook_options": canonical}
-
-
-def hook_words(hook: str, density: float | None, options: str) -> str:
-    """What `parse_hook` takes, from the fields that it gives."""
-    rest = _options(options)
-    number = rest.pop("rank", "") if density is None else f"{density:g}"
-    return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in rest.items())])
-
-
-def _options(text: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in text.split(";") if pair)
-
-
-def _usage(hook: str) -> str:
-    return f"{hook}:{_NUMBERED[hook].upper()}" if hook in _NUMBERED else hook
-
-
-def _density(text: str, number: str) -> float:
-    try:
-        density = float(number)
-    except ValueError:
-        density = float("nan")
-    if not 0 < density <= 1:
-        raise InputError(f"The density of hook {text!r} is not in (0, 1]; write e.g. topk:0.01 to send 1 %.")
-    return density
-
-
-def _rank(text: str, number: str) -> str:
-    if not number.isdigit() or int(number) < 1:
-        raise InputError(f"The rank of hook {text!r} is not a whole number above 0; write e.g. powersgd:2.")
-    return str(int(number))
 
 
 # --------------------------------------------------------------------------------------------------- in a launch
@@ -364,7 +312,7 @@ def schedule(
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
-    plain = [i for i, case in enumerate(cases) if case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP]
+    plain = [i for i, case in enumerate(cases) if case.hook == NONE and case.bucket_cap_mb == DEFAULT_CAP]
     if blocks > 1 or not plain or len(cases) == 1 or not watches_drift:
         return [index for order in rounds for index in order]
     others = [index for index in rounds[0] if index != plain[0]]

@@ -10,10 +10,10 @@ from typing import Any
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
-from commbench.ddp.plan.cases import hook_words
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
+from commbench.hooks.registry import hook_words
 from commbench.results.info import RunInfo
 
 Labels = Mapping[str, str]

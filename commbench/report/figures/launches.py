@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commbench import stats
 from commbench.collectives.cases import Case
-from commbench.ddp.plan.cases import CONFIRM, HOOKS
+from commbench.ddp.plan.cases import CONFIRM, hook_position
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.axes import log_axis, look
@@ -147,7 +147,7 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
 
 def _order(one: Trained) -> tuple[int, tuple[float, ...]]:
     """The default first, then by hook and bucket size."""
-    return HOOKS.index(one.case.hook) if one.case.hook in HOOKS else len(HOOKS), one.case.caps_mb
+    return hook_position(one.case.hook), one.case.caps_mb
 
 
 # -------------------------------------------------------------------------------------------------------- how

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
+from commbench.hooks.registry import find_hook
 from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
 from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, draw, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, listed, sentences, setting_name
@@ -31,8 +32,6 @@ Floats = NDArray[np.float64]
 _WIDE = 20.0
 #: A curve is drawn through at most about so many points, each the mean of a window.
 _POINTS = 60
-#: Hooks that send a part of each bucket, unless their option ``scope`` is another.
-_SELECTING = frozenset({"topk", "randomk"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +241,7 @@ def _buckets(learned: Sequence[Learned]) -> str:
 
 
 def _selects_over_buckets(row: TrainingRow) -> bool:
-    return row.hook in _SELECTING and case_of(row).options.get("scope", "bucket") == "bucket"
+    return find_hook(row.hook).selects_over_buckets(case_of(row).options)
 
 
 def _is_short(learned: Sequence[Learned]) -> bool:

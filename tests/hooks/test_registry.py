@@ -1,0 +1,38 @@
+"""The table of hooks is read without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, find_hook
+
+
+def test_the_table_needs_no_torch() -> None:
+    """Read what hooks send without torch, and state what is missing when a class is asked for."""
+    program = """if True:
+        import sys
+        sys.modules["torch"] = None
+        from commbench.errors import InputError
+        from commbench.hooks import HOOKS
+        from commbench.hooks.message import BucketShape
+        sent = HOOKS["topk"].messages_of(BucketShape(elements=1000, world_size=2), density=0.01, options={})
+        print(int(sent[0].message_bytes))
+        try:
+            from commbench.hooks import TopK
+        except InputError as error:
+            print(error)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines() == [
+        "160",
+        "Communication hooks need PyTorch, which is not installed: pip install torch.",
+    ]
+
+
+def test_an_unknown_hook_is_refused() -> None:
+    """List the hooks as they are typed."""
+    with pytest.raises(InputError, match=r"Unknown hook .int7.; choose from none, passthrough, fp16, bf16, topk:D"):
+        find_hook("int7")
+    assert HOOKS["topk"] is find_hook("topk")
