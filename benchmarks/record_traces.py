@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from commbench.ddp.traces import Trace, record
-from commbench.ddp.workloads.architectures import Bottleneck, Decoder, Encoder, resnet
+from commbench.ddp.recording import record
+from commbench.ddp.traces import Trace
+from commbench.ddp.workloads.language import Decoder, Encoder
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
+from commbench.ddp.workloads.vision import Bottleneck, resnet
 
 FOLDER = Path(__file__).parent.parent / "commbench" / "ddp" / "data" / "traces"
 STEPS = 15

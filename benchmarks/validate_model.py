@@ -39,7 +39,8 @@ from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.ddp.traces import Trace, record
+from commbench.ddp.recording import record
+from commbench.ddp.traces import Trace
 from commbench.ddp.workloads import load_workload
 from commbench.errors import CommbenchError, InputError
 from commbench.results import Run, load_run

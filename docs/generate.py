@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import itertools
 import math
@@ -418,7 +417,7 @@ def _values(option: HookOption) -> str:
 def _workload(name: str) -> tuple[str, ...]:
     """One line of the table of workloads."""
     made = load_workload(name, seed=0, rank=0, world_size=1)
-    what = _first_line(importlib.import_module(f"commbench.ddp.workloads.{name}")).partition(": ")[2].removesuffix(".")
+    what = WORKLOADS[name].summary
     sizes = [parameter.numel() for parameter in made.model.parameters()]
     target = f" (target {made.target:g})" if made.target else ""
     metric = f"{made.metric}{target} over {made.steps} steps" if made.evaluate else ""

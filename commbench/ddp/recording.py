@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from commbench.ddp.inspect import check_parameters, named
-from commbench.ddp.local_step import LocalStep, median_step, trainable
-from commbench.ddp.traces import DTYPES, Trace, conditions, trace_of
+from commbench.ddp.checks import check_parameters, checked_step, endless, first_batch, named
+from commbench.ddp.local_step import (
+    LocalStep,
+    batch_length,
+    default_optimizer,
+    local_step,
+    median_step,
+    trainable,
+)
+from commbench.ddp.traces import DTYPES, Trace, TracedParameter
 from commbench.ddp.watching import Iteration, Watch
 from commbench.errors import InputError
+from commbench.system.host import cpu_model
 
 #: In the first steps memory is allocated and DDP builds its buckets.
 SKIPPED = 2
@@ -195,3 +205,57 @@ def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - what wraps it has no types
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - theirs
     return model
+
+
+def record(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any],
+    *,
+    steps: int = 9,
+    name: str = "",
+    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+) -> Trace:
+    """Train a model for ``2 + steps`` steps and return the medians of all but the first two.
+
+    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
+
+    Raises:
+        InputError: if the workload made of the arguments is not sound (see `commbench.ddp.checks`).
+    """
+    batch = batch_length(first_batch(batches))
+    used, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
+    checked_step(model, loss, next(source), used)
+    times = [local_step(model, loss, next(source), used) for _ in range(1 + steps)][1:]
+    step = median_step(times)
+    how = f"median of {steps} training steps, each gradient timed when it was accumulated"
+    return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))
+
+
+def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Mapping[str, Any]) -> Trace:
+    """Return the trace of a model's trainable parameters and a step of it in which all were ready."""
+    return Trace(
+        name=name or type(model).__name__.lower(),
+        device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",
+        batch=batch,
+        forward_ms=step.forward_ms,
+        backward_ms=step.backward_ms,
+        optimizer_ms=step.optimizer_ms,
+        parameters=tuple(
+            TracedParameter(
+                name=parameter_name,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                ready_ms=min(step.ready_ms[parameter_name], step.backward_ms),
+            )
+            for parameter_name, parameter in trainable(model).items()
+        ),
+        recorded=recorded,
+    )
+
+
+def conditions(model: nn.Module, how: str) -> dict[str, Any]:
+    """Return how and on what a trace is recorded."""
+    cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
+    return {"how": how, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}

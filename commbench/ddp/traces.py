@@ -14,19 +14,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commbench.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    from commbench.ddp.local_step import LocalStep
 
 FORMAT, VERSION = "commbench-trace", 1
 #: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
@@ -206,66 +200,3 @@ def _milliseconds(data: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no time')
     return float(value)
-
-
-def record(
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
-    batches: Iterable[Any],
-    *,
-    steps: int = 9,
-    name: str = "",
-    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
-) -> Trace:
-    """Train a model for ``2 + steps`` steps and return the medians of all but the first two.
-
-    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
-
-    Raises:
-        InputError: if the workload made of the arguments is not sound (see `commbench.ddp.inspect`).
-    """
-    from commbench.ddp.inspect import checked_step, endless, first_batch
-    from commbench.ddp.local_step import batch_length, default_optimizer, local_step, median_step, trainable
-
-    batch = batch_length(first_batch(batches))
-    used, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
-    checked_step(model, loss, next(source), used)
-    times = [local_step(model, loss, next(source), used) for _ in range(1 + steps)][1:]
-    step = median_step(times)
-    how = f"median of {steps} training steps, each gradient timed when it was accumulated"
-    return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))
-
-
-def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Mapping[str, Any]) -> Trace:
-    """Return the trace of a model's trainable parameters and a step of it in which all were ready."""
-    from commbench.ddp.local_step import trainable
-
-    return Trace(
-        name=name or type(model).__name__.lower(),
-        device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",
-        batch=batch,
-        forward_ms=step.forward_ms,
-        backward_ms=step.backward_ms,
-        optimizer_ms=step.optimizer_ms,
-        parameters=tuple(
-            TracedParameter(
-                name=parameter_name,
-                shape=tuple(parameter.shape),
-                dtype=str(parameter.dtype).removeprefix("torch."),
-                ready_ms=min(step.ready_ms[parameter_name], step.backward_ms),
-            )
-            for parameter_name, parameter in trainable(model).items()
-        ),
-        recorded=recorded,
-    )
-
-
-def conditions(model: nn.Module, how: str) -> dict[str, Any]:
-    """Return how and on what a trace is recorded."""
-    import torch
-
-    from commbench.system.host import cpu_model
-
-    cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
-    processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
-    return {"how": how, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}

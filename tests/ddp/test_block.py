@@ -10,7 +10,7 @@ from trainings import Launch, case, launches_of
 pytest.importorskip("torch")
 
 from commbench.ddp.block import EARLY_STEPS
-from commbench.ddp.inspect import inspect
+from commbench.ddp.inspection import inspect_workload
 from commbench.ddp.plan.layout import bucket_sizes, case_layout
 from commbench.ddp.workloads import load_workload
 
@@ -176,7 +176,7 @@ def test_exact_configurations_learn_the_same(first: Launch) -> None:
 def test_buckets_are_those_of_ddp_and_of_its_rule(first: Launch) -> None:
     """Find the sizes that the rule predicts, and times for each; hook none is watched in further steps."""
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
-    facts = inspect(load_workload(spec, seed=0, rank=0, world_size=1))
+    facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
     numels = [parameter.numel for parameter in facts.parameters]
     for name in ("plain", "none", *HOOKS, "list of caps", "bucket view", "static graph", "accumulation"):
         record = first.records[name]

@@ -16,7 +16,7 @@ from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
 from commbench.backends.nccl_library import loaded_version  # noqa: E402
 from commbench.backends.torch_calls import find_gpus, torch_version  # noqa: E402
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # noqa: E402
-from commbench.ddp.inspect import inspect  # noqa: E402
+from commbench.ddp.inspection import inspect_workload  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.engine.control import Control, run_threads  # noqa: E402
 from commbench.engine.gpu_clocks import Reading  # noqa: E402
@@ -235,9 +235,9 @@ def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     """Make the same steps there, evaluation included."""
     pytest.importorskip("numba")
     device = StandIn()
-    facts = inspect(load_workload(name, seed=0, rank=0, world_size=1), device)
+    facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1), device)
     assert device.copied >= 2
-    there = inspect(load_workload(name, seed=0, rank=0, world_size=1))
+    there = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
     assert [parameter.name for parameter in there.parameters] == [parameter.name for parameter in facts.parameters]
     assert there.ready_order == facts.ready_order
 

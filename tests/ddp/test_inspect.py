@@ -19,7 +19,8 @@ pytest.importorskip("numba")
 from stand_in import StandIn  # noqa: E402 - after the skips
 
 from commbench.ddp import block  # noqa: E402 - after the skips
-from commbench.ddp.inspect import inspect, main  # noqa: E402 - after the skips
+from commbench.ddp.inspect import main  # noqa: E402
+from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
 
 
 def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
@@ -32,7 +33,7 @@ def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
 
 def test_facts_of_a_small_model() -> None:
     """Report parameters in registration order, the order of gradients, buffers and what the workload says of itself."""
-    facts = inspect(workload(metric="accuracy", target=0.9, steps=7))
+    facts = inspect_workload(workload(metric="accuracy", target=0.9, steps=7))
     assert [("0.weight", 32), ("0.bias", 8), ("1.weight", 8), ("1.bias", 8), ("3.weight", 16)] == [
         (parameter.name, parameter.numel) for parameter in facts.parameters
     ]
@@ -62,14 +63,14 @@ def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: p
 
     for ddp, expected in ((Old, False), (New, True)):
         monkeypatch.setattr(block, "DistributedDataParallel", ddp)
-        assert expected == inspect(workload()).takes_lists
+        assert expected == inspect_workload(workload()).takes_lists
 
 
 def test_dtypes_and_frozen_parameters() -> None:
     """Count only what is trained, each in its own type."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
     model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
-    facts = inspect(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
+    facts = inspect_workload(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
     assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == [(p.name, p.itemsize) for p in facts.parameters]
     assert ["float32", "float64", "float64"] == [p.dtype for p in facts.parameters]
 
@@ -79,7 +80,7 @@ def test_model_and_random_numbers_are_left_as_they_were() -> None:
     one = workload()
     before = {name: value.clone() for name, value in one.model.state_dict().items()}
     state = torch.random.get_rng_state()
-    inspect(one)
+    inspect_workload(one)
     assert all(torch.equal(before[name], value) for name, value in one.model.state_dict().items())
     assert all(parameter.grad is None for parameter in one.model.parameters())
     assert torch.equal(state, torch.random.get_rng_state())
@@ -87,7 +88,7 @@ def test_model_and_random_numbers_are_left_as_they_were() -> None:
 
 def test_facts_survive_json() -> None:
     """Come back from JSON as they were."""
-    facts = inspect(workload())
+    facts = inspect_workload(workload())
     assert facts == WorkloadFacts.from_json(json.loads(json.dumps(facts.to_json())))
 
 
@@ -147,7 +148,7 @@ class SparseTable(torch.nn.Module):
 def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
     """Say what DDP could not train, and why."""
     with pytest.raises(InputError) as caught:
-        inspect(workload(**parts))
+        inspect_workload(workload(**parts))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -165,7 +166,7 @@ def test_failing_backward_is_one_sentence() -> None:
             fail()
 
     with pytest.raises(InputError, match="backward pass failed"):
-        inspect(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
+        inspect_workload(workload(loss=lambda m, x: Broken.apply(m(x).mean())))
 
 
 def test_wrapped_model_is_refused() -> None:
@@ -176,7 +177,7 @@ def test_wrapped_model_is_refused() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(InputError, match="DistributedDataParallel"):
-            inspect(workload(DistributedDataParallel(torch.nn.Linear(4, 1))))
+            inspect_workload(workload(DistributedDataParallel(torch.nn.Linear(4, 1))))
     finally:
         dist.destroy_process_group()
 

@@ -38,7 +38,7 @@ from torch import nn  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from commbench.ddp.inspect import inspect  # noqa: E402
+from commbench.ddp.inspection import inspect_workload  # noqa: E402
 from commbench.ddp.local_step import batch_length  # noqa: E402
 from commbench.ddp.recording import FEWEST, SKIPPED  # noqa: E402
 from commbench.ddp.watching import MOST_PASSES, Watch  # noqa: E402
@@ -405,7 +405,7 @@ def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
     """Inspect the replay of what ranks recorded: the same names, shapes, order and batch."""
     file = recorded[1] / "plain-0.json"
     trace = load_trace(str(file))
-    facts = inspect(load_workload(f"trace:{file}", seed=0, rank=0, world_size=1))
+    facts = inspect_workload(load_workload(f"trace:{file}", seed=0, rank=0, world_size=1))
     assert [parameter.name for parameter in trace.parameters] == [parameter.name for parameter in facts.parameters]
     assert [parameter.numel for parameter in trace.parameters] == [parameter.numel for parameter in facts.parameters]
     assert (trace.ready_order, 8) == (facts.ready_order, facts.batch_size)

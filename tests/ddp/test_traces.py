@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from commbench.ddp.traces import SHIPPED, Trace, TracedParameter, load_trace, record
+from commbench.ddp.traces import SHIPPED, Trace, TracedParameter, load_trace
 from commbench.errors import InputError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.inspect import inspect  # noqa: E402 - after the skips
+from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
 from commbench.ddp.local_step import local_step, trainable  # noqa: E402
+from commbench.ddp.recording import record  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
-from commbench.ddp.workloads.pace import SleepingPace  # noqa: E402
-from commbench.ddp.workloads.replay import Replay, pace_for  # noqa: E402
+from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
 
 #: Elements and tensors of the published models.
 SIZES = {"resnet50": (25_557_032, 161), "bert-base": (109_482_240, 199), "gpt2-small": (124_439_808, 148)}
@@ -363,7 +363,7 @@ def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
     made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
     made.save(tmp_path / "made.json")
     workload = load_workload(f"trace:{tmp_path / 'made.json'}", seed=0, rank=0, world_size=1)
-    facts = inspect(workload)
+    facts = inspect_workload(workload)
     assert made.ready_order == facts.ready_order
     assert [parameter.numel for parameter in made.parameters] == [parameter.numel for parameter in facts.parameters]
     assert (2, None, "") == (facts.batch_size, facts.steps, facts.metric)

@@ -16,11 +16,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
 from commbench.ddp.local_step import default_optimizer  # noqa: E402 - after the skips
-from commbench.ddp.workloads import WORKLOADS, load_workload  # noqa: E402
-from commbench.ddp.workloads import text as text_workload  # noqa: E402
-from commbench.ddp.workloads.architectures import parameter_count  # noqa: E402
-from commbench.ddp.workloads.digits import load_digits  # noqa: E402
-from commbench.ddp.workloads.sampling import sharded  # noqa: E402
+from commbench.ddp.workloads import WORKLOADS, language, load_workload  # noqa: E402
+from commbench.ddp.workloads.sampling import parameter_count, sharded  # noqa: E402
+from commbench.ddp.workloads.vision import load_digits  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"digits": 76_786, "gpt": 5_790_720, "mlp": 8_407_050, "resnet18": 11_173_962, "text": 636_032}
@@ -163,7 +161,7 @@ def test_text_evaluates_held_out_bytes() -> None:
 
 def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say what is missing where Python comes without its documentation."""
-    text_workload.documentation.cache_clear()
+    language.documentation.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(InputError, match=r"pydoc_data\.topics"):
         load("text")

@@ -1,19 +1,56 @@
-"""The workloads by name: synthetic ones, real data, traces of real models, and a person's own file."""
+"""The workloads by name: synthetic ones, real data, traces of real models, and a person's own file.
+
+May import torch and the rest of ddp, except what trains or inspects a workload: block, session, inspect.
+"""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import SHIPPED
+from commbench.ddp.workloads import language, own, vision
 from commbench.errors import InputError
 
-#: Each is a module of this package with a function ``workload``.
-WORKLOADS = ("digits", "gpt", "mlp", "resnet18", "text")
 TRACE = "trace:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadEntry:
+    """A workload that comes with commbench."""
+
+    make: Callable[..., Workload]
+    """Takes any of ``seed``, ``rank``, ``world_size`` and ``batch_size``."""
+    summary: str
+    """What it trains, for people."""
+
+
+WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
+    {
+        "digits": WorkloadEntry(
+            make=vision.digits,
+            summary="a small convolutional network on real handwritten digits, trained to a stated accuracy",
+        ),
+        "gpt": WorkloadEntry(
+            make=language.gpt,
+            summary="a small decoder with a large embedding, 5.8 million parameters, on synthetic tokens",
+        ),
+        "mlp": WorkloadEntry(
+            make=vision.mlp,
+            summary="a perceptron of 8.4 million parameters in large matrices, so that communication dominates",
+        ),
+        "resnet18": WorkloadEntry(
+            make=vision.resnet18,
+            summary="ResNet-18 for 32x32 images, 11.17 million parameters, on synthetic images",
+        ),
+        "text": WorkloadEntry(
+            make=language.text,
+            summary="a small decoder over bytes of real English text, Python's own documentation",
+        ),
+    }
+)
 
 
 def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_size: int | None = None) -> Workload:
@@ -33,22 +70,11 @@ def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_siz
 
         return replay.workload(spec.removeprefix(TRACE), seed=seed, rank=rank, batch_size=batch_size)
     if spec in WORKLOADS:
-        function = importlib.import_module(f"{__name__}.{spec}").workload
-        made: Workload = function(**understood(function, given))
-        return made
+        make = WORKLOADS[spec].make
+        return make(**own.accepted_arguments(make, given))
     if spec.endswith(".py") or spec.rpartition(":")[0].endswith(".py"):
-        from commbench.ddp.workloads import own
-
         return own.workload(spec, given)
     raise InputError(
         f"There is no workload {spec!r}: choose one of {', '.join(WORKLOADS)}, a trace such as"
         f" {', '.join(TRACE + name for name in SHIPPED)}, or your own as file.py:callable."
     )
-
-
-def understood(function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
-    """Return those of the given arguments that a function names, without the ones that are None."""
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    return {name: value for name, value in given.items() if value is not None and (takes_all or name in names)}

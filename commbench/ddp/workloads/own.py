@@ -10,10 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from commbench.ddp.inspect import check_workload, failure, first_batch
+from commbench.ddp.checks import check_workload, failure, first_batch
 from commbench.ddp.local_step import batch_length
 from commbench.ddp.plan.workload import Workload
-from commbench.ddp.workloads import understood
 from commbench.errors import InputError
 
 ARGUMENTS = "seed, rank, world_size and batch_size"
@@ -43,6 +42,14 @@ def workload(spec: str, given: dict[str, int | None]) -> Workload:
     return made
 
 
+def accepted_arguments(function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
+    """Return the given arguments that a function names, without those that are None."""
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+    return {name: value for name, value in given.items() if value is not None and (takes_all or name in names)}
+
+
 def _load(path: Path) -> ModuleType:
     """Import a file by its path, with what lies beside it importable."""
     if not path.is_file():
@@ -66,7 +73,7 @@ def _load(path: Path) -> ModuleType:
 
 def _arguments(spec: str, function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
     """Return the arguments for a person's function; those that it needs must be among the given ones."""
-    chosen = understood(function, given)
+    chosen = accepted_arguments(function, given)
     if given["batch_size"] is not None and "batch_size" not in chosen:
         raise InputError(
             f"A batch of {given['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or leave"

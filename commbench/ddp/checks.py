@@ -1,0 +1,207 @@
+"""Checks of a person's own workload: whether it can be trained under DDP, in sentences that say what to correct."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from commbench.ddp.local_step import default_optimizer, trainable
+from commbench.ddp.plan.workload import Workload
+from commbench.errors import InputError
+
+#: A sentence lists at most this number of names.
+NAMED = 3
+#: An error of a person's own code is quoted up to this length.
+QUOTED = 300
+
+
+def check_workload(workload: Workload) -> None:
+    """Check what can be seen without a training step.
+
+    Raises:
+        InputError: if the model is none, has no parameter to train or parameters that DDP cannot reduce together, a
+            function cannot be called, or the batches cannot be iterated again and again.
+    """
+    if not isinstance(workload.model, nn.Module) or isinstance(workload.model, DistributedDataParallel):
+        raise InputError(
+            f"The workload's model is of type {type(workload.model).__name__}: it must be a torch.nn.Module, without"
+            " the DDP that commbench puts around it."
+        )
+    for name in ("loss", "optimizer", "evaluate"):
+        function = getattr(workload, name)
+        if not callable(function) and (name == "loss" or function is not None):
+            raise InputError(f"The workload's {name} is {function!r:.60}, which cannot be called: give a function.")
+    for name in ("batch_size", "steps"):
+        number = getattr(workload, name)
+        if (not isinstance(number, int) or number < 1) and (name == "batch_size" or number is not None):
+            raise InputError(f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more.")
+    check_parameters(workload.model)
+    first_batch(workload.batches)
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Check that DDP can reduce a model's parameters together.
+
+    Raises:
+        InputError: there are none to train, or some are lazy, not floating point or on several devices.
+    """
+    parameters = trainable(model)
+    if not parameters:
+        raise InputError(
+            "The model has no trainable parameters, so there is nothing to communicate: leave requires_grad"
+            " on for some."
+        )
+    if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
+        raise InputError(f"{named(lazy)} came without initial values: call the model once on a batch first.")
+    if odd := [name for name, parameter in parameters.items() if not parameter.is_floating_point()]:
+        raise InputError(f"{named(odd)} came as {parameters[odd[0]].dtype}, not floating point: use a real float type.")
+    devices = {str(parameter.device): name for name, parameter in parameters.items()}
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise InputError(f"The parameters are on several devices ({places}): move the model to one.")
+
+
+def first_batch(batches: Iterable[Any]) -> Any:  # noqa: ANN401 - a batch is whatever the loss understands
+    """Return the first batch of what can be iterated again and again.
+
+    Raises:
+        InputError: if it cannot be, or holds no batch.
+    """
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        raise InputError(
+            f"The workload's batches are of type {type(batches).__name__}, which cannot be iterated: give a list or a"
+            " DataLoader."
+        ) from error
+    if iterator is batches:
+        raise InputError(
+            f"The workload's batches are a {type(batches).__name__}, which can be iterated only once: give a list, a"
+            " DataLoader or another object that starts over."
+        )
+    for batch in iterator:
+        return batch
+    raise InputError("The workload's batches are empty: give at least one.")
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches, starting over at the end."""
+    while True:
+        yield from batches
+
+
+def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
+    """Return the workload's optimiser of these parameters, or the default one.
+
+    Raises:
+        InputError: if what it makes is no optimiser.
+    """
+    make = workload.optimizer or default_optimizer
+    with blamed("The workload's optimizer"):
+        optimizer = make(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"The workload's optimizer returned a value of type {type(optimizer).__name__}: it must take parameters and"
+            " return a torch.optim.Optimizer."
+        )
+    return optimizer
+
+
+def checked_step(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    optimizer: Optimizer,
+) -> None:
+    """Do one local training step and check that DDP could do it too.
+
+    Raises:
+        InputError: if the step fails, the loss is no scalar with gradients, or a gradient is absent or sparse.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    with blamed("The loss of the first batch"):
+        value = loss(model, batch)
+    _check_loss(value)
+    with blamed("The first backward pass"):
+        value.backward()
+    parameters = trainable(model)
+    if unused := [name for name, parameter in parameters.items() if parameter.grad is None]:
+        raise InputError(
+            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
+            " loss, or set requires_grad to False."
+        )
+    if sparse := [name for name, parameter in parameters.items() if parameter.grad.is_sparse]:
+        raise InputError(f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
+    with blamed("The first step of the optimizer"):
+        optimizer.step()
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Raise InputError with a sentence about what a person's own code raised."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{what} failed ({failure(error)}): correct the workload.") from error
+
+
+def _check_loss(value: Any) -> None:  # noqa: ANN401 - whatever a person's loss returned
+
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"a value of type {type(value).__name__}"
+        )
+        raise InputError(f"The workload's loss returned {found}: it must return one number as a tensor.")
+    if not value.requires_grad:
+        raise InputError(
+            "The workload's loss does not depend on the model by a way that has gradients: compute it from model(...),"
+            " without detach() or no_grad()."
+        )
+
+
+def named(names: Sequence[str]) -> str:
+    """Return 'The parameter a' or 'The parameters a, b, c and 4 more'."""
+    listed = ", ".join(names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"The parameter{'s' if len(names) > 1 else ''} {listed}{more}"
+
+
+def failure(error: BaseException) -> str:
+    """Describe an error of a person's own code on one line: its type, its text and where it was raised."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+    where = f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
+    return f"{text[:QUOTED]}{where}"
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parent.parent) or file.startswith("<")
+
+
+def check_evaluation(workload: Workload) -> None:
+    """Check what the workload's ``evaluate`` returns.
+
+    Raises:
+        InputError: it fails, the value is not finite, or the metric has no name.
+    """
+    if workload.evaluate is None:
+        return
+    with blamed("The workload's evaluate"):
+        value = float(workload.evaluate(workload.model))
+    if not math.isfinite(value) or not workload.metric:
+        raise InputError(
+            f"The workload's evaluate returned {value} for the metric {workload.metric!r}: return a finite number and"
+            " name it, as in metric='accuracy'."
+        )

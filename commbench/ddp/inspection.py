@@ -1,0 +1,82 @@
+"""What a workload's parameters and its local step are like, from a few steps without DDP."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from commbench.ddp.block import takes_lists
+from commbench.ddp.checks import blamed, check_evaluation, check_workload, checked_step, endless, make_optimizer
+from commbench.ddp.devices import Device
+from commbench.ddp.local_step import LocalStep, local_step, median_step, trainable
+from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
+
+#: Timed steps end after this number, or after this time in seconds.
+MAXIMUM_STEPS = 5
+ENOUGH_S = 1.0
+
+
+def inspect_workload(workload: Workload, device: Device | None = None) -> WorkloadFacts:
+    """Check a workload, do a few local steps of it, and leave the model with the weights that it had.
+
+    Args:
+        workload: the model is moved to the device.
+        device: where to make the steps; None: on this host's CPUs.
+
+    Raises:
+        InputError: if it cannot be trained under DDP; the sentence says why and what to do.
+    """
+    device = device or Device()
+    check_workload(workload)
+    device.moved(workload.model)
+    before = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            step = median_step(_local_steps(workload, device))
+            check_evaluation(workload)
+    finally:
+        workload.model.load_state_dict(before)
+        workload.model.zero_grad(set_to_none=True)
+    return _facts(workload, step)
+
+
+def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
+    """Return timed steps; one before them, in which memory is allocated, is checked and not timed."""
+    batches = map(device.moved, endless(workload.batches))
+    optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
+    checked_step(workload.model, workload.loss, next(batches), optimizer)
+    steps: list[LocalStep] = []
+    begun = time.perf_counter()
+    while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - begun < ENOUGH_S):
+        with blamed("A training step"):
+            steps.append(local_step(workload.model, workload.loss, next(batches), optimizer))
+    return steps
+
+
+def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
+    parameters = trainable(workload.model)
+    indices = {name: index for index, name in enumerate(parameters)}
+    return WorkloadFacts(
+        parameters=tuple(
+            ParameterFacts(
+                name=name,
+                numel=parameter.numel(),
+                itemsize=parameter.element_size(),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                ready_ms=step.ready_ms[name],
+                shape=tuple(parameter.shape),
+            )
+            for name, parameter in parameters.items()
+        ),
+        ready_order=tuple(indices[name] for name in step.ready_ms),
+        buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in workload.model.buffers()),
+        batch_size=workload.batch_size,
+        forward_ms=step.forward_ms,
+        backward_ms=step.backward_ms,
+        optimizer_ms=step.optimizer_ms,
+        metric=workload.metric,
+        target=workload.target,
+        steps=workload.steps,
+        takes_lists=takes_lists(),
+    )

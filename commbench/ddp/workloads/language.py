@@ -1,0 +1,232 @@
+"""Workloads on tokens: decoders over synthetic tokens and over real English text.
+
+Transformers have exactly the parameters of the published ones. torch has no types here, so its classes count as Any.
+"""
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from commbench.ddp.plan.workload import Workload
+from commbench.ddp.workloads.sampling import (
+    DATA,
+    DISTINCT_BATCHES,
+    STRUCTURE,
+    Batches,
+    beside,
+    cycled,
+    evaluating,
+    generator,
+    initial_weights,
+    next_token_loss,
+)
+from commbench.errors import InputError
+
+GPT_BATCH = 4
+VOCABULARY = 16384
+LENGTH = 64
+#: Share of tokens that follow from the one before; the others are drawn anew.
+PREDICTABLE = 0.5
+TEXT_BATCH = 16
+#: The last part of the text is held out; evenly spaced windows of it are evaluated.
+HELD_OUT = 0.1
+WINDOWS = 128
+
+
+# ------------------------------------------------------------------------------------------------------------------ gpt
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimiser that is usual for transformers."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
+    """Return the workload as this rank sees it: 23 MB of gradients, 17 of them of the embedding.
+
+    The embedding is tied to the output matrix, so its gradient is dense and comes last: nothing is left to hide its
+    communication behind.
+    """
+    with initial_weights(seed):
+        model = Decoder(vocabulary=VOCABULARY, positions=LENGTH, width=256, layers=2, heads=4)
+    return Workload(
+        model=model,
+        loss=next_token_loss,
+        batches=cycled(chains(batch_size, seed=seed, rank=rank)),
+        batch_size=batch_size,
+        optimizer=adam,
+        steps=100,
+    )
+
+
+def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
+    """Return token numbers (batch_size, LENGTH + 1) of Markov chains with the same rule on all ranks.
+
+    After token t comes follower[t] with probability PREDICTABLE, else one drawn by Zipf's law, as words are frequent.
+    """
+    shared, own = generator(seed, STRUCTURE), generator(seed, DATA, rank)
+    follower = torch.randperm(VOCABULARY, generator=shared)
+    frequency = 1.0 / torch.arange(1, VOCABULARY + 1)
+    count = DISTINCT_BATCHES * batch_size
+    drawn = torch.multinomial(frequency, count * (LENGTH + 1), replacement=True, generator=own).view(count, -1)
+    follows = torch.rand(drawn.shape, generator=own) < PREDICTABLE
+    for place in range(1, LENGTH + 1):
+        drawn[:, place] = torch.where(follows[:, place], follower[drawn[:, place - 1]], drawn[:, place])
+    return list(drawn.split(batch_size))
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
+    """Return the workload as this rank sees it: 0.6 million parameters, ranks draw different windows of the text.
+
+    Raises:
+        InputError: if this Python comes without its documentation.
+    """
+    written = documentation()
+    train = written[: int(len(written) * (1 - HELD_OUT))]
+    held_out = windows(written[len(train) :], torch.linspace(0, len(written) - len(train) - LENGTH - 1, WINDOWS).long())
+
+    def make(number: int) -> Tensor:
+        starts = torch.randint(len(train) - LENGTH, (batch_size,), generator=generator(seed, DATA, rank, number))
+        return windows(train, starts)
+
+    def evaluate(model: nn.Module) -> float:
+        with evaluating(model):
+            return float(next_token_loss(model, beside(model, held_out)))
+
+    with initial_weights(seed):
+        model = Decoder(vocabulary=256, positions=LENGTH, width=128, layers=3, heads=4)
+    return Workload(
+        model=model,
+        loss=next_token_loss,
+        batches=Batches(make),
+        batch_size=batch_size,
+        optimizer=adam,
+        evaluate=evaluate,
+        metric="nats_per_byte",
+        steps=200,
+    )
+
+
+def windows(text: Tensor, starts: Tensor) -> Tensor:
+    """Return the LENGTH + 1 bytes from each start, as numbers (starts, LENGTH + 1)."""
+    return text[starts[:, None] + torch.arange(LENGTH + 1)].long()
+
+
+@cache
+def documentation() -> Tensor:
+    """Return the bytes of Python's language reference as pydoc has it; it differs a little between versions.
+
+    Raises:
+        InputError: if this Python comes without it.
+    """
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise InputError(
+            "The workload 'text' trains on Python's own documentation and this Python lacks it (the module"
+            " pydoc_data.topics): install the full standard library or choose another workload."
+        ) from error
+    text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    return torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+
+
+# --------------------------------------------------------------------------------------------------------- transformers
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; ``packed`` has one matrix for queries, keys and values, as GPT-2, else three."""
+
+    def __init__(self, width: int, heads: int, *, packed: bool, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        sizes = [3 * width] if packed else [width, width, width]
+        self.inputs = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (batch, positions, width) to the same shape."""
+        batch, positions, width = hidden.shape
+        packed = torch.cat([layer(hidden) for layer in self.inputs], dim=-1)
+        query, key, value = packed.view(batch, positions, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
+
+
+class TransformerLayer(nn.Module):
+    """Attention and a four times wider MLP; normalised before each (GPT-2) or after it (BERT)."""
+
+    def __init__(self, width: int, heads: int, *, decoder: bool) -> None:
+        super().__init__()
+        self.norm_first = decoder
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, packed=decoder, causal=decoder)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (batch, positions, width) to the same shape."""
+        if self.norm_first:
+            hidden = hidden + self.attention(self.norm1(hidden))
+            return hidden + self.mlp(self.norm2(hidden))
+        hidden = self.norm1(hidden + self.attention(hidden))
+        return self.norm2(hidden + self.mlp(hidden))
+
+
+class Decoder(nn.Module):
+    """GPT-2's decoder (Radford et al., 2019): learned positions, norms first, output matrix tied to the embedding."""
+
+    def __init__(self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width)
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, decoder=True) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.apply(initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token numbers (batch, positions) to logits (batch, positions, vocabulary)."""
+        hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return functional.linear(self.norm(hidden), self.tokens.weight)
+
+
+class Encoder(nn.Module):
+    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and values."""
+
+    def __init__(self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width)
+        self.segments = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, decoder=False) for _ in range(layers))
+        self.pooler = nn.Linear(width, width)
+        self.apply(initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token numbers (batch, positions) to pooled states (batch, width); all tokens are of segment 0."""
+        hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
+        hidden = self.norm(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw matrices from a normal distribution with deviation 0.02 and zero biases, as GPT-2 and BERT do."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
