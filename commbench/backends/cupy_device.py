@@ -10,7 +10,7 @@ from typing import Any
 
 import cupy
 
-from commbench.backends.gpus import place, room_for
+from commbench.backends.gpu_assignment import assign_gpu, room_for
 from commbench.collectives.datatypes import Content, DataType
 from commbench.engine.communicator import STALE, Communicator
 from commbench.engine.control import Control
@@ -37,11 +37,22 @@ def find_gpus(backend: str) -> list[str]:
     return found
 
 
-def check_nccl() -> None:
-    """Notice that NCCL is missing: cupy is imported without a word then, and has none of its functions.
+def find_nccl_gpus(backend: str) -> list[str]:
+    """Return the GPUs as `find_gpus` does, after checking that cupy can use NCCL.
 
     Raises:
-        InputError: it is, or it is too old for this cupy.
+        InputError: there is no GPU, or cupy cannot use NCCL.
+    """
+    gpus = find_gpus(backend)
+    check_nccl()
+    return gpus
+
+
+def check_nccl() -> None:
+    """Check that cupy can use NCCL: without NCCL, cupy is imported silently, and has none of its functions.
+
+    Raises:
+        InputError: NCCL is missing or too old for this cupy.
     """
     from cupy.cuda import nccl
 
@@ -101,9 +112,9 @@ class CupyMemory(Communicator):
 
     def take_gpu(self, control: Control) -> None:
         """Use this rank's GPU from now on, by a stream of its own; all ranks together."""
-        placement = place(control, find_gpus(self.backend))
-        cupy.cuda.Device(placement.device).use()
-        self.ranks_per_gpu = placement.ranks_per_gpu
+        assigned = assign_gpu(control, find_gpus(self.backend))
+        cupy.cuda.Device(assigned.device).use()
+        self.ranks_per_gpu = assigned.ranks_per_gpu
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def know_gpu(self) -> None:

@@ -105,6 +105,11 @@ class FakeCommunicator(Communicator):
         self._aside = aside
         """How many ranks of the launch are in no group."""
 
+    @classmethod
+    def connect(cls, control: Control, launch: int = 0) -> FakeCommunicator:
+        """Open the backend among all ranks of ``control``; ``launch`` is part of the seed."""
+        return cls(control, launch=launch)
+
     def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
         """Ranks of the same script; all groups are as fast."""
         aside = self.size - sum(map(len, groups))

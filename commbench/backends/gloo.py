@@ -49,6 +49,11 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
             self._group = dist.new_group(timeout=TIMEOUT, backend="gloo")
             self._alone = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
 
+    @classmethod
+    def connect(cls, control: Control, launch: int = 0) -> GlooCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+        """Open the backend among all ranks of ``control``, all ranks together."""
+        return cls(control)
+
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
         """By torch's subgroups: all ranks together make one after the other."""
         with unpinned():

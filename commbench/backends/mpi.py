@@ -69,6 +69,11 @@ class MpiCommunicator(HostCommunicator):
         many, repeated = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
         self._transport = "+".join(part for part, used in ((on_host, repeated), (off_host, many)) if used and part)
 
+    @classmethod
+    def connect(cls, control: MpiControl, launch: int = 0) -> MpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+        """Open the backend among all ranks of ``control``, all ranks together."""
+        return cls(control)
+
     def library(self) -> str:
         """E.g. ``Open MPI 5.0.11``."""
         name, version = MPI.get_vendor()

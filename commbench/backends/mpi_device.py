@@ -12,6 +12,8 @@ import cupy
 import numpy as np
 
 from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
+from commbench.backends.mpi import MpiCommunicator
+from commbench.backends.mpi_control import MpiControl
 from commbench.collectives.datatypes import DTYPES, DataType
 from commbench.collectives.operations import Operation, Shape
 from commbench.collectives.patterns import Group
@@ -46,6 +48,11 @@ class DeviceMpiCommunicator(CupyMemory):
         else:
             self._stream = whole._stream  # noqa: SLF001 - of the same class
         self.know_gpu()
+
+    @classmethod
+    def connect(cls, control: MpiControl, launch: int = 0) -> DeviceMpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+        """Open the backend among all ranks of ``control``, all ranks together."""
+        return cls(control, MpiCommunicator.connect(control))
 
     @abstractmethod
     def given(self, buffer: Any) -> Any:  # noqa: ANN401 - or None, as the carrier takes it

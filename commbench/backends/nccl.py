@@ -90,6 +90,11 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         self._token = self.allocate(DTYPES["int8"], 1)
         self.know_gpu()
 
+    @classmethod
+    def connect(cls, control: Control, launch: int = 0) -> NcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+        """Open the backend among all ranks of ``control``, all ranks together."""
+        return cls(control)
+
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
         """A communicator of NCCL.
 

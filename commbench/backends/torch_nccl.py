@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commbench.backends.gpus import place, room_for
+from commbench.backends.gpu_assignment import assign_gpu, room_for
 from commbench.backends.nccl_library import LOG, NcclHeard, loaded_version, variables_set
 from commbench.backends.torch_calls import (
     Tensors,
@@ -105,6 +105,11 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
             self._connect()
         self._alone: dist.ProcessGroup | None = None
 
+    @classmethod
+    def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+        """Open the backend among all ranks of ``control``, all ranks together."""
+        return cls(control)
+
     def _connect(self) -> None:
         """Have torch make NCCL's communicator, which reads the variables; else the first operation would do it.
 
@@ -125,10 +130,10 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     def take_device(self) -> torch.device:
         """The GPU of this rank, which torch uses from now on; all ranks together."""
-        placement = place(self._control, find_gpus(self.backend))
-        self.ranks_per_gpu = placement.ranks_per_gpu
-        torch.cuda.set_device(placement.device)
-        return torch.device("cuda", placement.device)
+        assigned = assign_gpu(self._control, find_gpus(self.backend))
+        self.ranks_per_gpu = assigned.ranks_per_gpu
+        torch.cuda.set_device(assigned.device)
+        return torch.device("cuda", assigned.device)
 
     def describe_device(self) -> tuple[str, str, int]:
         """What the GPU is called, its PCI address where torch tells it, and the size of its L2 in bytes."""

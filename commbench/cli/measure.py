@@ -50,7 +50,7 @@ from commbench.cli.request import (
     usable_suite,
 )
 from commbench.cli.train import backend_at, default_sweep, find_training_budget, join_training, plan_training
-from commbench.collectives.cases import DEVICE_BACKENDS
+from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.suites import Suite, load_suite
 from commbench.launch.conductor import single_stage
 from commbench.stats.budgets import Budget
@@ -116,7 +116,7 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     if backends is None:
         return AUTO_BACKEND
     suitable = ["gloo"] if "gloo" in backends else []
-    suitable += ["nccl"] if any(backend in DEVICE_BACKENDS for backend in backends) else []
+    suitable += ["nccl"] if any(backend in NCCL_BACKENDS for backend in backends) else []
     return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
 
 

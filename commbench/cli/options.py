@@ -12,7 +12,8 @@ from typing import Annotated, Any, Concatenate, get_origin
 import typer
 
 from commbench.collectives.algorithms import ALGORITHMS, PROTOCOLS
-from commbench.collectives.cases import BACKENDS, BUFFERS, CADENCES, IN_PLACE, LOOPS, SYNCS
+from commbench.collectives.backends import BACKENDS
+from commbench.collectives.cases import BUFFERS, CADENCES, IN_PLACE, LOOPS, SYNCS
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, REDOPS
 from commbench.collectives.patterns import PATTERNS

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
-from commbench.collectives.cases import DEVICE_BACKENDS, GPU_BACKENDS, MPI_BACKENDS, Case, all_cases
+from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACKENDS
+from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
 from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
 from commbench.errors import InputError
@@ -125,7 +126,7 @@ def usable_suite(
     Raises:
         InputError: a backend was asked for by name and is missing, or none is left.
     """
-    on_hosts = [backend for backend in suite.backends if backend not in DEVICE_BACKENDS]
+    on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
     tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
     sharing = ranks_here if on_hosts else None  # who wrote a suite for GPUs alone has named them
     lacks = {
@@ -158,7 +159,7 @@ def lacking(
     if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
     sentence = missing_library(backend)
-    if sentence or asked or backend not in DEVICE_BACKENDS:
+    if sentence or asked or backend not in NCCL_BACKENDS:
         return sentence
     if emulated_conditions():
         return "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl tries it there."
@@ -271,7 +272,7 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
     Raises:
         InputError: the largest does not; the sentence says how much there is.
     """
-    largest = max((case.message_bytes for case in cases if case.backend not in DEVICE_BACKENDS), default=0)
+    largest = max((case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0)
     needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
     if needed > available:
         raise InputError(

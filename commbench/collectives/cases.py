@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from commbench.collectives.algorithms import AUTO, CHOOSING, Choice
+from commbench.collectives.backends import USUAL_BACKENDS, find_backend
 from commbench.collectives.composed import arranged
 from commbench.collectives.datatypes import find_dtype
 from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
@@ -22,15 +23,6 @@ from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
 
-#: NCCL as a library, and as DDP uses it.
-DEVICE_BACKENDS = ("nccl", "torch-nccl")
-#: MPI on memory of the host, given that of GPUs, and carrying that through the host's.
-MPI_BACKENDS = ("mpi", "mpi-cuda", "mpi-staged")
-#: Those whose buffers are in the memory of GPUs.
-GPU_BACKENDS = (*DEVICE_BACKENDS, *MPI_BACKENDS[1:])
-BACKENDS = ("mpi", "gloo", *GPU_BACKENDS, "fake")
-#: What is measured where nothing is said; GPUs where there are any.
-USUAL_BACKENDS = ("mpi", "gloo", *DEVICE_BACKENDS)
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
@@ -144,8 +136,9 @@ class Sweep:
             object.__setattr__(self, "sizes", parse_sizes(self.sizes))
         for name in self.operations:
             find_operation(name)
+        for name in self.backends:
+            find_backend(name)
         for axis, given, known in (
-            ("backend", self.backends, BACKENDS),
             ("reduction", self.redops, REDOPS),
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from commbench.backends.gpus import place
+from commbench.backends.gpu_assignment import assign_gpu
 from commbench.backends.nccl_library import LOG, loaded_version
 from commbench.backends.torch_calls import find_gpus, pci_address, torch_version
 from commbench.ddp.local_step import moved_by
@@ -171,8 +171,8 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     """
     if backend != "nccl":
         return Device()
-    placement = place(control, gpus_to_train_on(cuda))
-    gpu = Gpu(placement.device, ranks_per_gpu=placement.ranks_per_gpu, cuda=cuda)
+    assigned = assign_gpu(control, gpus_to_train_on(cuda))
+    gpu = Gpu(assigned.device, ranks_per_gpu=assigned.ranks_per_gpu, cuda=cuda)
     gpu.name = " | ".join(dict.fromkeys(gather_everywhere(control, gpu.name)))
     return gpu
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from commbench.collectives.cases import GPU_BACKENDS
+from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
 from commbench.system.gpus import Nvml
 from commbench.system.host import ROOT, clock_domain, gpu_addresses

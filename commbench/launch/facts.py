@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import commbench
-from commbench.collectives.cases import MPI_BACKENDS
+from commbench.collectives.backends import MPI_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED

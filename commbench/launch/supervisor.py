@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from commbench.collectives.cases import MPI_BACKENDS
+from commbench.collectives.backends import MPI_BACKENDS
 from commbench.launch.diagnosis import Blame, Culprit, Evidence, MemoryKills, blame_exit, of_a_crash
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
 from commbench.launch.launcher_errors import doubt

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from commbench.collectives.cases import DEVICE_BACKENDS, Case
+from commbench.collectives.backends import NCCL_BACKENDS
+from commbench.collectives.cases import Case
 from commbench.engine.records import Record, Status
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord, is_training
@@ -32,7 +33,7 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - whatever a line holds
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: str) -> AnyRecord:
     """The record of a case that has not been measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
-        device = "" if case.backend in DEVICE_BACKENDS else "cpu"
+        device = "" if case.backend in NCCL_BACKENDS else "cpu"
         return TrainingRecord(case=case, launch=launch, device=device, status=status, reason=reason)
     return Record(case=case, launch=launch, status=status, reason=reason)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from commbench.results.info import RunInfo
-from commbench.collectives.cases import GPU_BACKENDS
+from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.records import Record
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from commands import Command
 
-from commbench.backends import Trial
+from commbench.backends import DeviceTrial
 from commbench.cli import measure as measuring
 from commbench.cli.conduct import Place, default_ranks
 from commbench.cli.train import backend_at
@@ -34,7 +34,7 @@ def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeyp
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
     for gpus in (1, 2):
-        monkeypatch.setattr("commbench.cli.request.try_device", lambda _, gpus=gpus: Trial(gpus=gpus))
+        monkeypatch.setattr("commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus))
         said = " ".join(commbench("bench --dry-run").out.split())
         assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in said)
         assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in said)
@@ -62,7 +62,7 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave the training out, with a sentence, where GPUs are named that only other hosts have."""
-    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: Trial(refusal="torch finds no GPU."))
+    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU."))
     outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
     assert 0 == outcome.code
     assert "Left out: torch finds no GPU." in outcome.out
@@ -82,7 +82,7 @@ def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: st
     """Replay on CPUs what was recorded on them, unless NCCL is named."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
-    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: Trial(gpus=2))
+    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=2))
     backend, left_out = backend_at(Place(ranks=2, ranks_here=2), asked, workload)
     assert (expected, expected == "gloo") == (backend, bool(left_out))
 
@@ -98,7 +98,7 @@ def test_training_on_a_single_gpu_takes_a_number_of_ranks(
 ) -> None:
     """Say how to train on it all the same, rather than let ranks share it unasked."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
-    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: Trial(gpus=1))
+    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=1))
     ended = commbench(f"{command} --backend nccl --out mine")
     assert 2 == ended.code
     assert "this machine has 1 GPU for them; give -n 2 to have both share it" in ended.err

@@ -15,7 +15,7 @@ import pytest
 from builders import make_case
 
 from commbench import Sweep
-from commbench.backends import Trial, check_device, has_gpus, try_device
+from commbench.backends import DeviceTrial, count_gpus, has_gpus, try_device
 from commbench.cli.request import (
     BUFFERS_PER_RANK,
     SizeOptions,
@@ -31,7 +31,7 @@ from commbench.cli.request import (
     split_names,
     usable_suite,
 )
-from commbench.collectives.cases import USUAL_BACKENDS
+from commbench.collectives.backends import USUAL_BACKENDS
 from commbench.collectives.suites import Suite
 from commbench.ddp.plan.cases import Terms
 from commbench.errors import InputError
@@ -214,7 +214,7 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: 
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: gpus)
     monkeypatch.setattr(
         "commbench.cli.request.try_device",
-        lambda name: Trial(refusal="torch has no NCCL.") if name == "torch-nccl" else Trial(gpus=2),
+        lambda name: DeviceTrial(refusal="torch has no NCCL.") if name == "torch-nccl" else DeviceTrial(gpus=2),
     )
     left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False)
     expected = (("mpi", "gloo", "nccl"), ["torch has no NCCL."]) if gpus else (("mpi", "gloo"), [])
@@ -230,7 +230,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     missing = {"nccl": "Backend nccl needs cupy."}
     monkeypatch.setattr("commbench.cli.request.missing_library", missing.get)
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: gpus > 0)
-    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: Trial(gpus=gpus))
+    monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=gpus))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_what_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delitem(sys.modules, name, raising=False)
     told = rf"Backend nccl needs cupy, which cannot be imported \({cause}\): pip install .*\[cuda13\]"
     with pytest.raises(InputError, match=told):
-        check_device("nccl")
+        count_gpus("nccl")
     refusal = try_device.__wrapped__("nccl").refusal  # not the answer of an earlier test
     assert re.match(told, refusal or "")
 
@@ -334,7 +334,7 @@ def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     """Take the number from the last line of the process that tries them."""
     done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    assert Trial(gpus=4) == try_device.__wrapped__("nccl")
+    assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
 
 
 def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:

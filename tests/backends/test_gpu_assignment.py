@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from commbench.backends.gpus import Placement, place, share_out
+from commbench.backends.gpu_assignment import AssignedGpu, assign_gpu, distribute
 from commbench.engine.control import Control, run_threads
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
@@ -39,12 +39,12 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_ranks_take_what_the_fewest_have(seen: Sequence[Sequence[str]], numbers: list[int], shared: int) -> None:
     """Count physical GPUs, whatever each rank sees of them and in whatever order."""
-    assert (numbers, shared) == share_out([("node1", gpus) for gpus in seen])
+    assert (numbers, shared) == distribute([("node1", gpus) for gpus in seen])
 
 
 def test_machines_have_gpus_of_their_own() -> None:
     """Take equal addresses on two machines for two GPUs."""
-    assert ([0, 0, 1, 1], 1) == share_out([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
+    assert ([0, 0, 1, 1], 1) == distribute([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
 
 
 @pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
@@ -53,12 +53,12 @@ def test_hosts_of_one_machine_share_its_gpus(
 ) -> None:
     """Count ranks in containers with other host names; they reach each other by whatever network those have."""
     own = threading.local()
-    monkeypatch.setattr("commbench.backends.gpus.machine_id", lambda: machines[own.rank])
+    monkeypatch.setattr("commbench.backends.gpu_assignment.machine_id", lambda: machines[own.rank])
     monkeypatch.setattr("socket.gethostname", lambda: f"host{own.rank}")
 
     def placed(control: Control) -> int:
         own.rank = control.rank
-        return place(control, FOUR[:1]).ranks_per_gpu
+        return assign_gpu(control, FOUR[:1]).ranks_per_gpu
 
     assert [shared] * 2 == run_threads(2, placed)
     assert "NCCL_SOCKET_IFNAME" not in os.environ
@@ -69,9 +69,9 @@ def test_hosts_of_one_machine_share_its_gpus(
 )
 def test_nccl_is_told_where_ranks_share_a_gpu(seen: Sequence[Sequence[str]], shared: bool) -> None:
     """Keep ranks with a GPU each on NCCL's own ways, also where each sees but one; parts of one GPU are shared."""
-    placed = run_threads(2, lambda control: place(control, seen[control.rank]))
-    assert {1 + shared} == {placement.ranks_per_gpu for placement in placed}
-    assert Placement(device=0, ranks_per_gpu=1 + shared) == placed[0]
+    placed = run_threads(2, lambda control: assign_gpu(control, seen[control.rank]))
+    assert {1 + shared} == {assigned.ranks_per_gpu for assigned in placed}
+    assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == placed[0]
     told = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
     wanted = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
     assert (wanted if shared else set()) == told

@@ -1,0 +1,93 @@
+"""The GPU of each rank, NCCL's settings where ranks share a GPU, and the refusal of what does not fit its memory."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from commbench.backends.nccl_library import LOG, set_missing
+from commbench.engine.control import Control, gather_everywhere
+from commbench.errors import UnsupportedError
+from commbench.system.host import machine_id
+from commbench.units import format_size
+
+#: Settings under which ranks on one GPU can talk: NCCL takes each for a host of its own, and uses TCP.
+_SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignedGpu:
+    """The GPU of a rank."""
+
+    device: int
+    """The GPU's number among those that this rank sees."""
+    ranks_per_gpu: int
+    """The largest number of ranks of the launch on one physical GPU."""
+
+
+def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
+    """Assign a GPU to each rank, all ranks together, before NCCL reads its settings.
+
+    If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher may show each rank
+    other GPUs. Their PCI addresses tell them apart, also where containers of one machine have host names of their own.
+    Parts of one GPU (MIG) count as that GPU, as they do for NCCL.
+
+    Sets NCCL's variables for ranks that share a GPU, and has NCCL log its transports unless it logs already.
+
+    Args:
+        control: among all ranks of the launch.
+        visible: the PCI address, or else another identifier, of each GPU that this rank can use, in CUDA's order.
+    """
+    gathered = gather_everywhere(control, (machine_id(), socket.gethostname(), tuple(visible)))
+    devices, ranks_per_gpu = distribute([(machine, gpus) for machine, _, gpus in gathered])
+    if ranks_per_gpu > 1:
+        hosts = [host for _, host, _ in gathered]
+        host = hosts[control.rank]
+        set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{hosts[: control.rank].count(host)}"})
+        if len(set(hosts)) == 1:
+            set_missing({"NCCL_SOCKET_IFNAME": "lo"})
+    LOG.ask()
+    return AssignedGpu(device=devices[control.rank], ranks_per_gpu=ranks_per_gpu)
+
+
+def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[list[int], int]:
+    """Give each rank in turn the GPU with the fewest ranks so far, the first such GPU in its own order.
+
+    Args:
+        visible_by_rank: the machine of each rank and the GPUs that the rank sees.
+
+    Returns:
+        The number of each rank's GPU among those that it sees, and the largest number of ranks on one GPU.
+    """
+    ranks_on: Counter[tuple[str, str]] = Counter()
+    devices = []
+    for machine, gpus in visible_by_rank:
+        counts = [ranks_on[machine, gpu] for gpu in gpus]
+        device = counts.index(min(counts))
+        ranks_on[machine, gpus[device]] += 1
+        devices.append(device)
+    return devices, max(ranks_on.values())
+
+
+@contextmanager
+def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], int]) -> Iterator[None]:
+    """Turn the library's error of full GPU memory, raised inside, into a refusal of the case.
+
+    Args:
+        nbytes: the memory that is asked for inside.
+        full: the type of the library's error.
+        free_bytes: returns the free memory of the GPU.
+
+    Raises:
+        UnsupportedError: the GPU's memory is full.
+    """
+    try:
+        yield
+    except full as error:
+        raise UnsupportedError(
+            f"the GPU's memory has no room for another {format_size(nbytes)}, {format_size(free_bytes())} are free; "
+            "choose smaller --sizes"
+        ) from error
