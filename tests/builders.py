@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commbench.collectives.cases import Case
-from commbench.engine.records import GroupTimes, Record
+from commbench.engine.records import SCHEMA, GroupTimes, Record
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -77,7 +77,7 @@ def make_grouped(case: Case, times_us: Mapping[str, Sequence[float]], repetition
 def make_info(**changes: Any) -> dict[str, Any]:
     """Return what ``run.json`` of a quick run on 2 ranks of one host holds."""
     info = {
-        "schema": 1,
+        "schema": SCHEMA,
         "run_id": "mine",
         "suite": "collectives",
         "argv": ["commbench", "run"],

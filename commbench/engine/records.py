@@ -1,6 +1,7 @@
-"""The `Record` of one case in one launch, and the schema of what is written, with its history.
+"""The `Record` of one collective in one launch, the rows made of records, and the schema number of a run's files.
 
 Schema 1: first version.
+Schema 2: each line of ``samples.jsonl`` states its ``kind``, ``collective`` or ``training``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, ClassVar, Literal, TypedDict, overload
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from commbench.engine.flags import check_flags
 from commbench.errors import InputError, UnsupportedError
 from commbench.schema import Ranks, check_as, read_as
 
-SCHEMA = 1
+SCHEMA = 2
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
 
@@ -175,6 +176,9 @@ class Record:
     Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the others.
     """
 
+    kind: ClassVar = "collective"
+    """The ``kind`` of its lines in ``samples.jsonl``."""
+
     case: Case
     launch: int
     status: Status = "ok"
@@ -233,7 +237,8 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
         plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
-        return plain | {"groups": list(plain["groups"]), "pairs": _as_columns(self.pairs) if self.pairs else {}}
+        pairs = _as_columns(self.pairs) if self.pairs else {}
+        return {"kind": self.kind, **plain, "groups": list(plain["groups"]), "pairs": pairs}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:

@@ -196,7 +196,7 @@ def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:
     launches = np.isfinite(matrix.times_us).sum(axis=0)
     last, texts = matrix.records[-1], {name: _joined(matrix.records, name) for name in _TEXTS}
     shared: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": info.get("schema", SCHEMA),
         "run_id": str(info.get("run_id", "")),
         "backend": matrix.case.backend,
         "operation": matrix.case.operation,

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from commbench.collectives.cases import Case, shuffled
-from commbench.ddp.plan.cases import Terms
+from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.matrix import time_slices
 from commbench.engine.measure import frozen_from
 from commbench.engine.records import Frozen
 from commbench.errors import InputError
-from commbench.results.record_types import AnyCase, AnyRecord, collective_records, read_case, training_records
+from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.stats.budgets import Budget
 
 
@@ -122,9 +122,10 @@ class LaunchPlan:
     def from_json(cls, text: str) -> LaunchPlan:
         """Rebuild a plan; it comes from this very version of commbench, so anything amiss is a bug."""
         data: dict[str, Any] = json.loads(text)
+        case_class = TrainingCase if data["training"] else Case
         cases = [
             PlannedCase(
-                case=read_case(planned["case"]), frozen=Frozen(**planned["frozen"]) if planned["frozen"] else None
+                case=case_class(**planned["case"]), frozen=Frozen(**planned["frozen"]) if planned["frozen"] else None
             )
             for planned in data["cases"]
         ]

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from commbench.hooks.registry import find_hook
 from commbench.errors import InputError
 from commbench.schema import Diverging, read_as
-from commbench.engine.records import SCHEMA
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
 Bounds = tuple[float, float]
+#: The schema of ``recommendation.json``, unchanged since the first version.
+RECOMMENDATION_SCHEMA = 1
+
 #: So many settings that were left out are named in a sentence.
 NAMED = 3
 
@@ -182,7 +184,7 @@ class Recommendation:
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
+        return {"schema": RECOMMENDATION_SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recommendation:

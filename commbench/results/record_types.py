@@ -1,4 +1,4 @@
-"""The two kinds of what is measured, collectives and training: one type for both, and the one place that reads each."""
+"""The two record types, of collectives and of training: their unions, and how a line of samples.jsonl becomes either."""
 
 from __future__ import annotations
 
@@ -8,30 +8,41 @@ from typing import Any
 from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record, Status
+from commbench.errors import InputError
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import TrainingRecord, is_training
+from commbench.ddp.plan.records import TrainingRecord
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
 
 
-def read_case(data: Mapping[str, Any]) -> AnyCase:
-    """Rebuild a case of either kind; it comes from this very version of commbench, so anything amiss is a bug."""
-    return TrainingCase(**data) if is_training({"case": data}) else Case(**data)
+#: The class of each ``kind`` of a line.
+_RECORD_CLASSES: Mapping[str, type[AnyRecord]] = {Record.kind: Record, TrainingRecord.kind: TrainingRecord}
 
 
-def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - whatever a line holds
-    """Rebuild a record of either kind; fields that this version does not know are ignored.
+def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
+    """Return the record that a line of ``samples.jsonl`` holds; fields unknown to this version are ignored.
 
     Raises:
-        InputError: it is no record of either.
+        InputError: the line holds no record, or one of an unknown kind.
     """
-    training = isinstance(data, Mapping) and is_training(data)
-    return TrainingRecord.from_json(data) if training else Record.from_json(data)
+    kind = _kind_of(data) if isinstance(data, Mapping) else Record.kind
+    if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
+        kinds = " or ".join(_RECORD_CLASSES)
+        raise InputError(f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is {kind!r:.40}).")
+    return _RECORD_CLASSES[kind].from_json(data)
+
+
+def _kind_of(data: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return the kind that a line states; in schema 1 lines state none, and a training case has a workload."""
+    if "kind" in data:
+        return data["kind"]
+    case = data.get("case")
+    return TrainingRecord.kind if isinstance(case, Mapping) and "workload" in case else Record.kind
 
 
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: str) -> AnyRecord:
-    """The record of a case that has not been measured, because of ``reason``."""
+    """Return the record of a case that was not measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
         device = "" if case.backend in NCCL_BACKENDS else "cpu"
         return TrainingRecord(case=case, launch=launch, device=device, status=status, reason=reason)
@@ -39,10 +50,10 @@ def blank_record(case: AnyCase, *, launch: int, status: Status, reason: str) -> 
 
 
 def collective_records(records: Iterable[AnyRecord]) -> tuple[Record, ...]:
-    """The records of collectives among all, in their order."""
+    """Return the records of collectives, in their order."""
     return tuple(record for record in records if isinstance(record, Record))
 
 
 def training_records(records: Iterable[AnyRecord]) -> tuple[TrainingRecord, ...]:
-    """The records of training among all, in their order."""
+    """Return the records of training, in their order."""
     return tuple(record for record in records if isinstance(record, TrainingRecord))

@@ -14,7 +14,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.system.process import without_collector
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import join_flags, raised_flags, split_flags
-from commbench.engine.records import GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.engine.records import GroupTimes, Overlap, SCHEMA, OverlapRow, PairTable, Record, Row
 from commbench.results.sharing import ranks_per_gpu, shares_gpu
 from commbench.units import algbw_GBps
 
@@ -255,6 +255,7 @@ def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
 def _identity(case: Case, info: RunInfo) -> dict[str, Any]:
     """What was asked for, and on how many ranks."""
     return {
+        "schema": info.get("schema", SCHEMA),
         "run_id": str(info.get("run_id", "")),
         "backend": case.backend,
         "operation": case.operation,

@@ -11,6 +11,7 @@ import numpy as np
 
 from commbench.results.info import RunInfo
 from commbench import stats
+from commbench.engine.records import SCHEMA
 from commbench.engine.flags import join_flags, raised_flags, split_flags
 from commbench.results.sharing import ranks_per_gpu
 from commbench.stats import MARGIN
@@ -160,7 +161,7 @@ def _identity(case: TrainingCase, info: RunInfo) -> dict[str, Any]:
     del asked["phase"]
     stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "seed")}
     stated["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
-    return {"run_id": str(info.get("run_id", "")), **asked, **stated}
+    return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", "")), **asked, **stated}
 
 
 def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
@@ -329,10 +330,11 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
     baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
     first = {one.case for one in baselines if one}
     ddp = sorted((one for one in known.values() if one.case.uses_ddp), key=lambda one: _order(one.case, first))
-    return [row for one in ddp for row in _bucket_rows_of(one, str(info.get("run_id", "")))]
+    return [row for one in ddp for row in _bucket_rows_of(one, info)]
 
 
-def _bucket_rows_of(one: Trained, run_id: str) -> list[BucketRow]:
+def _bucket_rows_of(one: Trained, info: RunInfo) -> list[BucketRow]:
+    identity: dict[str, Any] = {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
     shared = {f.name for f in dataclasses.fields(BucketRow)}
     asked = {name: value for name, value in dataclasses.asdict(one.case).items() if name in shared}
     launches = [record.buckets for record in one.timed.values() if len(record.buckets)]
@@ -340,7 +342,7 @@ def _bucket_rows_of(one: Trained, run_id: str) -> list[BucketRow]:
     usual = sizes.most_common(1)[0][0] if sizes else ()
     alike = [buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual]
     return [
-        BucketRow(run_id=run_id, **asked, bucket=number, **_bucket_medians(of_bucket))
+        BucketRow(**identity, **asked, bucket=number, **_bucket_medians(of_bucket))
         for number, of_bucket in enumerate(zip(*alike, strict=True))
     ]
 

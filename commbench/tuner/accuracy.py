@@ -97,6 +97,7 @@ def prediction_rows(
     base, fitted = predicted[candidates[0]], {key for key, one in calibrated.items() if one.timed}
     return [
         PredictionRow(
+            schema=info.get("schema", SCHEMA),
             run_id=str(info.get("run_id", "")),
             **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
             **_predicted(one, base),

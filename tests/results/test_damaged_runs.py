@@ -88,7 +88,7 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
     """Name the file, and the way to what was measured, which works."""
     path = make_run(tmp_path / "mine")
     (path / "run.json").write_bytes(content)
-    with pytest.raises(InputError, match=r'run\.json is .*write \{"schema": 1\} into it to read what samples\.jsonl'):
+    with pytest.raises(InputError, match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl'):
         load_run(path)
     (path / "run.json").write_text('{"schema": 1}')
     assert 2 == load_run(path).rows[0].launches
@@ -115,7 +115,7 @@ def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
         ("environment", {"hosts": [{"load_average": "low"}]}, r"environment.hosts\[0\].load_average must be a list"),
         ("ranks", [{"rank": 0}], r"ranks\[0\] lacks host"),
         ("ranks", [{"rank": 0, "host": "a"}] * 2, "names a rank twice"),
-        ("schema", 2, "knows up to 1"),
+        ("schema", 3, "knows up to 2"),
         ("started", 1.5, "started must be a text"),
     ],
 )

@@ -57,7 +57,7 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
     header = {name: value for name, value in make_info().items() if name not in {"run_id", "schema"}}
     with Store.open(tmp_path / "results" / "mine", header) as store:
         assert not store.resumed
-        assert {"schema": 1, "run_id": "mine"} | header == store.info
+        assert {"schema": 2, "run_id": "mine"} | header == store.info
     assert store.info == json.loads((tmp_path / "results" / "mine" / "run.json").read_text())
 
 
@@ -380,9 +380,9 @@ def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     """Say which schema was found and which is known."""
     make_run(tmp_path / "mine", [])
-    (tmp_path / "mine" / "run.json").write_text(json.dumps(make_info(schema=2)))
-    assert "has schema 2 and this commbench knows up to 1" in refusal(tmp_path / "mine")
-    with pytest.raises(InputError, match="has schema 2"):
+    (tmp_path / "mine" / "run.json").write_text(json.dumps(make_info(schema=3)))
+    assert "has schema 3 and this commbench knows up to 2" in refusal(tmp_path / "mine")
+    with pytest.raises(InputError, match="has schema 3"):
         load_run(tmp_path / "mine")
 
 
@@ -517,3 +517,21 @@ def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
         store.append(make_record())
     assert not (tmp_path / "mine" / "collectives.csv").exists()
     assert ["one_launch"] == [row.flags for row in load_run(tmp_path / "mine").rows]
+
+
+def test_a_run_of_schema_1_is_resumed(tmp_path: Path) -> None:
+    """Read lines without a kind beside new ones, and keep the schema of the run in its rows."""
+    path = make_run(tmp_path / "mine", [make_record()])
+    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
+    old = "".join(json.dumps({name: value for name, value in line.items() if name != "kind"}) + "\n" for line in lines)
+    (path / "samples.jsonl").write_text(old)
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "schema": 1}))
+    with Store.open(path, make_info()) as store:
+        store.append(make_record(launch=1))
+        store.append(make_trained())
+    kinds = [json.loads(line).get("kind") for line in (path / "samples.jsonl").read_text().splitlines()]
+    assert [None, "collective", "training"] == kinds
+    run = load_run(path)
+    assert (2, 1) == (len(run.records), len(run.training_records))
+    assert {1} == {row.schema for row in (*run.rows, *run.training_rows, *run.bucket_rows)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
@@ -39,6 +39,9 @@ class Bucket:
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """One configuration in one launch. Times are milliseconds of one optimiser step, lists run over timed steps."""
+
+    kind: ClassVar = "training"
+    """The ``kind`` of its lines in ``samples.jsonl``."""
 
     case: TrainingCase
     launch: int
@@ -108,7 +111,7 @@ class TrainingRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as ``samples.jsonl`` holds it."""
-        return dataclasses.asdict(self)
+        return {"kind": self.kind, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
@@ -124,11 +127,6 @@ class TrainingRecord:
         except InputError as error:
             raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
         return record
-
-
-def is_training(data: Mapping[str, Any]) -> bool:
-    """Whether a line of ``samples.jsonl`` holds a training record."""
-    return isinstance(data.get("case"), Mapping) and "workload" in data["case"]
 
 
 @dataclass(frozen=True, kw_only=True)
