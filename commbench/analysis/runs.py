@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commbench.analysis import scaling
 from commbench.analysis.prediction.network import NetworkModel
-from commbench.analysis.stragglers import Findings, find_suspects
+from commbench.analysis.stragglers import Findings, find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
 from commbench.results.sharing import of_interconnect
@@ -20,9 +20,9 @@ def network_model(run: Run) -> NetworkModel:
 
 
 @once_per_run
-def stragglers(run: Run) -> Findings:
+def straggler_findings(run: Run) -> Findings:
     """Return the hosts, ranks and links that are slower than their peers."""
-    return find_suspects(run.matrices, run.records, run.info)
+    return find_stragglers(run.matrices, run.records, run.info)
 
 
 @once_per_run

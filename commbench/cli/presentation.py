@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commbench.analysis.runs import all_rank_rows, growths, network_model, stragglers
+from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
 from commbench.cli.options import listed
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import InputError
@@ -92,11 +92,11 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(render_overlap(run_.overlaps))
     if added := overheads(all_rank_rows(run_)):
         console.print(render_overheads(added))
-    for part in render_matrices(run_.matrices, stragglers(run_)):
+    for part in render_matrices(run_.matrices, straggler_findings(run_)):
         console.print(part)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    for sentence in (conclude(stragglers(run_)), conclude_model(network_model(run_))):
+    for sentence in (conclude(straggler_findings(run_)), conclude_model(network_model(run_))):
         if sentence:
             console.print(sentence, markup=False)
 

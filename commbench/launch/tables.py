@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commbench.analysis.prediction.network import NetworkModel
-from commbench.analysis.stragglers import find_suspects
+from commbench.analysis.stragglers import find_stragglers
 from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS
 from commbench.engine.records import COLUMNS, OVERLAP_COLUMNS, Row
 from commbench.results import Store
@@ -47,6 +47,6 @@ def write_tables(store: Store) -> list[Row]:
     if predictions:
         texts[PREDICTIONS] = csv_text(predictions, PREDICTION_COLUMNS)
     store.write_files(texts)
-    if findings := find_suspects(measured, collectives, store.info).to_json():
+    if findings := find_stragglers(measured, collectives, store.info).to_json():
         store.update(**findings)
     return rows

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.analysis.stragglers.findings import Family, Findings, Suspect
+from commbench.analysis.stragglers.findings import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, places
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
@@ -31,17 +31,17 @@ WIDTH, PADDING = 100, 3
 
 def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
     """Every matrix as a table, hosts by hosts where there are several, else ranks by ranks."""
-    parts = [part for matrix in matrices for part in _render(matrix, findings.suspects)]
-    if not any(suspect.links for suspect in findings.suspects):
+    parts = [part for matrix in matrices for part in _render(matrix, findings.stragglers)]
+    if not any(straggler.links for straggler in findings.stragglers):
         return parts
     return [*parts, Text(f"\n{_MARK} slow because of what is named below", style="yellow")]
 
 
-def _render(matrix: Matrix, suspects: Iterable[Suspect]) -> list[RenderableType]:
+def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
     """Title and table of one matrix."""
     names, links = _units(matrix)
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    own = [suspect for suspect in suspects if suspect.measured == measured]
+    own = [straggler for straggler in stragglers if straggler.measured == measured]
     what, text_of = _scale(matrix, links)
     table = (_each_with_each if len(names) <= SHOWN else _worst)(text_of, names, links, own)
     per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
@@ -109,7 +109,7 @@ def name_range(
 
 
 def _each_with_each(
-    text_of: Callable[[float], str], names: Sequence[str], links: Links, suspects: Sequence[Suspect]
+    text_of: Callable[[float], str], names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
 ) -> Table:
     times = np.full((len(names), len(names)), np.nan)
     times[links.source, links.target] = np.exp(links.values[0])
@@ -120,7 +120,7 @@ def _each_with_each(
         table.add_column(heading, justify="right", no_wrap=True)
     for source, heading, line in zip(names, headings, times.tolist(), strict=True):
         cells = (
-            _cell(text_of, time, slow=any(suspect.covers(source, target) for suspect in suspects))
+            _cell(text_of, time, slow=any(straggler.covers(source, target) for straggler in stragglers))
             for target, time in zip(names, line, strict=True)
         )
         table.add_row(source if source == heading else f"{heading} {source}", *cells)
@@ -134,7 +134,9 @@ def _headings(names: Sequence[str]) -> list[str]:
     return [str(number) for number in range(1, len(names) + 1)]
 
 
-def _worst(text_of: Callable[[float], str], names: Sequence[str], links: Links, suspects: Sequence[Suspect]) -> Table:
+def _worst(
+    text_of: Callable[[float], str], names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
+) -> Table:
     """The hosts or ranks that are slowest with the partners that they are good with."""
     between = links[links.source != links.target]
     sends, receives = (scores[0] for scores in between.scores(len(names)))
@@ -148,7 +150,7 @@ def _worst(text_of: Callable[[float], str], names: Sequence[str], links: Links, 
     for unit in order[:WORST].tolist():
         ends = ((names[unit], ""), ("", names[unit]))
         cells = [
-            _cell(text_of, math.exp(way[unit]), slow=any(suspect.covers(*end) for suspect in suspects))
+            _cell(text_of, math.exp(way[unit]), slow=any(straggler.covers(*end) for straggler in stragglers))
             for way, end in zip((sends, receives), ends, strict=True)
         ]
         table.add_row(names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}")
@@ -166,7 +168,7 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Tex
 
 def conclude(findings: Findings) -> str:
     """Who is slow, in one paragraph; empty where nothing could be compared."""
-    parts = [*_named(findings.suspects)]
+    parts = [*_named(findings.stragglers)]
     judged = [family for family in findings.families if family.launches >= family.needed > 0]
     left = [family for family in findings.families if family.launches < family.needed]
     if judged and not parts:
@@ -176,22 +178,22 @@ def conclude(findings: Findings) -> str:
     return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""
 
 
-def _named(suspects: Iterable[Suspect]) -> list[str]:
-    """A clause for each suspect; what shows in several things that were measured is named once."""
-    alike: dict[tuple[str, str], list[Suspect]] = {}
-    for suspect in suspects:
-        alike.setdefault((suspect.name, suspect.does), []).append(suspect)
+def _named(stragglers: Iterable[Straggler]) -> list[str]:
+    """A clause for each straggler; what shows in several things that were measured is named once."""
+    alike: dict[tuple[str, str], list[Straggler]] = {}
+    for straggler in stragglers:
+        alike.setdefault((straggler.name, straggler.does), []).append(straggler)
     clauses = []
     for (name, does), same in alike.items():
-        first, *others = sorted(same, key=lambda suspect: -suspect.factor)
+        first, *others = sorted(same, key=lambda straggler: -straggler.factor)
         also = "".join(f", {_times(other)} in {other.measured}" for other in others)
         clauses.append(f"{name}{does.format(_times(first))} in {first.measured}{also}")
     return clauses[:WORST] + ([f"and {len(clauses) - WORST} more in run.json"] if len(clauses) > WORST else [])
 
 
-def _times(suspect: Suspect) -> str:
-    interval = f" [{suspect.ci[0]:.3g}, {suspect.ci[1]:.3g}]" if suspect.ci else ""
-    return f"{suspect.factor:.3g} times{interval}"
+def _times(straggler: Straggler) -> str:
+    interval = f" [{straggler.ci[0]:.3g}, {straggler.ci[1]:.3g}]" if straggler.ci else ""
+    return f"{straggler.factor:.3g} times{interval}"
 
 
 def _none(families: Sequence[Family]) -> str:

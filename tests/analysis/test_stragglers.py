@@ -12,8 +12,8 @@ import pytest
 from builders import make_case, make_record
 from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching, without
 
-from commbench.analysis.runs import stragglers
-from commbench.analysis.stragglers import ALPHA, Findings, find_suspects
+from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers import ALPHA, Findings, find_stragglers
 from commbench.analysis.stragglers.matrix import grouped_quantile, judge_matrix
 from commbench.engine.records import GroupTimes, Record
 from commbench.launch.tables import write_tables
@@ -24,12 +24,12 @@ from commbench.results.pairs import Matrix, matrices
 def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Findings:
     """Return what is found in one made-up matrix."""
     records, info = make_matrix(hosts, ranks_per_host, **rule), make_hosts(hosts, ranks_per_host)
-    return find_suspects(matrices(records, info), records, info)
+    return find_stragglers(matrices(records, info), records, info)
 
 
 def named(findings: Findings) -> list[tuple[str, str]]:
-    """Return kind and name of all suspects."""
-    return [(suspect.kind, suspect.name) for suspect in findings.suspects]
+    """Return kind and name of all stragglers."""
+    return [(straggler.kind, straggler.name) for straggler in findings.stragglers]
 
 
 # ------------------------------------------------------------------------------------------------------- hosts
@@ -41,12 +41,12 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
     """Name the one host at a quarter of the rate, not its links, with its factor."""
     findings = findings_of(hosts, host_slowness=touching(2, 4.0), symmetric=symmetric)
     assert [("host", "host3")] == named(findings)
-    (suspect,) = findings.suspects
-    assert pytest.approx(4.0, rel=0.1) == suspect.factor
-    assert suspect.ci is not None
-    assert suspect.ci[0] < suspect.factor < suspect.ci[1]
-    assert ": its links take {} as long as the others'" == suspect.does
-    assert suspect.evidence.startswith("mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = ")
+    (straggler,) = findings.stragglers
+    assert pytest.approx(4.0, rel=0.1) == straggler.factor
+    assert straggler.ci is not None
+    assert straggler.ci[0] < straggler.factor < straggler.ci[1]
+    assert ": its links take {} as long as the others'" == straggler.does
+    assert straggler.evidence.startswith("mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = ")
 
 
 @pytest.mark.parametrize(("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")])
@@ -54,7 +54,7 @@ def test_one_way_host_is_named_with_its_way(rule: Any, does: str) -> None:
     """Say that a host is slow only as a sender, or only as a receiver."""
     findings = findings_of(5, host_slowness=rule(1, 3.0))
     assert [("host", "host2")] == named(findings)
-    assert findings.suspects[0].does.startswith(does)
+    assert findings.stragglers[0].does.startswith(does)
 
 
 def test_two_slow_hosts_are_both_named() -> None:
@@ -70,7 +70,7 @@ def test_two_hosts_cannot_be_told_apart() -> None:
     """Say that with two hosts nobody can tell, and which direction is the slower one."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.remarks
-    assert [] == findings.suspects
+    assert [] == findings.stragglers
     assert remark.startswith("host2 to host1 takes 3")
     assert remark.endswith("with two hosts it cannot be told which of the two is slow; add a third")
     assert ["with two hosts it cannot be told which of the two is slow; add a third"] == findings_of(2).remarks
@@ -81,10 +81,10 @@ def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
     records, info = make_matrix(2, host_slowness=sending(1, 3.0)), make_hosts(2)
     alone = without(records, (0, 1))
     assert ["with two hosts it cannot"] == [
-        text[:24] for text in find_suspects(matrices(alone, info), alone, info).remarks
+        text[:24] for text in find_stragglers(matrices(alone, info), alone, info).remarks
     ]
     mixed = [*without(records[:1], (0, 1)), *records[1:]]
-    (remark,) = find_suspects(matrices(mixed, info), mixed, info).remarks
+    (remark,) = find_stragglers(matrices(mixed, info), mixed, info).remarks
     assert remark.startswith("host2 to host1 takes 3")
 
 
@@ -92,7 +92,7 @@ def test_host_is_named_by_its_own_pairs() -> None:
     """Name a host within which all pairs are slow, although it is fast with others."""
     findings = findings_of(4, 4, host_slowness=lambda a, b: 1.5 if a == b == 1 else 1.0)
     assert [("host", "host2")] == named(findings)
-    assert ": pairs of its own ranks take {} as long as the others'" == findings.suspects[0].does
+    assert ": pairs of its own ranks take {} as long as the others'" == findings.stragglers[0].does
 
 
 # ------------------------------------------------------------------------------------------- ranks and links
@@ -116,8 +116,8 @@ def test_single_link_is_named(*, symmetric: bool) -> None:
     links = {(1, 2), (2, 1)} if symmetric else {(1, 2)}
     findings = findings_of(4, host_slowness=lambda a, b: 4.0 if (a, b) in links else 1.0, symmetric=symmetric)
     assert [("link", "host2 - host3" if symmetric else "host2 -> host3")] == named(findings)
-    assert findings.suspects[0].covers("host2", "host3")
-    assert symmetric == findings.suspects[0].covers("host3", "host2")
+    assert findings.stragglers[0].covers("host2", "host3")
+    assert symmetric == findings.stragglers[0].covers("host3", "host2")
 
 
 def test_link_is_named_beside_a_slow_host() -> None:
@@ -139,12 +139,12 @@ def test_link_within_a_host_is_named() -> None:
 def test_uplink_is_named_once(hosts: int, first: int) -> None:
     """Name what joins two racks instead of all links between them."""
     findings = findings_of(hosts, host_slowness=crossing(first, 4.0))
-    (suspect,) = findings.suspects
-    assert "uplink" == suspect.kind
-    assert suspect.name.startswith("links between host1, host2")
-    assert pytest.approx(4.0, rel=0.1) == suspect.factor
-    assert suspect.covers("host1", f"host{hosts}")
-    assert not suspect.covers("host1", "host2")
+    (straggler,) = findings.stragglers
+    assert "uplink" == straggler.kind
+    assert straggler.name.startswith("links between host1, host2")
+    assert pytest.approx(4.0, rel=0.1) == straggler.factor
+    assert straggler.covers("host1", f"host{hosts}")
+    assert not straggler.covers("host1", "host2")
 
 
 # ---------------------------------------------------------------------------------------------------- no alarm
@@ -153,7 +153,7 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
 def test_equals_name_nobody_and_say_what_would_be_seen() -> None:
     """Name nothing of equals, count what was compared, and say what would have been found."""
     findings = findings_of(4, 2)
-    assert [] == findings.suspects
+    assert [] == findings.stragglers
     counted = {(family.kind, family.count) for family in findings.families}
     assert {("host", 4), ("rank", 8), ("link", 12)} == counted
     assert 4 + 8 + 12 + 4 == findings.comparisons
@@ -163,7 +163,7 @@ def test_equals_name_nobody_and_say_what_would_be_seen() -> None:
 def test_one_launch_is_too_few() -> None:
     """Name nothing from one launch of four hosts, and say how many it takes."""
     findings = findings_of(4, launches=1, host_slowness=touching(0, 4.0))
-    assert [] == findings.suspects
+    assert [] == findings.stragglers
     assert all(family.launches < family.needed for family in findings.families)
     assert findings.families[0].slowest.startswith("host1, ")
 
@@ -173,7 +173,7 @@ def test_wrong_data_is_left_out() -> None:
     records, info = make_matrix(5), make_hosts(5)
     broken = [replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p for p in records[0].pairs]
     records = [replace(record, pairs=broken) for record in records]
-    assert [] == find_suspects(matrices(records, info), records, info).suspects
+    assert [] == find_stragglers(matrices(records, info), records, info).stragglers
 
 
 def logs_as_matrix(logs: np.ndarray) -> Matrix:
@@ -218,7 +218,7 @@ def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) 
     """Name anything in at most 1 % of runs of equal hosts, and one more for the luck of the seed."""
     random = np.random.default_rng(hosts)
     alarms = sum(
-        bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).suspects) for _ in range(runs)
+        bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).stragglers) for _ in range(runs)
     )
     assert ALPHA * runs + 1 >= alarms
 
@@ -271,7 +271,7 @@ def ordinary(
 
 def ordinary_findings(records: list[Record], hosts: int = 4) -> Findings:
     """Return what ordinary records of four ranks say."""
-    return find_suspects([], records, make_hosts(hosts, 4 // hosts))
+    return find_stragglers([], records, make_hosts(hosts, 4 // hosts))
 
 
 SLOW = [1.0, 1.0, 1.4, 1.0]
@@ -282,8 +282,8 @@ def test_rank_that_takes_long_in_everything_is_named() -> None:
     """Name the rank whose own time is the longest in two kinds of operation."""
     findings = ordinary_findings(ordinary({"all_reduce": SLOW, "all_gather": SLOW}))
     assert [("rank", "rank 2 on host3")] == named(findings)
-    assert "mpi all_reduce, all_gather" == findings.suspects[0].measured
-    assert pytest.approx(1.4, rel=0.1) == findings.suspects[0].factor
+    assert "mpi all_reduce, all_gather" == findings.stragglers[0].measured
+    assert pytest.approx(1.4, rel=0.1) == findings.stragglers[0].factor
 
 
 def test_rank_that_arrives_late_is_named() -> None:
@@ -291,7 +291,7 @@ def test_rank_that_arrives_late_is_named() -> None:
     records = ordinary({"all_reduce": EQUAL, "barrier": EQUAL}, arrivals=[0, 30.0, 0, 0])
     findings = ordinary_findings(records, hosts=1)
     assert [("rank", "rank 1")] == named(findings)
-    assert "late" in findings.suspects[0].does
+    assert "late" in findings.stragglers[0].does
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_rank_that_arrives_late_is_named() -> None:
 )
 def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -> None:
     """Name nobody who is slow in one kind of operation, by the part it has, or of two."""
-    assert [] == ordinary_findings(ordinary(operations)).suspects
+    assert [] == ordinary_findings(ordinary(operations)).stragglers
 
 
 def test_shared_cores_say_nothing() -> None:
@@ -339,10 +339,10 @@ def grouped(factors: list[float], **changes: Any) -> list[Record]:
 
 def test_slow_group_is_named() -> None:
     """Name the group that is slower than those that ran beside it, with its host."""
-    findings = find_suspects([], grouped([1, 1, 1, 1.5]), make_hosts(4, 2))
+    findings = find_stragglers([], grouped([1, 1, 1, 1.5]), make_hosts(4, 2))
     assert [("group", "ranks 6-7 on host4")] == named(findings)
-    assert [] == find_suspects([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).suspects
-    assert {} == find_suspects([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
+    assert [] == find_stragglers([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).stragglers
+    assert {} == find_stragglers([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
 
 
 @pytest.mark.parametrize("last", ["all_reduce", "latency"])
@@ -358,7 +358,7 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
     ]
     slow = grouped([1, 1, 1, 1.5])
     records = [*ends, *slow] if last == "all_reduce" else [*slow, *ends]
-    findings = find_suspects([], records, make_hosts(4, 2))
+    findings = find_stragglers([], records, make_hosts(4, 2))
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert {"group": 2} == Counter(family.kind for family in findings.families)
 
@@ -367,7 +367,7 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
 
 
 def test_run_states_who_is_slow(tmp_path: Path) -> None:
-    """Write suspects and the number of comparisons into run.json, and nothing where there was nothing to compare."""
+    """Write stragglers and the number of comparisons into run.json, and nothing where there was nothing to compare."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)
@@ -376,8 +376,8 @@ def test_run_states_who_is_slow(tmp_path: Path) -> None:
             store.append(record)
         write_tables(store)
     info = json.loads((tmp_path / "mine" / "run.json").read_text())
-    (suspect,) = info["suspects"]
-    assert ("host", "host4") == (suspect["kind"], suspect["name"])
-    assert ["kind", "name", "factor", "ci", "evidence"] == list(suspect)
+    (straggler,) = info["suspects"]
+    assert ("host", "host4") == (straggler["kind"], straggler["name"])
+    assert ["kind", "name", "factor", "ci", "evidence"] == list(straggler)
     assert (4 + 6, []) == (info["suspects_comparisons"], info["suspects_remarks"])
-    assert info["suspects"] == stragglers(load_run(tmp_path / "mine")).to_json()["suspects"]
+    assert info["suspects"] == straggler_findings(load_run(tmp_path / "mine")).to_json()["suspects"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import records_from_lab
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.engine.records import Record
 from commbench.results import load_run
 
@@ -20,7 +20,9 @@ def suspects_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     """Measure the matrix in a lab of four hosts; return kind, name and factor of who is named."""
     records = records_from_lab(out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280)
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
-    return [(suspect.kind, suspect.name, suspect.factor) for suspect in stragglers(load_run(out)).suspects]
+    return [
+        (straggler.kind, straggler.name, straggler.factor) for straggler in straggler_findings(load_run(out)).stragglers
+    ]
 
 
 def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from builders import STEADY, make_case, make_grouped, make_info, make_launches, 
 from matrices import make_hosts, make_matrix
 from training_builders import make_training_case, make_training_launches
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
@@ -127,9 +127,9 @@ def test_the_slow_host_is_said_once_at_its_worst() -> None:
     """Name the slow host of a kept run with the larger of the factors over both backends."""
     run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261121")
     samples = metrics_of(run)
-    worst = max(suspect.factor for suspect in stragglers(run).suspects)
+    worst = max(straggler.factor for straggler in straggler_findings(run).stragglers)
     assert {("host", "host3"): worst} == values(samples, "commbench_slow_factor_ratio")
-    assert {(): stragglers(run).comparisons} == values(samples, "commbench_slow_compared")
+    assert {(): straggler_findings(run).comparisons} == values(samples, "commbench_slow_compared")
 
 
 def test_nothing_slow_is_still_said() -> None:

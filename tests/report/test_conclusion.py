@@ -97,7 +97,7 @@ def test_doubts_are_said(info: dict[str, Any], said: str) -> None:
     """Repeat in the paragraph what makes the numbers doubtful."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     assert said in paragraph(decide(records, **info))
-    assert "Doubts" not in paragraph(decide(records))
+    assert "Warnings" not in paragraph(decide(records))
 
 
 @pytest.mark.parametrize(("backend", "is_doubted"), [("nccl", True), ("gloo", False)])

@@ -104,14 +104,14 @@ def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, A
 
     assert [] == marked(axes, "chosen")
     assert "Recommended" not in drawing.caption
-    assert ("Nothing is recommended yet" in drawing.caption) == (not launches)
+    assert ("No recommendation yet" in drawing.caption) == (not launches)
 
 
 def test_one_fresh_launch_has_no_interval() -> None:
     """Do not call an interval too wide that is not there."""
     found = recommendation_of(BEST, verdict="inconclusive", launches=1, speedup_ci=None)
     (drawing,) = bucket_figures([training_run_of(sweep(), recommendation=found)])
-    assert "the default for now, as one fresh launch decides nothing." in drawing.caption
+    assert "the default for now, as one fresh launch cannot decide." in drawing.caption
 
 
 def test_another_workloads_recommendation_rings_nothing() -> None:
@@ -182,8 +182,8 @@ def test_wide_intervals_leave_the_frame_and_that_is_said() -> None:
 
     assert limits is not None
     assert limits[1] < 40
-    assert "Intervals that leave the frame" in bucket_figures([run])[0].caption
-    assert "Intervals that leave the frame" not in bucket_figures([training_run_of(sweep())])[0].caption
+    assert "Intervals cut by the frame" in bucket_figures([run])[0].caption
+    assert "Intervals cut by the frame" not in bucket_figures([training_run_of(sweep())])[0].caption
 
 
 def test_a_single_setting_is_no_curve() -> None:

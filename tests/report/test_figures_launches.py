@@ -51,7 +51,7 @@ def test_of_very_many_the_worst_are_drawn() -> None:
     cases = [make_case(message_bytes=1024 * 2**power) for power in range(20)]
     records = [r for case in cases for r in make_launches(TWO_HUMPS, case)]
     (drawing,) = launch_figures([run_of(records)])
-    assert "Shown are 16 of 20, those with doubts first." in drawing.caption
+    assert "Shown are 16 of 20, flagged ones first." in drawing.caption
 
 
 def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:

@@ -76,7 +76,7 @@ def test_who_is_ahead_is_said_only_beyond_noise() -> None:
     captions = [learning_figures([run_with_losses(losses)])[0].caption for losses in (paired, few, noisy)]
 
     assert "fp16, default buckets is ahead, by 2.00 [2.00, 2.00] of none, default buckets, paired" in captions[0]
-    assert "so few launches show no setting to be ahead." in captions[1]
+    assert "too few launches to show that a setting is ahead." in captions[1]
     assert "no setting is shown to be ahead." in captions[2]
     assert "After 60 steps, mean over launches: 11.5 with none, default buckets and 9.50 with fp16" in captions[0]
 
@@ -99,7 +99,7 @@ def test_fresh_launches_stand_where_there_are_any() -> None:
 
     assert drawing.caption.startswith("Lines are the mean of 6 fresh launches, bands their range. After 1 steps")
     assert "3.00 with none, default buckets, 2.90 with none, 25 MiB buckets and 2.00 with fp16" in drawing.caption
-    assert "each hook stands with one bucket size, as buckets alone do not alter learning." in before.caption
+    assert "each hook is shown with one bucket size, as buckets alone do not alter learning." in before.caption
     assert "27.0 with none, default buckets" in before.caption
 
 

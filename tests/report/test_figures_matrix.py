@@ -6,7 +6,7 @@ from builders import make_case
 from drawings import marked, painted, texts_of
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.engine.records import Record
 from commbench.report.figures.matrix import MOST_CELLS, Heat, heat_of, matrix_figures, paint_heat
 from commbench.results import Run
@@ -23,7 +23,7 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
 def heat(run: Run) -> Heat:
     """Return the cells of its only matrix."""
     (matrix,) = run.matrices
-    return heat_of(matrix, stragglers(run).families)
+    return heat_of(matrix, straggler_findings(run).families)
 
 
 def test_cells_are_from_row_to_column() -> None:
@@ -81,7 +81,7 @@ def test_what_was_not_judged_is_not_called_sound() -> None:
     (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
     (two,) = matrix_figures([run_of(make_matrix(2), 2)])
     assert "Hosts and links are not judged: 1 launch cannot tell slowness from chance" in few.caption
-    assert "With so few it cannot be told which is slow." in two.caption
+    assert "With so few pairs no straggler can be identified." in two.caption
     assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
 
 

@@ -103,7 +103,7 @@ def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
 
     assert "none, default buckets: 2 buckets, step 20.0 ms, of it 7.20 ms (36 %) exposed." in drawing.caption
     assert "The second exposes 6.00 ms less." in drawing.caption
-    assert "so that they may end after the pass on top, which is of other steps." in drawing.caption
+    assert "so they may end after the pass on top, which comes from other steps." in drawing.caption
     assert "hook's own work" in texts_of(drawing.svg)
     assert {"1.00 MB", "2.00 MB", "exposed", "none, default buckets"} <= {
         text.strip() for text in texts_of(drawing.svg)
@@ -120,7 +120,7 @@ def test_a_lone_setting_is_called_the_recommended_default_only_where_it_is() -> 
 
     assert "fp16, 25 MiB buckets: 1 bucket" in alone.caption
     assert "is what is recommended" not in alone.caption
-    assert "The default is what is recommended." in default.caption
+    assert "The default is recommended." in default.caption
 
 
 def test_without_times_there_is_no_timeline() -> None:

@@ -9,7 +9,7 @@ from builders import make_case, make_record
 from matrices import crossing, make_hosts, make_matrix, sending, touching, without
 from rich.console import Console
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.cli.presentation import print_run
 from commbench.cli.terminal import make_console
 from commbench.launch.tables import write_tables
@@ -130,13 +130,13 @@ def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
 
 def test_sentence_names_the_slow_host() -> None:
     """Say who, how much slower, how sure, and in what."""
-    sentence = conclude(stragglers(make_run(4, noise=0.001, host_slowness=touching(2, 4.0))))
+    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=touching(2, 4.0))))
     assert "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB." == sentence
 
 
 def test_sentence_names_an_uplink() -> None:
     """Say between which hosts the slow links are."""
-    sentence = conclude(stragglers(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0))))
+    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0))))
     assert sentence.startswith("Slow: links between host1, host2 and host3, host4 take 4 times [")
 
 
@@ -152,7 +152,7 @@ def test_sentence_merges_what_shows_in_several_cases() -> None:
             case=make_case("bandwidth", backend=backend, pattern="matrix"),
         )
     ]
-    sentence = conclude(stragglers(Run(path=Path("mine"), info=make_hosts(4), records=tuple(records))))
+    sentence = conclude(straggler_findings(Run(path=Path("mine"), info=make_hosts(4), records=tuple(records))))
     assert 1 == sentence.count("host3")
     assert "in mpi bandwidth 1 KiB" in sentence
     assert "in gloo bandwidth 1 KiB" in sentence
@@ -160,14 +160,14 @@ def test_sentence_merges_what_shows_in_several_cases() -> None:
 
 def test_sentence_says_none_and_what_would_be_seen() -> None:
     """Say that nothing differs, out of how many, and what difference would have been found."""
-    sentence = conclude(stragglers(make_run(4)))
+    sentence = conclude(straggler_findings(make_run(4)))
     assert sentence.startswith("Slow: none of 4 hosts and 12 links differs from its peers by more than noise (a host ")
     assert sentence.endswith(" % slower would have been seen).")
 
 
 def test_sentence_says_what_one_launch_cannot() -> None:
     """Say that one launch is too few, how many would do, and who came out slowest."""
-    sentence = conclude(stragglers(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0))))
+    sentence = conclude(straggler_findings(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0))))
     assert (
         "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot tell slowness from chance and 5 would "
         "(host1, 4 times the typical, came out slowest)." == sentence
@@ -177,7 +177,7 @@ def test_sentence_says_what_one_launch_cannot() -> None:
 def test_sentence_of_two_hosts() -> None:
     """Say that two hosts cannot be told apart."""
     assert "Slow: with two hosts it cannot be told which of the two is slow; add a third." == conclude(
-        stragglers(make_run(2))
+        straggler_findings(make_run(2))
     )
 
 

@@ -26,12 +26,12 @@ from commbench.results import load_run
 from commbench.tuner.snippet import keep_snippet
 
 
-def test_collectives_are_tables_of_numbers_and_doubts() -> None:
+def test_collectives_are_tables_of_numbers_and_flags() -> None:
     """Show time, interval, busbw and flags with their meanings; name the best bandwidth first."""
     sizes = [make_case(message_bytes=size) for size in (1024, MIB)]
     page = read(make_run([record for case in sizes for record in make_launches(STEADY[:3], case)]))
     heading, *lines = page.table_with("busbw")
-    assert ["size", "backend", "time us", "95 % CI us", "p95 us", "algbw GB/s", "busbw GB/s", "doubts"] == heading
+    assert ["size", "backend", "time us", "95 % CI us", "p95 us", "algbw GB/s", "busbw GB/s", "flags"] == heading
     assert [("1 KiB", "mpi", "9.97"), ("1 MiB", "mpi", "9.97")] == [tuple(line[:3]) for line in lines]
     assert "few_launches" in lines[0][-1]
     assert FLAGS["few_launches"].description in page.text
@@ -179,16 +179,16 @@ def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
 
 
 @pytest.mark.parametrize("flag", ["throttled", "in_cache"])
-def test_doubts_of_most_rows_are_named(flag: str) -> None:
+def test_warnings_of_most_rows_are_named(flag: str) -> None:
     """Say what is the matter with all rows, and nothing of a few."""
     records = make_launches(STEADY, flags=(flag,))
     others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
-    (doubts,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Doubts")
+    (doubts,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Warnings")
     assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag].description}."] == list(doubts.texts)
-    assert "Doubts" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
+    assert "Warnings" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
 
 
-def test_collectives_and_training_are_doubted_apart() -> None:
+def test_collectives_and_training_are_warned_about_separately() -> None:
     """Show the doubts about most rows of training however many of collectives are sound, and where the rest stands."""
     records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
     training = make_training_launches([20.0, 20.1])
@@ -196,20 +196,20 @@ def test_collectives_and_training_are_doubted_apart() -> None:
     page = read(run)
     assert "1 of 1 row of training come from fewer than 6 launches" in page.text
     both = make_run(make_launches(STEADY[:2]), training)
-    doubts = next(finding for finding in find_conclusion([both]) if finding.label == "Doubts")
+    doubts = next(finding for finding in find_conclusion([both]) if finding.label == "Warnings")
     assert doubts.texts[0].startswith("1 of 1 row of training and 1 of 1 row of collectives come from fewer")
     wrong = make_record(make_case("all_gather"), status="wrong", wrong=3, reason="3 elements differ")
-    doubts = next(finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Doubts")
+    doubts = next(finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Warnings")
     assert doubts.texts[0].startswith("1 of 1 row of collectives hold wrong data")
     flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
     many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
     reader = read(many)
-    assert reader.text.index("1 more doubt and what to try") < reader.text.index("Collectives")
+    assert reader.text.index("1 more warning and what to try") < reader.text.index("Collectives")
     assert "#collectives" in reader.links
     assert "#collectives" in [link for link in reader.links if link == "#collectives"][1:]
 
 
-def test_doubts_and_details_of_several_runs_name_their_run() -> None:
+def test_warnings_and_details_of_several_runs_name_their_run() -> None:
     """Count the hidden doubts of all runs, take the worst tone, and say whose details these are."""
     flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
     doubted = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
@@ -218,8 +218,8 @@ def test_doubts_and_details_of_several_runs_name_their_run() -> None:
         make_run(doubted, path="results/friday"),
     ]
     findings = {finding.label: finding for finding in find_conclusion(runs)}
-    assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Doubts"].texts]
-    assert ("collectives", "3 more doubts and what to try") == findings["Doubts"].more
+    assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Warnings"].texts]
+    assert ("collectives", "3 more warnings and what to try") == findings["Warnings"].more
     details = [detail.partition(".")[0].replace("Bus bandwidth of ", "") for detail in findings["Bandwidth"].details]
     assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
     slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))

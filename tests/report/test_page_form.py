@@ -105,7 +105,7 @@ def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
     assert sorted(set(reader.ids)) == sorted(reader.ids)
 
 
-def test_what_headings_and_doubts_mean_needs_no_pointer() -> None:
+def test_what_headings_and_flags_mean_needs_no_pointer() -> None:
     """Explain headings and doubts in the text too, and stop the tab key at no doubt."""
     page = read(make_run(make_launches(STEADY[:3])))
     below = page.text.partition("What the columns mean")[2]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commbench.tuner.accuracy import predictions
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.analysis.runs import network_model
 from commbench.errors import InputError
 from commbench.interop.exports.common import dated_s
@@ -56,7 +56,7 @@ def use(run: Run, other: Run) -> None:
     """Make everything that reading makes of a run."""
     for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, run.pair_rows, predictions(run)):
         csv_text(rows)
-    stragglers(run).to_json()
+    straggler_findings(run).to_json()
     network_model(run).to_json()
     console = make_console(io.StringIO())
     for style in ("table", "nccl-tests", "osu", "csv"):

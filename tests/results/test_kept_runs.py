@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.analysis.runs import network_model
 from commbench.results import Run, load_run
 
@@ -153,7 +153,7 @@ def test_figures_of_accuracy_lost() -> None:
 
 def test_figures_of_the_slow_host() -> None:
     """Take factor and interval from the kept matrix."""
-    worst = max(stragglers(kept("matrix_slow_host")).suspects, key=lambda suspect: suspect.factor)
+    worst = max(straggler_findings(kept("matrix_slow_host")).stragglers, key=lambda straggler: straggler.factor)
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
     said = f"{worst.factor:.1f} times"

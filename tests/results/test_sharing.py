@@ -8,7 +8,7 @@ from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
 from commbench.launch.tables import write_tables
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.analysis.runs import network_model
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
@@ -59,7 +59,7 @@ def test_only_backends_on_gpus_share_them(backend: str, ranks_per_gpu: int | Non
     ("backend", "ranks_per_gpu", "counts"), [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)]
 )
 def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu: int, *, counts: bool) -> None:
-    """Keep the rows and pairs, and make no rate, curve, heat map, suspect or model of them."""
+    """Keep the rows and pairs, and make no rate, curve, heat map, straggler or model of them."""
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
     assert {"all_reduce", "latency", "bandwidth"} == {row.operation for row in run.rows}
@@ -68,7 +68,7 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
         "pairs": list(pairs(run)),
         "curves": families([run]),
         "heat maps": matrix_figures([run]),
-        "suspects": stragglers(run).suspects,
+        "suspects": straggler_findings(run).stragglers,
         "model": network_model(run).curves,
     }
     assert dict.fromkeys(made, counts) == {name: bool(found) for name, found in made.items()}
@@ -77,7 +77,7 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
 def test_the_first_screen_says_so_alone() -> None:
     """Name the doubt first, and no bandwidth."""
     (found,) = find_conclusion([run_on("nccl", 2)])
-    assert "Doubts" == found.label
+    assert "Warnings" == found.label
     assert any(DOUBT in text for text in found.texts)
 
 
@@ -85,7 +85,7 @@ def test_one_such_row_among_many_is_named() -> None:
     """Say it however few rows it is about."""
     records = [*sweep(), *sweep(make_case("all_gather")), *make_launches(STEADY, make_case(backend="nccl"))]
     run = Run(path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records))
-    texts = [text for found in find_conclusion([run]) if found.label == "Doubts" for text in found.texts]
+    texts = [text for found in find_conclusion([run]) if found.label == "Warnings" for text in found.texts]
     assert [f"1 of {len(run.rows)} rows are flagged shared_gpu: {DOUBT}."] == texts
 
 

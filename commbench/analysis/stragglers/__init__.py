@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from commbench.analysis.stragglers.cases import group_levels, rank_levels
-from commbench.analysis.stragglers.findings import Family, Findings, Suspect, joined
+from commbench.analysis.stragglers.findings import Family, Findings, Straggler, joined
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
@@ -13,10 +13,10 @@ from commbench.results.info import RunInfo
 from commbench.results.pairs import Matrix
 from commbench.results.sharing import of_interconnect, shares_gpu
 
-__all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Suspect", "find_suspects"]
+__all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_stragglers"]
 
 
-def find_suspects(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Findings:
+def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Findings:
     """What the matrices and the ordinary records of a run say of its hosts, ranks and links.
 
     In a run in which all are alike the probability that anything is named is at most `ALPHA`, shared out evenly over

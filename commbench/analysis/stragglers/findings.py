@@ -16,7 +16,7 @@ ANY = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspect:
+class Straggler:
     """A host, rank, link or group that is slower than its peers."""
 
     kind: str
@@ -45,7 +45,7 @@ class Suspect:
         return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
 
     def to_json(self) -> dict[str, Any]:
-        """The suspect as ``run.json`` holds it."""
+        """The straggler as ``run.json`` holds it."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -67,11 +67,11 @@ class Family:
     launches: int
     level: float
     """How probable a false alarm in this family may be."""
-    suspects: Sequence[Suspect] = ()
+    stragglers: Sequence[Straggler] = ()
     slowest: str = ""
     """Which came out slowest and by how much, where that would matter; no more than a hint."""
     measured: str = ""
-    """In what, as in `Suspect`."""
+    """In what, as in `Straggler`."""
 
     @property
     def needed(self) -> int:
@@ -88,9 +88,9 @@ class Findings:
     """Sentences about what could not be told, and doubts."""
 
     @property
-    def suspects(self) -> list[Suspect]:
+    def stragglers(self) -> list[Straggler]:
         """All that are named, coarse before fine, each family the worst first."""
-        return [suspect for family in self.families for suspect in family.suspects]
+        return [straggler for family in self.families for straggler in family.stragglers]
 
     @property
     def comparisons(self) -> int:
@@ -102,7 +102,7 @@ class Findings:
         if not self.families and not self.remarks:
             return {}
         return {
-            "suspects": [suspect.to_json() for suspect in self.suspects],
+            "suspects": [straggler.to_json() for straggler in self.stragglers],
             "suspects_comparisons": self.comparisons,
             "suspects_remarks": list(self.remarks),
         }
@@ -119,7 +119,7 @@ def joined(findings: Iterable[Findings]) -> Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How to speak of one unit of a family; fields as in `Suspect`."""
+    """How to speak of one unit of a family; fields as in `Straggler`."""
 
     name: str
     does: str
@@ -132,7 +132,7 @@ def make_family(
     """Judge units by their values and name the slow ones, the worst first.
 
     Args:
-        kind: of the units, as in `Suspect`.
+        kind: of the units, as in `Straggler`.
         measured: likewise.
         values: logarithms of times, (launches, units); a unit that lacks a launch is not judged.
         say: how to speak of a slow unit.
@@ -146,7 +146,7 @@ def make_family(
         judgement=judgement,
         launches=len(values),
         level=level,
-        suspects=[_suspect(kind, measured, unit, judgement, say(unit, judgement)) for unit in judgement.slow],
+        stragglers=[_straggler(kind, measured, unit, judgement, say(unit, judgement)) for unit in judgement.slow],
         slowest=_slowest(judgement, say),
         measured=measured,
     )
@@ -160,11 +160,11 @@ def _slowest(judgement: Judgement, say: Callable[[int, Judgement], Words]) -> st
     return f"{say(unit, judgement).name}, {math.exp(known[unit]):.3g} times the typical,"
 
 
-def _suspect(kind: str, measured: str, unit: int, judgement: Judgement, words: Words) -> Suspect:
+def _straggler(kind: str, measured: str, unit: int, judgement: Judgement, words: Words) -> Straggler:
     interval = judgement.interval(unit)
     launches = judgement.launches[:, unit]
     slower = int((launches > 0).sum())
-    return Suspect(
+    return Straggler(
         kind=kind,
         name=words.name,
         does=words.does,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.analysis.stragglers.findings import ANY, Family, Findings, Suspect, Words, make_family
+from commbench.analysis.stragglers.findings import ANY, Family, Findings, Straggler, Words, make_family
 from commbench.analysis.stragglers.judging import RELEVANT, Floats, Judgement
 from commbench.results.pairs import Matrix
 from commbench.units import format_size
@@ -31,7 +31,7 @@ SHOWN = 4
 def merge_uplink(
     family: Family, source: Integers, target: Integers, names: Sequence[str], *, leave_out: Collection[int]
 ) -> Family:
-    """The family with one suspect in place of its slow links if these are just what joins parts of the hosts.
+    """The family with one straggler in place of its slow links if these are just what joins parts of the hosts.
 
     Parts are hosts that reach each other over links that are not slow, directly or by others. Where there are several
     of two hosts or more, every link between two of them is slow: the racks' uplinks or the switch between them are.
@@ -58,10 +58,10 @@ def merge_uplink(
     between = [link for link in slow if place[source[link]] != place[target[link]]]
     if len(parts) < 2 or min(map(len, parts)) < 2 or len(between) < MOST * len(slow):  # noqa: PLR2004 - two of two
         return family
-    by_link = dict(zip(slow, family.suspects, strict=True))
+    by_link = dict(zip(slow, family.stragglers, strict=True))
     merged = [by_link.pop(link) for link in between]
     in_launches = np.median(family.judgement.launches[:, between], axis=1)
-    return replace(family, suspects=[_uplink(merged, in_launches, parts, names), *by_link.values()])
+    return replace(family, stragglers=[_uplink(merged, in_launches, parts, names), *by_link.values()])
 
 
 def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[int]]:
@@ -79,11 +79,11 @@ def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[i
 
 
 def _uplink(
-    merged: Sequence[Suspect], in_launches: Floats, parts: Sequence[Sequence[int]], names: Sequence[str]
-) -> Suspect:
+    merged: Sequence[Straggler], in_launches: Floats, parts: Sequence[Sequence[int]], names: Sequence[str]
+) -> Straggler:
     """What joins the parts: as slow as the median of its links."""
     interval = stats.launch_interval(np.exp(in_launches))
-    return Suspect(
+    return Straggler(
         kind="uplink",
         name=f"links between {' and '.join(_listed([names[host] for host in part]) for part in parts)}",
         does=" take {} as long as the typical link",
@@ -91,7 +91,7 @@ def _uplink(
         factor=math.exp(float(np.median(in_launches))),
         ci=(interval.low, interval.high) if interval else None,
         steadiness=f"all {len(merged)} are slow",
-        links=[link for suspect in merged for link in suspect.links],
+        links=[link for straggler in merged for link in straggler.links],
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from commbench.analysis.runs import stragglers
+from commbench.analysis.runs import straggler_findings
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
@@ -219,13 +219,13 @@ def _of_training(rows: Sequence[TrainingRow]) -> Iterable[Sample]:
 
 
 def _of_suspects(run: Run) -> Iterable[Sample]:
-    findings = stragglers(run)
+    findings = straggler_findings(run)
     if not findings.comparisons:
         return
     yield _sample("commbench_slow_compared", value=findings.comparisons)
-    by_name = sorted(findings.suspects, key=lambda suspect: (suspect.kind, suspect.name))
-    for (kind, name), found in itertools.groupby(by_name, key=lambda suspect: (suspect.kind, suspect.name)):
-        worst = max(suspect.factor for suspect in found)
+    by_name = sorted(findings.stragglers, key=lambda straggler: (straggler.kind, straggler.name))
+    for (kind, name), found in itertools.groupby(by_name, key=lambda straggler: (straggler.kind, straggler.name)):
+        worst = max(straggler.factor for straggler in found)
         yield _sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
 
 

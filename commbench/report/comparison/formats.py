@@ -19,51 +19,53 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One line of a comparison's CSV. None is an empty cell."""
+    """One line of a comparison's CSV; None is an empty cell."""
 
     schema: int = SCHEMA
     kind: str = column("collective or training", "")
-    case: str = column("the case as tables name it", "")
-    group: str = column("of a pattern that makes groups, the ranks of one", "")
+    case: str = column("the case as the tables name it", "")
+    group: str = column("the ranks of a group, for patterns that make groups", "")
     backend: str = column("of the case, as in collectives.csv or ddp.csv, like all up to batch_per_rank", "")
     operation: str = column("what was timed", "")
     pattern: str = column("who talks to whom", "")
-    world_size: int | None = column("ranks that trained; of a collective where not all of the launch take part")
+    world_size: int | None = column("ranks that trained, or that took part if fewer than all")
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     root: int | None = column("root rank of a rooted operation")
     in_place: bool | None = column("send and receive share memory")
     message_bytes: int | None = column("nccl-tests' size: the larger buffer")
-    sync: str = column("how ranks start together, as it was asked for", "")
-    loop: str = column("the timed loop, as it was asked for", "")
+    sync: str = column("requested start method", "")
+    loop: str = column("requested timed loop", "")
     buffers: str = column("hot: the same buffers each repetition", "")
     workload: str = column("what was trained", "")
     precision: str = column("fp32, amp-bf16 or amp-fp16", "")
     hook: str = column("DDP communication hook", "")
-    density: float | None = column("share of the elements that is sent")
-    hook_options: str = column("what else was chosen about the hook", "")
+    density: float | None = column("share of the elements that are sent")
+    hook_options: str = column("further hook options", "")
     bucket_cap_mb: str = column("default, MiB, or a list 1+5+25", "")
     bucket_view: bool | None = column("gradient_as_bucket_view")
     static_graph: bool | None = column("static_graph")
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
-    verdict: str = column("slower, faster, same or inconclusive; else how it ended in A and B", "")
+    verdict: str = column("slower, faster, same or inconclusive; otherwise its status in A and B", "")
     regression: bool = column("slower with the interval wholly beyond the threshold, or lost", default=False)
     ratio: float | None = column("time in B over time in A")
     ratio_ci_low: float | None = column("its interval at ci_level, low end")
     ratio_ci_high: float | None = column("and its high end")
     ci_level: float | None = column("level of the interval that decided, wider where many cases are judged")
-    detectable: float | None = column("slowdown that such launches would show in 4 of 5 comparisons, as a share")
-    p_value: float | None = column("of the test that both are alike: of launches, with several baselines of runs")
-    time_us_a: float | None = column("median over launches in A, of several baselines the median of theirs")
-    time_us_b: float | None = column("and in B; of training the time of a step")
+    detectable: float | None = column("slowdown that 4 of 5 comparisons would detect, as a share")
+    p_value: float | None = column(
+        "of the test that both are equal, over launches, or over runs with several baselines"
+    )
+    time_us_a: float | None = column("median over launches in A; with several baselines the median over baselines")
+    time_us_b: float | None = column("median over launches in B; for training the step time")
     baselines: int | None = column("runs behind A")
     launches_a: int | None = column("launches behind A, of all baselines")
     launches_b: int | None = column("launches behind B")
-    further: str = column("of an inconclusive case: settles, near (the margin) or noisy", "")
-    further_launches_low: int | None = column("launches that each run would need more to settle it")
-    further_launches_high: int | None = column("and the range's high end; empty where it is open")
-    forced: bool = column("conditions differ that should be alike", default=False)
+    further: str = column("for an inconclusive case: settles (more launches decide), near (the margin) or noisy", "")
+    further_launches_low: int | None = column("further launches that each run needs for a verdict")
+    further_launches_high: int | None = column("upper end of that range; empty if unbounded")
+    forced: bool = column("conditions differ that should be equal", default=False)
 
 
 COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))
@@ -71,7 +73,7 @@ _ASKED = {f.name for asked in (Case, TrainingCase) for f in fields(asked)} & set
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
-    """The cases in the table's order, then those that only one side could measure."""
+    """The cases in table order, then the cases that only one side has."""
     names = names_of(table)
     lost = [
         ComparisonRow(
@@ -86,11 +88,11 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[Comparison
 
 
 def _identity(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
-    """The columns that say which case it is."""
+    """The columns that identify a case."""
     asked = {name: getattr(one.case, name) for name in _ASKED if hasattr(one.case, name)}
     if isinstance(one.case, TrainingCase):
         return {**asked, "kind": "training", "case": names[one.case]}
-    size = one.case.message_bytes or None  # of what moves no data
+    size = one.case.message_bytes or None  # operations without data
     return {**asked, "message_bytes": size, "kind": "collective", "case": names[one.case], "group": one.group}
 
 
@@ -119,12 +121,12 @@ def _row(one: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable
 
 
 def comparison_csv(table: ComparisonTable, threshold: float) -> str:
-    """One line a case, with the columns of `ComparisonRow`."""
+    """One line for each case, with the columns of `ComparisonRow`."""
     return csv_text(comparison_rows(table, threshold), COMPARISON_COLUMNS)
 
 
 def comparison_json(table: ComparisonTable, threshold: float) -> str:
-    """The same and what is above and below the table, as one JSON object."""
+    """The comparison as one JSON object, with the text above and below the table."""
     facts = {
         "schema": SCHEMA,
         "a": list(table.names_a),
@@ -146,7 +148,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
+    """Replace infinity and NaN, which JSON lacks, by null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }

@@ -21,15 +21,15 @@ from commbench.analysis.comparison.words import (
 from commbench.report.page import style_sheet, template_of
 
 _HERE = Path(__file__).parent
-#: Width of the drawn interval, in the unit of its view box, and the least ratio that its ends show.
+#: Width of the drawn interval in view box units, and the smallest ratio that its ends show.
 _WIDTH, _LEAST_END = 200.0, 1.1
 
 
 def comparison_page(table: ComparisonTable, threshold: float) -> str:
-    """The page as text; whatever runs say is escaped, and nothing is loaded from elsewhere.
+    """Render the page; text from runs is escaped, and the page loads nothing.
 
     Args:
-        table: what to show.
+        table: the comparison.
         threshold: share beyond which a slower case is a regression.
     """
     from markupsafe import Markup
@@ -54,13 +54,13 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
 
 
 def _reach(table: ComparisonTable) -> float:
-    """The logarithm that the drawings' ends stand for: all ratios fit, and most intervals."""
+    """The logarithm at the ends of the drawings: all ratios fit, and most intervals."""
     ratios = [abs(math.log(one.comparison.ratio)) for one in table.cases if one.comparison.ratio > 0]
     return 1.2 * max([math.log(_LEAST_END), *ratios])
 
 
 def _place(ratio: float, reach: float) -> float:
-    """Where a ratio lies in the drawing, clipped at its ends."""
+    """The position of a ratio in the drawing, clipped at its ends."""
     share = math.log(ratio) / reach if ratio > 0 else -1.0
     return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
 

@@ -24,11 +24,11 @@ _STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.SAME: "", Ver
 
 
 def render_comparison(table: ComparisonTable, threshold: float | None = None) -> "RenderableType":
-    """The comparison for `rich.console.Console.print`: the answer, unlike conditions, one line a case, hints.
+    """Render a comparison for `rich.console.Console.print`: answer, unlike conditions, a line for each case, hints.
 
     Args:
-        table: what to show.
-        threshold: say last what is slower by more than this share, which is what an exit code goes by.
+        table: the comparison.
+        threshold: name last the cases that are slower by more than this share, which sets the exit code.
     """
     from rich.console import Group
     from rich.text import Text

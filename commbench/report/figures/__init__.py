@@ -1,4 +1,4 @@
-"""The figures of runs, each with a computed caption, as an SVG that follows the page's theme and as a PNG."""
+"""Figures of runs, each with a computed caption: an SVG that follows the page's theme, and a PNG."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,5 +23,5 @@ _KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Every figure that the runs' data allow, in the order of a page; several runs overlay."""
+    """Return every figure that the data of the runs allow, in page order; several runs overlay."""
     return [drawing for figures in _KINDS for drawing in figures(runs)]

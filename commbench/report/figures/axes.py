@@ -1,4 +1,4 @@
-"""What the axes of all figures share: the looks of series, scales of sizes and times, bands, crosses and legends."""
+"""Shared by all figures: styles of series, scales of sizes and times, interval bands, crosses, legends."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-#: More series than these cannot be told apart; the others are named in the caption.
+#: Most series that can be told apart; the caption names the others.
 MOST_SERIES = 8
-#: So many sizes are named on an axis.
+#: Most sizes named on an axis.
 _MOST_TICKS = 6
-#: A logarithmic axis shows at least such a ratio: a narrower one makes noise look like a trend.
+#: The smallest ratio that a logarithmic axis spans: a smaller one makes noise look like a trend.
 LEAST_RATIO = 4.0
-#: Below such a ratio the decades alone would be too few ticks.
+#: Below this ratio, decades alone give too few ticks.
 _FEW_DECADES = 300.0
-#: Columns of a legend by how long its longest name may be.
+#: Columns of a legend by the length of its longest name.
 _LEGEND_COLUMNS = ((16, 3), (28, 2))
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a series is drawn."""
+    """The style of a series."""
 
     colour: str
     marker: str
@@ -39,13 +39,13 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """The look of the series of this number, from 0."""
+    """Return the style of series ``number``, from 0."""
     place = index % MOST_SERIES
     return Look(colour=SERIES[place], marker=MARKERS[place], dash=DASHES[place])
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name, in their order."""
+    """Return a style for each name, in order."""
     return {name: look(index) for index, name in enumerate(dict.fromkeys(names))}
 
 
@@ -55,30 +55,30 @@ class Estimate:
 
     value: float
     low: float | None = None
-    """None where there is no interval."""
+    """None without an interval."""
     high: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval's ends; the value itself where there is none, or one that is no number."""
+        """The ends of the interval; the value itself without a finite interval."""
         ends = (self.low, self.high)
         low, high = (self.value if end is None or not math.isfinite(end) else end for end in ends)
         return low, high
 
     @property
     def errors(self) -> tuple[float, float]:
-        """How far the ends lie below and above, as matplotlib takes error bars."""
+        """Distances of the ends below and above the value, as matplotlib takes error bars."""
         low, high = self.bounds
         return max(0.0, self.value - low), max(0.0, high - self.value)
 
 
 def estimate(value: float | None, low: float | None = None, high: float | None = None) -> Estimate | None:
-    """An estimate of what is known and finite."""
+    """Return an estimate if the value is finite, else None."""
     return Estimate(value=value, low=low, high=high) if value is not None and math.isfinite(value) else None
 
 
 def plot_series(axes: Axes, points: Mapping[float, Estimate], name: str, looks_as: Look) -> None:
-    """A line through values by x, with the band of their intervals."""
+    """Draw a line through values by x, with a band for their intervals."""
     if not points:
         return
     x = sorted(points)
@@ -92,13 +92,13 @@ def plot_series(axes: Axes, points: Mapping[float, Estimate], name: str, looks_a
 
 
 def plot_interval(axes: Axes, x: float, point: Estimate, looks_as: Look) -> None:
-    """The interval of one value as a bar."""
+    """Draw the interval of one value as a bar."""
     errors = [[error] for error in point.errors]
     axes.errorbar([x], [point.value], yerr=errors, color=looks_as.colour, linestyle="none", capsize=2.5)
 
 
 def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
-    """What failed: crosses on the axis of x, so that nothing is silently left out."""
+    """Mark failed cases by crosses on the x axis, so that none is silently left out."""
     if not x:
         return
     style: dict[str, Any] = {
@@ -123,11 +123,11 @@ def byte_axis(axes: Axes, sizes_bytes: Iterable[int]) -> None:
 
 
 def log_axis(axis: Axis, unit: str = "") -> None:
-    """Make an axis logarithmic with plain numbers: at decades, and in between where it spans few.
+    """Make an axis logarithmic with plain numbers: at decades, and between them if it spans few decades.
 
     Args:
-        axis: whose data is drawn already.
-        unit: ``us`` for times in microseconds, which then are written in the unit that suits them.
+        axis: the axis; its data is drawn already.
+        unit: ``us`` for times in microseconds, which are shown in a fitting unit.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -148,19 +148,19 @@ def log_axis(axis: Axis, unit: str = "") -> None:
 
 
 def plain(value: float) -> str:
-    """A number without an exponent as far as that is short: ``0.05``, ``20``, ``50 k``."""
+    """Format a number without an exponent while it stays short: ``0.05``, ``20``, ``50 k``."""
     scale, prefix = next(((scale, prefix) for scale, prefix in _SCALES if abs(value) >= 10 * scale), (1.0, ""))
     return f"{value / scale:.10g}{' ' if prefix else ''}{prefix}"
 
 
 def plain_time(time_us: float) -> str:
-    """A round time: ``50 us``, ``2 ms``."""
+    """Format a round time: ``50 us``, ``2 ms``."""
     scale, unit = next(((s, u) for s, u in ((1e6, "s"), (1e3, "ms")) if time_us >= s * (1 - 1e-9)), (1.0, "us"))
     return f"{time_us / scale:.6g} {unit}"
 
 
 def mark_limit(axes: Axes, value: float, text: str, *, vertical: bool = False) -> None:
-    """A line that nothing should cross, with its name."""
+    """Draw a named limit."""
     style: dict[str, Any] = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
     if vertical:
         axes.axvline(value, **style)
@@ -175,7 +175,7 @@ def _note(x: float, y: float, va: str) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The names of the series below the figure, in as many columns as fit; nothing for one series alone."""
+    """Draw the names of the series below the figure, in as many columns as fit; nothing for a single series."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) < 2:  # noqa: PLR2004 - one needs no name
         return
@@ -187,7 +187,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def legend_height_in(names: Sequence[str]) -> float:
-    """The inches that `legend` needs for so many names."""
+    """Return the height in inches that `legend` needs."""
     if len(names) < 2:  # noqa: PLR2004 - as there
         return 0.0
     longest = max(map(len, names))
@@ -196,5 +196,5 @@ def legend_height_in(names: Sequence[str]) -> float:
 
 
 def nothing_here(axes: Axes, text: str) -> None:
-    """Say in an empty frame why it is empty."""
+    """State in an empty frame why it is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, backgroundcolor=PAPER)

@@ -1,4 +1,4 @@
-"""The step over the bucket size, a line for each hook, with what was predicted and what is recommended."""
+"""Step time over bucket size: a line for each hook, with predictions and the recommended setting."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from commbench.tuner.accuracy import PredictionRow
 
 
-#: How far apart series lie at the same place, so that their intervals can be told apart; all of them at most.
+#: Horizontal offset between series at the same bucket size, and its largest sum, so that intervals stay readable.
 _ASIDE, _ASIDE_MOST = 0.12, 0.6
 
 
 @dataclass(kw_only=True)
 class Line:
-    """The settings of one run that differ in their buckets alone."""
+    """The settings of one run that differ in their bucket sizes only."""
 
     name: str
     measured: dict[str, Estimate] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class Line:
     failed: dict[str, str] = field(default_factory=dict)
     """Status by ``bucket_cap_mb``."""
     chosen: str | None = None
-    """The ``bucket_cap_mb`` that was recommended, if it is on this line."""
+    """The recommended ``bucket_cap_mb``, if it is on this line."""
 
 
 def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each workload; none where nothing but the default was tried with one hook."""
+    """One drawing for each workload; none if only the default was tried with one hook."""
     made = []
     for group in groups(runs):
         lines = [line for trial in group.trials for line in lines_of(trial)]
@@ -63,7 +63,7 @@ def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def lines_of(trial: Trial) -> list[Line]:
-    """The hooks of a run with the step at each bucket size, in the order of the rows."""
+    """The hooks of a run with the step time at each bucket size, in row order."""
     lines: dict[str, Line] = {}
     for row in trial.rows:
         line = lines.setdefault(hook_label(row), Line(name=trial.prefix + hook_label(row)))
@@ -89,7 +89,7 @@ def _predictions(trial: Trial) -> list[PredictionRow]:
 
 
 def places_of(caps: Sequence[str]) -> dict[str, float]:
-    """Where each bucket size stands: the default by itself, then numbers by their logarithm, last the lists."""
+    """The x position of each bucket size: the default first, then numbers by their logarithm, lists last."""
     numbers = sorted((cap for cap in caps if cap != DEFAULT_CAP and "+" not in cap), key=float)
     lists = [cap for cap in dict.fromkeys(caps) if "+" in cap]
     found = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
@@ -118,7 +118,7 @@ def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
 
 
 def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
-    """Lines through the numbers only: the default and lists are no points of the axis."""
+    """Draw lines through numeric bucket sizes only: the default and lists are no points of the axis."""
     axes = figure.subplots()
     caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
     places = places_of(caps)
@@ -141,7 +141,7 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """What the axis shows, in ms: all values, but of an interval no more than leaves the values readable."""
+    """The range of the y axis in ms: all values, and of the intervals as much as leaves the values readable."""
     values = [
         v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
     ]
@@ -190,14 +190,14 @@ def _is_number(cap: str) -> bool:
 
 
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
-    """How to read it, the fastest setting of each run, and what is recommended."""
+    """How to read the figure, the fastest setting of each run, and the recommended setting."""
     failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
     return sentences(
         "Median step of the slowest rank (lower is better) with 95 % intervals over launches; DDP's default buckets "
         "stand by themselves.",
         "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
-        "Intervals that leave the frame are wider than it." if _is_cut(lines) else "",
+        "Intervals cut by the frame are wider than it." if _is_cut(lines) else "",
         f"Crosses have no result: {listed(failed)}." if failed else "",
         left_out([line.name for line in lines], MOST_SERIES),
     )
@@ -231,7 +231,7 @@ def _ringed(trial: Trial) -> str:
     if found is None:
         return ""
     if not found.is_compared:
-        return f"{trial.prefix}Nothing is recommended yet: no setting was compared with the default in fresh launches."
+        return f"{trial.prefix}No recommendation yet: fresh launches have not compared any setting with the default."
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
     fresh = f"{counted(found.launches, 'fresh launch')}" if found.launches else "fresh launches"
     if found.verdict == "change":
@@ -241,7 +241,7 @@ def _ringed(trial: Trial) -> str:
         gain = f", {three_digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
         return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
     if found.verdict == "inconclusive":
-        why = "one fresh launch decides nothing"
+        why = "one fresh launch cannot decide"
         if found.launches > 1:
             why = f"in {fresh} the interval is too wide to decide"
         return f"{trial.prefix}Recommended{ring}: the default for now, as {why}."

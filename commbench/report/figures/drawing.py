@@ -1,4 +1,4 @@
-"""A `Drawing`: one figure as SVG that takes its colours from the page and as PNG, and the palette of both."""
+"""A `Drawing`: one figure as SVG with the page's colours and as PNG; the colour palette."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTH_IN, HEIGHT_IN, PNG_DPI = 5.0, 3.2, 150
 
 @dataclass(frozen=True, kw_only=True)
 class Colour:
-    """A colour of both themes."""
+    """A colour in the light and the dark theme."""
 
     light: str
-    """As ``#rrggbb``; also stands for the colour while matplotlib draws, so no two are alike."""
+    """``#rrggbb``; matplotlib draws with it, so every colour has its own."""
     dark: str
 
 
@@ -49,13 +49,13 @@ PALETTE: Mapping[str, Colour] = MappingProxyType(
 )
 INK, MUTED, GRID, PAPER, SHADE, BAD = (PALETTE[n].light for n in ("ink", "muted", "grid", "paper", "shade", "bad"))
 SERIES = tuple(colour.light for name, colour in PALETTE.items() if name.startswith("series-"))
-#: Series differ in three ways, so that no reader needs the colours.
+#: Series differ in colour, marker and line style, so that colour is never needed.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = (
     *("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))),
     *((0, (3, 1)), (0, (8, 3)), (0, (2, 2)), (0, (4, 4))),
 )
-#: Opacity of intervals' bands; as unlike any other as the colours are.
+#: Opacity of interval bands; unique, like the colours.
 BAND_ALPHA = 0.181
 _BAND_OPACITY_DARK = 0.28
 
@@ -70,7 +70,7 @@ _STYLE: Mapping[str, Any] = MappingProxyType(
         "legend.fontsize": 9,
         "legend.frameon": False,
         "text.color": INK,
-        "text.parse_math": False,  # names of hosts and settings are plain text, also with dollar signs
+        "text.parse_math": False,  # names of hosts and settings are plain text and may hold dollar signs
         "text.usetex": False,
         "axes.facecolor": "none",
         "axes.edgecolor": MUTED,
@@ -99,30 +99,30 @@ _VARIABLES = {colour.light: f"var(--{name}, {colour.light})" for name, colour in
 _SENTINELS = re.compile("|".join(map(re.escape, _VARIABLES)))
 _TAG = re.compile(r"<[^<>]*>")
 _PROLOGUE = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
-#: matplotlib's style sheet would apply to the whole page; its metadata names a date.
+#: matplotlib's style sheet would apply to the whole page; its metadata contains a date
 _SUPERFLUOUS = re.compile(r"<(metadata|style)\b[^>]*>.*?</\1>|<!--.*?-->", re.DOTALL)
 _ID = re.compile(r' id="([^"<>]*)"(?=[^<>]*>)')
 _USE = re.compile(r'(?:url\(|")#([^")]+)')
 _REFERENCE = re.compile(r'(\bid="|"#|url\(#)')
-#: What XML cannot hold.
+#: Characters that XML does not allow.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """One figure with its words, ready for a page."""
+    """One figure with its texts, ready for a page."""
 
     name: str
     """Of lower-case letters, digits and hyphens; unique on a page, the stem of the PNG's file name."""
     section: Section
-    """Which part of the page it belongs to."""
+    """The section of the page."""
     title: str
     caption: str
-    """How to read it, and the main finding; plain text."""
+    """How to read it and the main result; plain text."""
     alt: str
-    """What it shows, for who does not see it; plain text."""
+    """A description for readers who cannot see it; plain text."""
     svg: str
-    """An ``<svg>`` element to put into HTML as it is: escaped, its ids begin with the name."""
+    """An ``<svg>`` element for HTML: escaped, its ids begin with the name."""
     png: bytes
     """The light version, 150 dpi."""
 
@@ -137,19 +137,19 @@ def draw(
     alt: str,
     height_in: float = HEIGHT_IN,
 ) -> Drawing:
-    """Draw a figure 5 inches wide, the same bytes each time.
+    """Draw a figure 5 inches wide; the same data give the same bytes.
 
     Args:
-        paint: puts axes into an empty figure; colours are those of `PALETTE` (light).
-        name: see `Drawing`, as are the others.
-        section: likewise.
-        title: likewise; not part of the picture.
-        caption: likewise.
-        alt: likewise.
+        paint: adds axes to an empty figure, in the light colours of `PALETTE`.
+        name: see `Drawing`.
+        section: see `Drawing`.
+        title: see `Drawing`; not part of the picture.
+        caption: see `Drawing`.
+        alt: see `Drawing`.
         height_in: inches.
 
     Raises:
-        ValueError: the name would not do as an id.
+        ValueError: the name is no valid id.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -157,10 +157,10 @@ def draw(
 
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ValueError(f"{name!r} is no name of a drawing")
-    # a person's own style would draw other bytes; to set the backend is to load pyplot
+    # a person's own matplotlib style would change the bytes; setting the backend loads pyplot
     plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
     with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        # a name in a script that the font lacks is a box in the PNG and right in the SVG
+        # a character that the font lacks is a box in the PNG and right in the SVG
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = Figure(figsize=(WIDTH_IN, height_in))
         FigureCanvasAgg(figure)
@@ -181,7 +181,7 @@ def draw(
 
 
 def theme_variables(theme: Literal["light", "dark"]) -> str:
-    """The declarations of the CSS variables that a drawing's SVG uses; without them it has the light colours."""
+    """CSS declarations of the colours that an SVG uses; without them it shows the light theme."""
     band = BAND_ALPHA if theme == "light" else _BAND_OPACITY_DARK
     return (
         "".join(f"--{name}: {getattr(colour, theme)}; " for name, colour in PALETTE.items())
@@ -190,7 +190,7 @@ def theme_variables(theme: Literal["light", "dark"]) -> str:
 
 
 def slug(*parts: object) -> str:
-    """Texts as one name of a drawing: ``slug("all_reduce", "2 hosts") == "all-reduce-2-hosts"``."""
+    """Join texts to a name of a drawing: ``slug("all_reduce", "2 hosts") == "all-reduce-2-hosts"``."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, parts)).lower()).strip("-")
 
 
@@ -203,7 +203,7 @@ def _clean_texts(figure: Figure) -> None:
 
 
 def _for_page(svg: str, name: str, title: str, alt: str) -> str:
-    """Matplotlib's SVG as an element for a page: variables for colours, ids of its own, the page's font and width."""
+    """Turn matplotlib's SVG into a page element: CSS variables for colours, own ids, the page's font and width."""
     body = _PROLOGUE.sub("", _SUPERFLUOUS.sub("", svg), count=1)
     used = set(_USE.findall(body))
     body = _ID.sub(lambda found: found[0] if found[1] in used else "", body)
@@ -218,7 +218,7 @@ def _for_page(svg: str, name: str, title: str, alt: str) -> str:
 
 
 def _themed(tag: str, name: str) -> str:
-    if tag.startswith("<image"):  # its data may hold anything
+    if tag.startswith("<image"):  # the data may contain any text
         return _REFERENCE.sub(rf"\g<1>{name}-", tag, count=1)
     tag = _SENTINELS.sub(lambda found: _VARIABLES[found[0]], tag)
     return _REFERENCE.sub(rf"\g<1>{name}-", tag.replace("'DejaVu Sans'", "var(--font, system-ui, sans-serif)"))

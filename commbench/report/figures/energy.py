@@ -1,4 +1,4 @@
-"""The energy of an operation and of a training step, where it was measured."""
+"""The energy of an operation and of a training step, if it was measured."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _MOST_BARS = 16
 
 Curves = dict[str, dict[int, float]]
-"""Joules of one operation by size, by series."""
+"""Joules of one operation by size, for each series."""
 Bars = dict[str, TrainingRow]
 """Settings by name."""
 
 
 def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """A figure for each operation and each workload with energy, and for each that counts something else."""
+    """One figure for each operation and workload with energy, separately for each kind of counter."""
     of_operations = [
         _of_operation(operation, energy_of, curves)
         for operation in OPERATIONS
@@ -51,7 +51,7 @@ def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
-    """The energy of an operation over its size, by what it counts, then by run, backend, pattern and data type."""
+    """The energy of an operation over its size, by counters, run, backend, pattern and data type."""
     found: dict[str, Curves] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         for row in run.rows:
@@ -85,7 +85,7 @@ def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:
 
 
 def paint_curves(figure: Figure, curves: Curves, energy_of: str) -> None:
-    """One line a series, both axes logarithmic."""
+    """Draw one line for each series on logarithmic axes."""
     axes = figure.subplots()
     for place, (name, points) in enumerate(curves.items()):
         plot_series(axes, {size: Estimate(value=value) for size, value in points.items()}, name, look(place))
@@ -99,7 +99,7 @@ def paint_curves(figure: Figure, curves: Curves, energy_of: str) -> None:
 
 
 def bars_of(group: Group) -> dict[str, Bars]:
-    """The settings of which the energy of a step is known, by what it counts."""
+    """The settings with a known energy of a step, by counters."""
     found: dict[str, Bars] = {}
     for trial in group.trials:
         for row in trial.ok:
@@ -132,7 +132,7 @@ def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:
 
 
 def paint_bars(figure: Figure, bars: Bars, energy_of: str) -> None:
-    """A bar a setting, the most frugal first."""
+    """Draw one bar for each setting, the lowest energy first."""
     axes = figure.subplots()
     for place, row in enumerate(bars.values()):
         axes.barh([place], [row.energy_J or 0.0], height=0.6, color=look(0).colour)

@@ -1,4 +1,4 @@
-"""How launches differ: a dot for the median of each launch beside the median and the interval that they give."""
+"""The spread of launches: one dot for each launch median, beside the overall median and its interval."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from commbench.units import counted, format_size, three_digits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: More lines than these are not read.
+#: Most lines in the figure.
 _MOST_LINES = 16
-#: What makes launches worth a look, the worst first.
+#: Flags that make launches worth showing, the most severe first.
 _DOUBTS = ("bimodal_launches", "ci_wide")
-#: How far above or below their line the dots of successive launches lie.
+#: Vertical offsets of the dots of successive launches.
 _OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
-#: Launches that differ by more are drawn on a logarithmic axis.
+#: A larger ratio between launches gets a logarithmic axis.
 _WIDE = 5.0
 _TICKS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The launches of one case or configuration."""
+    """The launches of one case or setting."""
 
     name: str
     medians: Sequence[float]
-    """Of each launch, two at least, in any unit."""
+    """The median of each launch, at least two, in any unit."""
     flags: frozenset[str]
     colour: str
 
     @property
     def shares(self) -> list[float]:
-        """Each launch's median as a share of the median of all, in percent."""
+        """The median of each launch in percent of the median over launches."""
         return [100 * value / self.middle for value in self.medians]
 
     @property
@@ -69,7 +69,7 @@ class Spread:
 
 
 def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """The launches of the cases that matter most, and of the training that was decided on."""
+    """The launches of the most important cases, and of the settings that the decision compared."""
     made = []
     for name, what, spreads_of in (
         ("launches-collectives", "collectives", collective_spreads),
@@ -82,7 +82,7 @@ def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
-    """At most so many as are read: of more those with doubts and of these the widest, in the order given."""
+    """Keep the lines that fit: flagged ones first, then the widest intervals, in the given order."""
     if len(spreads) <= _MOST_LINES:
         return list(spreads)
 
@@ -98,13 +98,13 @@ def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
 
 
 def collective_spreads(run: Run, prefix: str) -> list[Spread]:
-    """The largest size of each operation, backend and pattern, and every row whose launches are doubtful."""
+    """The largest size of each operation, backend and pattern, and every row with flags about its launches."""
     if not run.records:
         return []
     records = keyed_records(run.records)
     cases = {record.case.key: record.case for record in run.records}
     rows = [(cases[key[0]], key, row) for key, row in run.keyed_rows.items()]
-    rows = [line for line in rows if line[0].pattern != "matrix"]  # its times are of all pairs together
+    rows = [line for line in rows if line[0].pattern != "matrix"]  # its times pool all pairs
     backends = list(dict.fromkeys(case.backend for case, _, _ in rows))
     largest: dict[tuple[str, ...], int] = {}
     for case, _, row in rows:
@@ -131,7 +131,7 @@ def _name(case: Case, row: Row) -> str:
 
 
 def training_spreads(run: Run, prefix: str) -> list[Spread]:
-    """The settings that were measured in fresh launches to decide; where there were none, those of the sweep."""
+    """The settings measured in fresh launches; without these, the settings of the sweep."""
     known = trained(run.training_records, CONFIRM) or trained(run.training_records)
     return [
         Spread(
@@ -166,7 +166,7 @@ def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Dr
 
 
 def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
-    """A line for each case: dots a little apart where they would hide each other, the interval below them."""
+    """Draw a line for each case: dots slightly apart if they overlap, the interval below them."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes = figure.subplots()
@@ -195,7 +195,7 @@ def _marked(spread: Spread) -> str:
 
 
 def caption_of(spreads: Sequence[Spread], total: int) -> str:
-    """How to read it, and which launches differ most."""
+    """How to read the figure, and which launches differ most."""
     widest = max(spreads, key=lambda spread: spread.range)
     humps = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
@@ -208,5 +208,5 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
         "fastest.",
         f"In two humps (*): {listed(humps)}." if humps else "",
         f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
-        f"Shown are {len(spreads)} of {total}, those with doubts first." if total > len(spreads) else "",
+        f"Shown are {len(spreads)} of {total}, flagged ones first." if total > len(spreads) else "",
     )

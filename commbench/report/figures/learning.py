@@ -1,4 +1,4 @@
-"""What settings do to learning: loss and metric over steps and over time, the mean over launches with its range."""
+"""The effect of settings on learning: loss and metric over steps and over time, mean and range over launches."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-#: Losses that fall by a larger ratio get a logarithmic axis.
+#: A loss that falls by a larger ratio gets a logarithmic axis.
 _WIDE = 20.0
-#: A curve is drawn through at most about so many points, each the mean of a window.
+#: Most points of a curve; each is the mean of a window of steps.
 _POINTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """One setting's loss or metric."""
+    """The loss or metric of one setting."""
 
     name: str
     row: TrainingRow
     steps: Floats
-    """Steps made, (points,)."""
+    """Step numbers, (points,)."""
     values: Floats
     """(launches, points), NaN where a launch has no value."""
     launches: Sequence[int]
-    """Their numbers: those of the same number had the same data."""
+    """Launch numbers; launches of the same number trained with the same data."""
     step_s: float
-    """Of one step, the median over launches."""
+    """Step time, median over launches."""
     is_fresh: bool = False
-    """Whether these are the launches that decided, not the sweep's."""
+    """Whether these are the launches of the confirmation, not of the sweep."""
 
     @property
     def mean(self) -> Floats:
-        """Over launches, (points,)."""
+        """Mean over launches, (points,)."""
         return np.asarray(np.nanmean(self.values, axis=0))
 
     @property
     def seconds(self) -> Floats:
-        """When these steps are made, (points,)."""
+        """Time at each step number, (points,)."""
         return self.steps * self.step_s
 
 
 def learning_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Loss and metric of each workload that has them."""
+    """Loss and metric of each workload."""
     made = []
     for group in groups(runs):
         for what, read in (("loss", loss_of), ("metric", metric_of)):
@@ -87,16 +87,16 @@ def metric_of(record: TrainingRecord) -> list[tuple[int, float]]:
 
 
 def learned_of(trial: Trial, read: Read) -> list[Learned]:
-    """The settings that were measured in fresh launches, as these decided; where none were, one of each hook.
+    """The settings measured in fresh launches; without these, one setting for each hook.
 
-    Of the sweep it is the default, and of each hook the recommended setting or else the fastest.
+    From the sweep: the default, and for each hook the recommended setting or else the fastest.
     """
     fresh = _learned(trial, trial.ok, CONFIRM, read)
     return fresh if len(fresh) > 1 else _learned(trial, _settings(trial), SWEEP, read)
 
 
 def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) -> list[Learned]:
-    """What there is of the rows' settings in one phase."""
+    """The curves of the rows' settings in one phase."""
     known = trained(trial.run.training_records, phase)
     found = []
     for row in rows:
@@ -119,7 +119,7 @@ def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) 
 
 
 def _settings(trial: Trial) -> list[TrainingRow]:
-    """One row for each hook and precision, in the order of the rows; one more where two of a hook matter."""
+    """One row for each hook and precision, in row order; two if two rows of a hook matter."""
     ranked = sorted(trial.ok, key=lambda row: (not trial.is_chosen(row), -(row.samples_per_s or 0.0)))
     by_hook: dict[str, TrainingRow] = {}
     for row in trial.ok:
@@ -186,7 +186,7 @@ def _target(what: str, group: Group) -> float | None:
 
 
 def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, target: float | None = None) -> None:
-    """The same values twice: above over steps, below over the seconds that these steps take."""
+    """Draw the same values twice: above over steps, below over seconds."""
     by_steps, by_time = figure.subplots(2, 1)
     for axes, over in ((by_steps, "steps"), (by_time, "seconds")):
         for place, one in enumerate(learned):
@@ -217,7 +217,7 @@ def _paint_one(axes: Axes, x: Floats, one: Learned, place: int) -> None:
 
 
 def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
-    """How to read it, and where each setting has come to after equal steps and after equal time."""
+    """How to read the figure, and the result of each setting after equal steps and after equal time."""
     launches = max(len(one.values) for one in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
     of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
@@ -225,15 +225,15 @@ def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
         f"Lines are the mean of {of}{_buckets(learned)}.",
         _after_equal_steps(what, learned),
         _after_equal_time(what, learned),
-        f"So few steps show little of what a whole training does to the {name}." if _is_short(learned) else "",
+        f"So few steps show little about the effect of a whole training on the {name}." if _is_short(learned) else "",
         left_out([one.name for one in learned], MOST_SERIES),
     )
 
 
 def _buckets(learned: Sequence[Learned]) -> str:
-    """Whether what is shown of a hook holds for its other bucket sizes."""
+    """State whether the result of a hook holds for its other bucket sizes."""
     selecting = dict.fromkeys(hook_label(one.row) for one in learned if _selects_over_buckets(one.row))
-    one_each = "" if learned[0].is_fresh else "; each hook stands with one bucket size"
+    one_each = "" if learned[0].is_fresh else "; each hook is shown with one bucket size"
     if selecting:
         verb = "selects" if len(selecting) == 1 else "select"
         return f"{one_each}; {listed(selecting)} {verb} over a bucket, so that another bucket size learns differently"
@@ -256,7 +256,7 @@ def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
 
 
 def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
-    """Where each is when the first is through, and which is ahead, if that is shown."""
+    """The value of each setting when the first has finished, and which is ahead, if that is shown."""
     until = min(float(one.seconds[-1]) for one in learned)
     there = [one for one in learned if one.seconds[0] <= until * (1 + 1e-9)]
     if len(there) < 2:  # noqa: PLR2004 - nothing to compare
@@ -269,15 +269,15 @@ def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
 
 
 def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
-    """Whether the first is ahead of each other beyond noise: by the median of launches' differences.
+    """Whether the first setting is ahead of each other one beyond noise: by the median difference between launches.
 
-    Launches of the same number train with the same data, and it takes 6 of them for an interval of that median.
+    Launches of the same number train with the same data; an interval of that median needs 6 of them.
     """
     others = [name for name in reached if name != first]
     gains = [_gains(reached[first], reached[name], sign) for name in others]
     intervals = [stats.median_interval(gain) for gain in gains]
     if any(interval is None for interval in intervals):
-        return "so few launches show no setting to be ahead"
+        return "too few launches to show that a setting is ahead"
     if any(interval.low <= 0 for interval in intervals if interval):
         return "no setting is shown to be ahead"
     nearest = min(range(len(others)), key=lambda place: median(gains[place]))
@@ -287,13 +287,13 @@ def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) 
 
 
 def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -> list[float]:
-    """By how much one is better in each launch that has both."""
+    """The advantage of one setting over another in each launch that has both."""
     gains = [sign * (theirs[launch] - own[launch]) for launch in own if launch in theirs]
     return [gain for gain in gains if np.isfinite(gain)]
 
 
 def _at(one: Learned, x: Floats, until: float, what: str) -> Floats:
-    """Each launch's mean over the last tenth before ``until``, of a metric its last value; (launches,)."""
+    """The mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if what == "loss" else 1
     return np.array([_mean(line[max(0, end - width) : end]) for line in one.values])

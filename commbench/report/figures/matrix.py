@@ -1,4 +1,4 @@
-"""The matrix of pairs of ranks as a heat map, with the slow host, rank or link marked."""
+"""The matrix of rank pairs as a heat map, with stragglers marked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.analysis.runs import stragglers
-from commbench.analysis.stragglers.findings import ANY, Family, Suspect
+from commbench.analysis.runs import straggler_findings
+from commbench.analysis.stragglers.findings import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import places
 from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-#: An image has no more cells each way: several ranks share one, which shows their slowest pair.
+#: Most cells along each axis: with more ranks, several share a cell, which shows their slowest pair.
 MOST_CELLS = 360
-#: So many ranks have their values written into the cells; so many hosts have their names at the axes.
+#: Most ranks whose values are written into the cells; most hosts named on the axes.
 _WRITTEN, _NAMED = 8, 16
-#: Values that span a larger ratio get a logarithmic scale of colours.
+#: A larger ratio between values gets a logarithmic colour scale.
 _WIDE = 3.0
-#: Dark text on bright cells and the other way round: the luminance of cividis runs with the value.
+#: Luminance above which text on a cell is dark.
 _BRIGHT = 0.55
 _MOST_NAMED = 4
-#: From which to which quantile half of all lie.
+#: Quantiles that enclose half of the values.
 _HALF = (0.25, 0.75)
 
 
@@ -46,32 +46,32 @@ class Heat:
     """A matrix as cells."""
 
     cells: Floats
-    """From row to column, (cells, cells), in ``unit``; NaN where nothing was timed and on the diagonal."""
+    """From row to column, (cells, cells), in ``unit``; NaN for untimed pairs and the diagonal."""
     per_cell: int
-    """Ranks that share a row."""
+    """Ranks in each cell along an axis."""
     unit: str
-    """``us``, or GB/s, MB/s or kB/s, whichever suits the fastest pair."""
+    """``us``, or GB/s, MB/s or kB/s, chosen for the fastest pair."""
     hosts: Sequence[str]
-    """Of each rank."""
-    suspects: Sequence[Suspect]
-    """What is slow in this matrix."""
+    """The host of each rank."""
+    stragglers: Sequence[Straggler]
+    """The stragglers in this matrix."""
     families: Sequence[Family] = ()
-    """What was compared in it."""
+    """The comparisons behind the stragglers."""
 
     @property
     def is_time(self) -> bool:
-        """Whether low is good."""
+        """Whether a low value is good."""
         return self.unit == "us"
 
     def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which pairs of ranks are slow because of a suspect; all of the shape (pairs,)."""
+        """Which pairs of ranks are slow because of a straggler; arrays of shape (pairs,)."""
         marked = np.zeros(len(source), dtype=bool)
-        for one, other in (link for suspect in self.suspects for link in suspect.links):
+        for one, other in (link for straggler in self.stragglers for link in straggler.links):
             marked |= np.isin(source, self.ranks_of(one)) & np.isin(target, self.ranks_of(other))
         return marked
 
     def ranks_of(self, name: str) -> list[int]:
-        """The ranks that a suspect's link names: of a host all of its ranks."""
+        """The ranks of a straggler's link: for a host, all its ranks."""
         return [
             rank for rank, host in enumerate(self.hosts) if name in {host, f"rank {rank}", ANY} or _is_rank(name, rank)
         ]
@@ -82,7 +82,7 @@ def _is_rank(name: str, rank: int) -> bool:
 
 
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One heat map for each matrix of each run: colours of two cannot be laid over each other.
+    """One heat map for each matrix of each run; colours of two cannot be overlaid.
 
     None for ranks that share a GPU, whose pairs are no links.
     """
@@ -97,7 +97,7 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    heat = heat_of(matrix, [family for family in stragglers(run).families if family.measured == measured])
+    heat = heat_of(matrix, [family for family in straggler_findings(run).families if family.measured == measured])
     title = f"{prefix}{measured} between every two ranks"
     return draw(
         lambda figure: paint_heat(figure, heat),
@@ -111,11 +111,11 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
 
 
 def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
-    """The cells of a matrix; of very many ranks several share a cell, which holds the slowest of their pairs.
+    """The cells of a matrix; with many ranks several share a cell, which holds the slowest of their pairs.
 
     Args:
-        matrix: measured.
-        families: what was compared in it.
+        matrix: the measured matrix.
+        families: the comparisons made in it.
     """
     ranks = len(matrix.hosts)
     per_cell = -(-ranks // MOST_CELLS)
@@ -135,7 +135,7 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
         per_cell=per_cell,
         unit=unit,
         hosts=matrix.hosts,
-        suspects=[suspect for family in families for suspect in family.suspects],
+        stragglers=[straggler for family in families for straggler in family.stragglers],
         families=families,
     )
 
@@ -144,7 +144,7 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
 
 
 def paint_heat(figure: Figure, heat: Heat) -> None:
-    """The cells as one image; hosts or ranks at the axes, arrows at what is slow."""
+    """Draw the cells as one image, hosts or ranks on the axes, arrows at stragglers."""
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import LogLocator
 
@@ -177,7 +177,7 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
 
 
 def _name_axes(axes: Axes, heat: Heat) -> None:
-    """Hosts where they are several and few, at the middle of their ranks, with lines between; else ranks by number."""
+    """Label hosts at the middle of their ranks if there are several and few of them; else label ranks by number."""
     from matplotlib.ticker import MaxNLocator
 
     hosts, place = places(heat.hosts)
@@ -197,7 +197,7 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
 
 
 def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - matplotlib is imported late
-    """The values of few ranks, dark on bright cells."""
+    """Write the values of few ranks into the cells, dark on bright cells."""
     if len(heat.hosts) > _WRITTEN:
         return
     for (row, column), value in np.ndenumerate(heat.cells):
@@ -211,14 +211,14 @@ def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - m
 
 
 def _mark(axes: Axes, heat: Heat) -> None:
-    """Arrows at the slow ranks' rows and columns, frames around slow pairs."""
-    rows = {rank for s in heat.suspects for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
-    columns = {rank for s in heat.suspects for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
+    """Draw arrows at the rows and columns of slow ranks and frames around slow pairs."""
+    rows = {rank for s in heat.stragglers for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
+    columns = {rank for s in heat.stragglers for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
     style: dict[str, Any] = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
     axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
     axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
-    for suspect in heat.suspects:
-        for source, target in suspect.links:
+    for straggler in heat.stragglers:
+        for source, target in straggler.links:
             if ANY not in {source, target}:
                 _frame(axes, heat.ranks_of(source), heat.ranks_of(target))
 
@@ -236,7 +236,7 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
 
 
 def caption_of(matrix: Matrix, heat: Heat) -> str:
-    """How to read it, what most pairs within and between hosts have, and what is slow."""
+    """How to read the figure, typical values within and between hosts, and the stragglers."""
     launches = counted(len(matrix.times_us), "launch")
     what = "time" if heat.is_time else "bandwidth"
     shared = ""
@@ -254,7 +254,7 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
 
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
-    """What half of the pairs have that nothing slow explains, beside those that it does."""
+    """The range of the middle half of the pairs that no straggler explains, beside the pairs that one explains."""
     found = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     several = matrix.is_inter.any() and not matrix.is_inter.all()
@@ -270,11 +270,14 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 
 def _slow(heat: Heat) -> str:
-    """What is marked; where nothing is, whether that was looked for."""
-    if not heat.suspects:
-        return " ".join(filter(None, (_none(heat), _unjudged(heat)))) or "With so few it cannot be told which is slow."
-    said = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.suspects[:_MOST_NAMED]]
-    more = f", and {len(heat.suspects) - _MOST_NAMED} more" if len(heat.suspects) > _MOST_NAMED else ""
+    """What is marked; without marks, whether stragglers were searched."""
+    if not heat.stragglers:
+        return (
+            " ".join(filter(None, (_none(heat), _unjudged(heat))))
+            or "With so few pairs no straggler can be identified."
+        )
+    said = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.stragglers[:_MOST_NAMED]]
+    more = f", and {len(heat.stragglers) - _MOST_NAMED} more" if len(heat.stragglers) > _MOST_NAMED else ""
     return f"Marked as slow: {'; '.join(said)}{more}."
 
 

@@ -43,9 +43,9 @@ from commbench.results.info import RunInfo
 from commbench.results.sharing import measures_interconnect
 from commbench.units import counted, format_size, three_digits
 
-#: Patterns that are no curve: a matrix is a figure of its own.
+#: Patterns without a curve: a matrix has its own figure.
 _OTHERWISE = frozenset({"matrix"})
-#: What tells series apart, in the words of `Case`, and how a value is written.
+#: Fields that distinguish series, in the words of `Case`, and their text.
 _SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "run": lambda value: f"{value}:",
     "in_place": lambda value: "in place" if value else "out of place",
@@ -63,7 +63,7 @@ _IDENTITY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was measured of one case; of several groups at the same time the slowest, and what they move together."""
+    """The result of one case; for concurrent groups the slowest group's time and the sum of their bandwidths."""
 
     size_bytes: int
     """0 for an operation without data."""
@@ -73,9 +73,9 @@ class Reading:
     reason: str
     launches: int
     limit: Link | None
-    """The link that bounds the bus bandwidth; None where none is known to."""
+    """The link that bounds the bus bandwidth; None if unknown."""
     stated: str = ""
-    """What another tool's time is; empty where commbench timed."""
+    """The meaning of another tool's time; empty for commbench's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +83,22 @@ class Curve:
     """One series of an operation."""
 
     name: str
-    """What tells it apart from the others of the operation."""
+    """What distinguishes it from the other series of the operation."""
     readings: Sequence[Reading]
     """By ascending size."""
 
     @property
     def failed(self) -> list[Reading]:
-        """What has no result or a wrong one, but for what the backend cannot do."""
+        """Sizes whose case failed or gave wrong data; unsupported ones are not included."""
         return [reading for reading in self.readings if reading.status not in {"ok", "unsupported"}]
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether the backend can do none of it."""
+        """Whether the backend supports none of its sizes."""
         return all(reading.status == "unsupported" for reading in self.readings)
 
     def points(self, what: str) -> dict[float, Estimate]:
-        """Estimates by size: of ``time_us`` or ``busbw_GBps``."""
+        """Estimates of ``time_us`` or ``busbw_GBps`` by size."""
         known = {reading.size_bytes: getattr(reading, what) for reading in self.readings if reading.status == "ok"}
         return {size: point for size, point in known.items() if point is not None}
 
@@ -110,9 +110,9 @@ class Family:
     operation: str
     curves: Sequence[Curve]
     shared: str
-    """What is the same in all of them, for people."""
+    """What all series have in common, as text."""
     rows_sharing_gpus: int = 0
-    """Rows of the operation that are in no curve, because their ranks shared a GPU."""
+    """Rows of the operation that are in no curve because their ranks shared a GPU."""
 
     @property
     def sizes(self) -> list[int]:
@@ -129,7 +129,7 @@ class Family:
 def families(runs: Sequence[Run]) -> list[Family]:
     """The curves of each operation of several runs, in the order of operations.
 
-    What ranks did that share a GPU is no curve: it is not of an interconnect.
+    Ranks that share a GPU give no curve: their times are no measure of an interconnect.
     """
     sharing: Counter[str] = Counter()
     found: dict[str, dict[tuple[str, ...], tuple[dict[str, Any], list[Reading]]]] = {}
@@ -153,7 +153,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
 
 
 def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
-    """Each case with its rows: one, or one for each group."""
+    """Each case with its rows: one row, or one for each group."""
     if not run.records:
         return []
     cases = {record.case.key: record.case for record in run.records}
@@ -170,7 +170,7 @@ def _family(
     several: bool,
     rows_sharing_gpus: int,
 ) -> Family:
-    """The series of an operation, with what tells them apart: of several runs always whose each is."""
+    """The series of an operation with the fields that distinguish them; with several runs always the run."""
     identities = [identity for identity, _ in series]
     differing = [name for name in varying(identities) if name != "run"]
     names = [*(["run"] if several else []), *(differing or ["backend"])]
@@ -210,7 +210,7 @@ def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Rea
 
 
 def busbw_of(row: Row) -> Estimate | None:
-    """The bus bandwidth of a row with the interval that follows from the time's."""
+    """The bus bandwidth of a row, with the interval that follows from the time's interval."""
     if row.busbw_GBps is None or not row.time_us:
         return None
     ends = (row.busbw_GBps * row.time_us / us if us else None for us in (row.time_us_ci_high, row.time_us_ci_low))
@@ -218,7 +218,7 @@ def busbw_of(row: Row) -> Estimate | None:
 
 
 def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
-    """What all groups move at once; an interval that surely holds theirs. None where a group has no rate."""
+    """The sum of the bandwidths of concurrent groups with a safe interval; None if a group has no rate."""
     known = [rate for rate in rates if rate is not None]
     if not known or len(known) < len(rates):
         return None
@@ -235,14 +235,14 @@ if TYPE_CHECKING:
 TIME, RATE = "time_us", "busbw_GBps"
 _LABELS = {TIME: "time", RATE: "bus bandwidth, GB/s"}
 _RATE_READ = "bus bandwidth (higher is better)"
-#: Operations that one of the two says all about.
+#: Operations for which one of the two quantities is enough.
 _ONE_PANEL = {"latency": (TIME,), "barrier": (TIME,), "bandwidth": (RATE,), "bibandwidth": (RATE,)}
-#: Bandwidths whose best differ by more are drawn on a logarithmic axis.
+#: A larger ratio between the best bandwidths gets a logarithmic axis.
 _WIDE = 20.0
 
 
 def size_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Time and bus bandwidth of each operation: over message size where there are several, else beside each other."""
+    """Time and bus bandwidth of each operation: over message size, or as dots if there is one size."""
     return [_drawing(family) for family in families(runs)]
 
 
@@ -268,7 +268,7 @@ def _drawing(family: Family) -> Drawing:
 
 
 def panels_of(operation: str) -> tuple[str, ...]:
-    """What is drawn of an operation."""
+    """The panels of an operation."""
     return _ONE_PANEL.get(operation, (TIME, RATE))
 
 
@@ -280,7 +280,7 @@ def _spoken(panels: Sequence[str]) -> list[str]:
 
 
 def paint_curves(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
-    """Panels below each other, the time above, with one axis of sizes."""
+    """Draw panels one above the other, time on top, with a common size axis."""
     panels = panels_of(family.operation)
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, what in zip(all_axes, panels, strict=True):
@@ -294,7 +294,7 @@ def paint_curves(figure: Figure, family: Family, curves: Sequence[Curve]) -> Non
 
 
 def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> None:
-    """Scales and labels of one panel, after its lines."""
+    """Set scales and labels of one panel, after its lines are drawn."""
     byte_axis(axes, [size for size in family.sizes if size > 0])
     axes.set_ylabel(_LABELS[what])
     if not any(curve.points(what) for curve in curves):
@@ -316,7 +316,7 @@ def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> No
 
 
 def paint_dots(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
-    """Panels below each other, a line of each for a series: where there is only one size there is no curve."""
+    """Draw panels with one line for each series: with one size there is no curve."""
     panels = panels_of(family.operation)
     for axes, what in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
         for place, curve in enumerate(curves):
@@ -360,7 +360,7 @@ def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
 
 
 def caption_of(family: Family, curves: Sequence[Curve]) -> str:
-    """How to read the figure, and what its data say."""
+    """How to read the figure, and the main results."""
     panels = panels_of(family.operation)
     crosses = any(curve.failed for curve in family.curves)
     return sentences(
@@ -393,7 +393,7 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 
 def _time_read(family: Family) -> str:
-    """What the times are: of imported runs what their tools call a time."""
+    """The meaning of the times; imported runs have their tool's definition."""
     stated = {reading.stated for curve in family.curves for reading in curve.readings}
     told = " or the ".join(sorted(stated - {""}))
     own = ["median time of the slowest rank"] if "" in stated else []
@@ -411,7 +411,7 @@ def _quickest(curves: Sequence[Curve]) -> str:
 
 
 def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
-    """The highest bandwidth, and its share of the link where that bounds it."""
+    """The highest bandwidth, and its share of the link's rate if the link bounds it."""
     known = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
     if not known:
         return ""
@@ -429,7 +429,7 @@ def _by(curve: Curve, curves: Sequence[Curve]) -> str:
 
 
 def _beside(curves: Sequence[Curve]) -> str:
-    """How the fastest and the slowest series compare at the largest size that all have."""
+    """The fastest and the slowest series compared at the largest size that all have."""
     common = set.intersection(*(set(curve.points(TIME)) for curve in curves))
     if not common:
         return ""
@@ -444,7 +444,7 @@ def _beside(curves: Sequence[Curve]) -> str:
 
 
 def broken(family: Family) -> str:
-    """What has no result, and why."""
+    """Sizes without a result, and the reason."""
     parts = []
     for curve in family.curves:
         if curve.failed:
@@ -462,7 +462,7 @@ def _cannot(family: Family) -> str:
 
 
 def not_drawn(family: Family) -> str:
-    """A sentence about the rows that are about no interconnect; empty where there are none."""
+    """A sentence about rows that measure no interconnect; empty if there are none."""
     count = family.rows_sharing_gpus
     are = "is" if count == 1 else "are"
     return f"{counted(count, 'row')} of ranks that share a GPU {are} not drawn." if count else ""

@@ -1,4 +1,4 @@
-"""The timeline of a step: when each bucket is ready, waits and communicates, and what of it the step waits for."""
+"""The timeline of a step: when each bucket is ready, waits and communicates, and the exposed communication."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Of more buckets the sizes are not written.
+#: With more buckets their sizes are not written.
 _WRITTEN = 12
-#: Inches of a bucket, and of all of them at most.
+#: Height of a bucket and of all buckets at most, in inches.
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 _EXPOSED_ALPHA = 0.2
@@ -30,23 +30,23 @@ _BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One setting's step; milliseconds since its backward pass began."""
+    """The step of one setting; milliseconds since its backward pass began."""
 
     name: str
     row: TrainingRow
     buckets: Sequence[BucketRow]
-    """With all times."""
+    """The buckets with all times known."""
 
     @property
     def exposed(self) -> tuple[float, float] | None:
-        """When the step waits for communication alone: the end of its backward pass."""
+        """The exposed communication: the end of the backward pass."""
         if not self.row.exposed_comm_ms or self.row.backward_ms is None:
             return None
         return self.row.backward_ms - self.row.exposed_comm_ms, self.row.backward_ms
 
 
 def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """The default's step above that of the recommended setting, one drawing for each workload and run."""
+    """The default's step above the recommended setting's, one drawing for each workload and run."""
     made = []
     for group in groups(runs):
         for place, trial in enumerate(group.trials):
@@ -57,7 +57,7 @@ def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def steps_of(trial: Trial) -> list[Step]:
-    """The default, and what was recommended or else was fastest, if it is another."""
+    """The default, and the recommended setting, or else the fastest one."""
     rows = [trial.default] if trial.default else []
     chosen = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
     others = chosen or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
@@ -94,7 +94,7 @@ def _height_in(step: Step) -> float:
 
 
 def paint_steps(figure: Figure, steps: Sequence[Step]) -> None:
-    """Panels below each other with one axis of time."""
+    """Draw panels one above the other with a common time axis."""
     heights = [_height_in(step) for step in steps]
     all_axes = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, step in zip(all_axes, steps, strict=True):
@@ -112,7 +112,7 @@ def _paint_step(axes: Axes, step: Step) -> None:
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
-        # behind the bars, whose colours are explained
+        # behind the bars, whose colours the legend explains
         axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
@@ -123,7 +123,7 @@ def _paint_step(axes: Axes, step: Step) -> None:
 
 
 def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -> None:
-    """Waiting and compressing from ready to start, then communicating; decompressing last."""
+    """Draw waiting and compressing from ready to start, then communicating, then decompressing."""
     ready, start, done = bucket.ready_ms or 0.0, bucket.start_ms or 0.0, bucket.done_ms or 0.0
     compress = bucket.compress_ms or 0.0
     before = min(compress, start - ready)
@@ -158,15 +158,15 @@ def _legend(figure: Figure) -> None:
 
 
 def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
-    """How to read it, and how much of the step each setting waits for communication."""
+    """How to read the figure, and the exposed communication of each setting."""
     first = steps[0]
     plain = any(step.row.hook == "none" for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
         "the hook's own work (compressing, dividing) to done; shaded at its end is by how much the backward pass is "
         "longer than without DDP and compressing: exposed communication.",
-        "Buckets of hook none are watched in extra steps through the pass-through hook, so that they may end after the "
-        "pass on top, which is of other steps."
+        "Buckets of hook none are timed in extra steps with the pass-through hook, so they may end after the "
+        "pass on top, which comes from other steps."
         if plain
         else "",
         *(_waits(step) for step in steps),
@@ -198,4 +198,4 @@ def _gain(first: Step, second: Step) -> str:
 
 def _alone(trial: Trial) -> str:
     chosen = trial.default is not None and trial.is_chosen(trial.default)
-    return "The default is what is recommended." if chosen else ""
+    return "The default is recommended." if chosen else ""

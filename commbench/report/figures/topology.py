@@ -1,4 +1,4 @@
-"""The hosts of a run as boxes: sockets' memory nodes, GPUs and adapters, the links between them and to the network."""
+"""The hosts of a run as boxes: NUMA nodes, GPUs and adapters, the links between them and to the network."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Hosts that differ; of more the rest is counted.
+#: Most unlike hosts drawn; further ones are counted.
 MOST_HOSTS = 3
-#: A host's box in units of the drawing: rows of devices, each device's box.
+#: Size of a host's box, of rows of devices, and of a device's box, in drawing units.
 _WIDTH, _ROW, _BOX = 100.0, 11.0, 7.0
 _ACROSS = 4
-#: Links that are no more than sharing a host need no line.
+#: Link types that mean the same host only; they are not drawn.
 _LINK_TEXT: Mapping[str, Any] = {"ha": "right", "va": "center", "fontsize": 8, "color": SERIES[1]}
 _FAR = frozenset({"X", "SYS", "NODE", "PHB"})
 
@@ -42,17 +42,17 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Hosts that are alike, drawn once."""
+    """Hosts with the same hardware, drawn once."""
 
     hosts: Sequence[str]
     ranks: Sequence[int]
-    """Those of the first host."""
+    """The devices of the first host."""
     topology: Mapping[str, Any]
     devices: Sequence[Device]
 
     @property
     def nodes(self) -> list[tuple[int | None, str, list[Device]]]:
-        """Each memory node with a text and its devices; last those of which no node is known."""
+        """Each NUMA node with a text and its devices; devices of unknown node come last."""
         numa = self.topology.get("numa") or []
         found: list[tuple[int | None, str, list[Device]]] = [
             (node["node"], _node_text(node, self.topology), [d for d in self.devices if d.numa_node == node["node"]])
@@ -64,12 +64,12 @@ class Box:
 
     @property
     def height(self) -> float:
-        """In units of the drawing."""
+        """Size in drawing units."""
         return 9 + sum(_node_height(devices, titled=bool(text)) + 2 for _, text, devices in self.nodes)
 
 
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each run that recorded what its hosts are made of."""
+    """One drawing for each run that recorded its topology."""
     made = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         boxes = boxes_of(run.info)
@@ -97,7 +97,7 @@ def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
 
 
 def boxes_of(info: RunInfo) -> list[Box]:
-    """Hosts by what they are made of; empty where no host recorded its topology."""
+    """Group hosts by hardware; empty if no host recorded its topology."""
     hosts = (info.get("environment") or {}).get("hosts") or []
     ranks: dict[str, list[int]] = {}
     for rank in info.get("ranks") or ():
@@ -120,7 +120,7 @@ def boxes_of(info: RunInfo) -> list[Box]:
 
 
 def _kind(topology: Mapping[str, Any]) -> str:
-    """What hosts have in common that are alike: all but their ranks and less than a GiB of memory."""
+    """The hardware that alike hosts share: everything but their ranks and differences of memory below one GiB."""
     numa = [
         {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
         for node in topology.get("numa") or ()
@@ -189,7 +189,7 @@ def _node_height(devices: Sequence[Device], *, titled: bool) -> float:
 
 
 def paint_boxes(figure: Figure, boxes: Sequence[Box]) -> None:
-    """Hosts below each other, hanging on a line that is the network."""
+    """Draw hosts one above the other, connected to a line that is the network."""
     axes = figure.subplots()
     axes.set_axis_off()
     top = 0.0
@@ -232,7 +232,7 @@ def _paint_device(axes: Axes, device: Device, x: float, y: float) -> None:
 
 
 def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]], top: float) -> None:
-    """Lines between devices that are nearer to each other than sockets; a mesh, which would be a thicket, as bars."""
+    """Draw lines between devices that are closer than sockets; a full mesh as bars."""
     joined = meshes(box.topology)
     for members, kind in joined:
         axes.text(97, top - box.height + 2.2, f"\N{BOX DRAWINGS HEAVY HORIZONTAL} {kind}, each with each", **_LINK_TEXT)
@@ -248,7 +248,7 @@ def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]
 
 
 def meshes(topology: Mapping[str, Any]) -> list[tuple[list[str], str]]:
-    """Three or more GPUs of which every two have the same NVLinks, with their kind."""
+    """Three or more GPUs with the same NVLinks between every two, and the link type."""
     by_kind: dict[str, set[frozenset[str]]] = {}
     for one, other, kind in near_links(topology):
         if kind.startswith("NV"):
@@ -262,7 +262,7 @@ def meshes(topology: Mapping[str, Any]) -> list[tuple[list[str], str]]:
 
 
 def near_links(topology: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Pairs of devices with NVLinks or a PCIe switch between them, each once."""
+    """Pairs of devices with NVLinks or a common PCIe switch, each once."""
     links = topology.get("links") or {}
     devices, matrix = links.get("devices") or [], links.get("matrix") or []
     return [
@@ -288,7 +288,7 @@ def _rectangle(
 
 
 def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
-    """How to read it, what kinds of hosts and links there are, and what slows communication down."""
+    """How to read the figure, the types of hosts and links, and what slows communication."""
     said = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
     remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in said]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})

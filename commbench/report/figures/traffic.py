@@ -1,4 +1,4 @@
-"""The bytes that a rank sends in a step, hook by hook, beside those of a dense all-reduce."""
+"""The bytes that a rank sends in a step for each hook, beside a dense all-reduce."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from commbench.units import three_digits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Hooks whose bytes span a larger ratio are drawn on a logarithmic axis.
+#: A larger ratio between hooks gets a logarithmic axis.
 _WIDE = 20.0
 _MOST_BARS = 16
 
 
 def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each workload of which the bytes are known."""
+    """One drawing for each workload with known bytes."""
     return [_drawing(group, bars) for group in groups(runs) if (bars := bars_of(group))]
 
 
 def bars_of(group: Group) -> dict[str, TrainingRow]:
-    """One row for each hook and run, of the bucket size that sends most: buckets hardly matter to it."""
+    """One row for each hook and run, with the bucket size that sends most: bucket sizes hardly matter here."""
     found: dict[str, TrainingRow] = {}
     for trial in group.trials:
         for row in trial.ok:
@@ -57,7 +57,7 @@ def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
 
 
 def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
-    """A bar a hook; on a logarithmic axis a dot, because a bar would begin anywhere."""
+    """Draw a bar for each hook; on a logarithmic axis a dot, because a bar has no origin there."""
     axes = figure.subplots()
     values = [row.sent_MB_per_step or 0.0 for row in bars.values()]
     is_wide = max(values) > _WIDE * min(values)
@@ -82,7 +82,7 @@ def _dense(bars: dict[str, TrainingRow]) -> float | None:
 
 
 def caption_of(bars: dict[str, TrainingRow]) -> str:
-    """How to read it, and how much the most frugal hook saves."""
+    """How to read the figure, and how much the hook that sends least saves."""
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
     sent = row.sent_MB_per_step or 0.0
@@ -91,8 +91,8 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
         saved += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
     odd = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
     return sentences(
-        "Bytes that a rank really sent in a step (MB = 1e6), the mean over ranks; fewer is better only where the time "
-        "saved is more than the time for compressing.",
+        "Bytes that a rank sent in a step, as measured (MB = 1e6), the mean over ranks; fewer is better only if the "
+        "time saved exceeds the time for compressing.",
         f"{saved}.",
         f"The bytes of {', '.join(odd)} differ from theory by more than 5 %." if odd else "",
     )

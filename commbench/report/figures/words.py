@@ -18,16 +18,16 @@ from commbench.results import Run
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.units import format_time, three_digits
 
-#: More names than these are counted.
+#: More names than this are counted instead.
 _MOST_NAMED = 4
-#: Words of a name and, between them, what divides them.
+#: Words of a name, and separators between them.
 _WORDS = re.compile(r"([_/ -])")
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run beside others: its directory's name without the words that all of them share.
+    """Return a short name for each run: its directory's name without the words that all names share.
 
-    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; names that are the same get the parent's.
+    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get the parent's name.
     """
     paths = [run.path.resolve() for run in runs]
     names = [path.name for path in paths]
@@ -39,7 +39,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _unshared(names: Sequence[str]) -> list[str]:
-    """Names without the words at their beginnings and ends that are the same in all; never less than a word."""
+    """Remove the words at both ends that all names share; at least one word remains."""
     words = [_WORDS.split(name) for name in names]
     while len(words) > 1 and min(map(len, words)) > 2 and len({tuple(line[:2]) for line in words}) == 1:  # noqa: PLR2004 - a word and what follows
         words = [line[2:] for line in words]
@@ -49,17 +49,17 @@ def _unshared(names: Sequence[str]) -> list[str]:
 
 
 def prefixes(runs: Sequence[Run]) -> list[str]:
-    """What the series of each run begin with: nothing where there is one run alone."""
+    """The prefix of each run's series: empty for a single run."""
     return [f"{name}: " for name in run_names(runs)] if len(runs) > 1 else [""] * len(runs)
 
 
 def varying(choices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of what differs between choices, in the order of the first."""
+    """The names of the fields that differ between choices, in the order of the first."""
     return [name for name in (choices[0] if choices else ()) if len({str(choice[name]) for choice in choices}) > 1]
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
-    """``a, b and c``, or of many ``a, b, c, d and 3 more``."""
+    """``a, b and c``, or for many ``a, b, c, d and 3 more``."""
     known = list(dict.fromkeys(names))
     if len(known) > most:
         return f"{', '.join(known[:most])} and {len(known) - most} more"
@@ -67,7 +67,7 @@ def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
 
 
 def sentences(*parts: str) -> str:
-    """Sentences as a caption; empty ones are left out."""
+    """Join sentences to a caption; empty ones are left out."""
     return " ".join(part for part in parts if part)
 
 
@@ -89,7 +89,7 @@ def _has_interval(point: Estimate) -> bool:
 
 
 def shown_apart(one: Estimate, other: Estimate) -> bool:
-    """Whether two intervals do not meet: then the difference is more than noise."""
+    """Whether two intervals are disjoint, so that the difference exceeds noise."""
     if not (_has_interval(one) and _has_interval(other)):
         return False
     (low, high), (other_low, other_high) = one.bounds, other.bounds
@@ -97,7 +97,7 @@ def shown_apart(one: Estimate, other: Estimate) -> bool:
 
 
 def left_out(names: Sequence[str], shown: int) -> str:
-    """A sentence about the series that were too many to draw."""
+    """A sentence about the series beyond the most that can be drawn."""
     rest = names[shown:]
     return f"Not drawn, as more than {shown} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
 
@@ -111,15 +111,15 @@ class Trial:
 
     run: Run
     prefix: str
-    """What its series begin with: nothing where there is one run alone."""
+    """The prefix of its series: empty for a single run."""
     rows: Sequence[TrainingRow]
     """As in ``ddp.csv``, the baseline first."""
     recommendation: Recommendation | None
-    """What was concluded about them."""
+    """The recommendation about them."""
 
     @property
     def chosen(self) -> Choice | None:
-        """The setting that was recommended; the default where others were tried and none was shown to be faster."""
+        """The recommended setting; the default if others were tried and none was shown to be faster."""
         if self.recommendation is None or not self.recommendation.is_compared:
             return None
         return self.recommendation.best if self.recommendation.verdict == "change" else self.recommendation.baseline
@@ -130,28 +130,28 @@ class Trial:
 
     @property
     def default(self) -> TrainingRow | None:
-        """The row that all are compared with; None where it has no time."""
+        """The row that all others are compared with; None if it has no time."""
         return next((row for row in self.ok if row.speedup == 1.0 and not row.verdict), None)
 
     @property
     def ok(self) -> list[TrainingRow]:
-        """The rows that have a time."""
+        """The rows with a time."""
         return [row for row in self.rows if row.status == "ok" and row.step_ms is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Trials of the same workload on the same ranks, of one run each."""
+    """Trials of the same workload on the same ranks, one for each run."""
 
     name: str
-    """For people: the workload, and what tells it from the other groups."""
+    """The workload as text, and what distinguishes it from the other groups."""
     key: str
-    """Distinct among groups, for names of drawings."""
+    """Unique among groups, for names of drawings."""
     trials: Sequence[Trial]
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """What was trained, by workload, backend, ranks and batch, in the order of the rows."""
+    """Group rows by workload, backend, ranks and batch, in row order."""
     found: dict[tuple[object, ...], list[Trial]] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         by_key: dict[tuple[object, ...], list[TrainingRow]] = {}
@@ -170,9 +170,9 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
-    """The recommendation of a run if it is about these rows; old files do not name backend and batch.
+    """The recommendation of a run if it is about these rows; early files do not name backend and batch.
 
-    None also while a tuning has not made the launches that it decides from.
+    None while a tuning has not made its confirmation launches.
     """
     if run.recommendation is None or undecided(run):
         return None
@@ -183,15 +183,15 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
 
 
 def case_of(row: TrainingRow) -> TrainingCase:
-    """The case that a row is of."""
+    """Return the case of a row."""
     return TrainingCase(**{name: getattr(row, name) for name in _CASE_FIELDS - {"phase"}})
 
 
 def cap_name(bucket_cap_mb: str) -> str:
-    """A bucket size for people: ``default buckets``, ``25 MiB buckets``."""
+    """A bucket size as text: ``default buckets``, ``25 MiB buckets``."""
     return "default buckets" if bucket_cap_mb == DEFAULT_CAP else f"{bucket_cap_mb} MiB buckets"
 
 
 def setting_name(row: TrainingRow) -> str:
-    """A setting for people: ``topk:0.01, 25 MiB buckets``."""
+    """A setting as text: ``topk:0.01, 25 MiB buckets``."""
     return f"{hook_label(row)}, {cap_name(row.bucket_cap_mb)}"

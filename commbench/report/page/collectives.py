@@ -1,4 +1,4 @@
-"""The tables of a page that hold what was timed of the network: collectives, growth, pairs, overlap, energy."""
+"""The tables of collectives on a page: times, scaling, pairs, overlap, energy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from commbench.analysis.runs import all_rank_rows, growths, stragglers
+from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
-from commbench.analysis.stragglers.findings import Suspect
+from commbench.analysis.stragglers.findings import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups, pattern_order
@@ -37,7 +37,7 @@ from commbench.results.pairs import PairRow, pair_rows
 from commbench.results.sharing import measures_interconnect
 from commbench.units import format_size
 
-#: What tells two lines of a table apart beside the backend and how it was measured.
+#: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
 
 
@@ -47,7 +47,7 @@ def tone_of(status: str) -> Tone:
 
 
 def _time(row: Row) -> str:
-    """The time in microseconds, or in a word why there is none."""
+    """Return the time in microseconds, or one word that says why there is none."""
     return row.status if row.status != "ok" else digits(row.time_us) or "no time"
 
 
@@ -72,9 +72,9 @@ def _time_column(about: str) -> Column[Row]:
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each operation and pattern, all runs together; sizes down, backends and runs beneath each other.
+    """A table for each operation and pattern, all runs together; sizes down, backends and runs side by side.
 
-    Matrices have tables of their pairs: a median over unlike pairs is the time of none.
+    Matrices have tables of their pairs: a median over unlike pairs is the time of no pair.
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
@@ -111,13 +111,13 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     ]
     own = [row for _, row in rows]
     title = title_of(own)
-    if len({name for name, _ in rows}) > 1:  # what follows holds for the first run only
+    if len({name for name, _ in rows}) > 1:  # the notes below are about the first run only
         title = title.partition(" (")[0]
     return make_table(title, rows, columns, rest_in=SUMMARY)
 
 
 def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
-    """What to call each row's backend: with as much of how it was measured as tells the rows of a run apart."""
+    """Name each row's backend, with the methods of measuring that differ between the rows of a run."""
     names: dict[int, str] = {}
     for of_run in _by_run(rows):
         columns = columns_of(of_run, lambda row: tuple(getattr(row, name) for name in _UNIQUE))
@@ -133,7 +133,7 @@ def _by_run(rows: Iterable[Named[Row]]) -> Iterable[list[Row]]:
 
 
 def slowest_groups(run: Run) -> list[str]:
-    """Of each pattern that makes groups, which was the slowest, a sentence for each backend."""
+    """Name the slowest group of each pattern that makes groups, in one sentence for each backend."""
     hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     found = []
@@ -149,7 +149,7 @@ def slowest_groups(run: Run) -> list[str]:
 
 
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
-    """How times grow with the ranks: a line for each case on each number of ranks."""
+    """Tabulate time against the number of ranks: a line for each case and number of ranks."""
     lines = [
         (run.name, (growth, ranks))
         for run in runs
@@ -204,7 +204,7 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
-    """What a framework adds to the library that it calls."""
+    """Tabulate the time that a framework's call adds to the library's call."""
     lines = [(run.name, one) for run in runs for one in overheads(all_rank_rows(run))]
     columns: list[Column[Overhead]] = [
         words("operation", "operation", Overhead),
@@ -220,29 +220,29 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def suspect_tables(runs: Sequence[Run]) -> list[Table]:
-    """Who is slower than their peers."""
-    lines = [(run.name, suspect) for run in runs for suspect in stragglers(run).suspects]
-    columns: list[Column[Suspect]] = [
-        Column(heading="what", text=lambda suspect: suspect.kind),
-        Column(heading="name", text=lambda suspect: suspect.name),
+    """Tabulate the stragglers."""
+    lines = [(run.name, straggler) for run in runs for straggler in straggler_findings(run).stragglers]
+    columns: list[Column[Straggler]] = [
+        Column(heading="what", text=lambda straggler: straggler.kind),
+        Column(heading="name", text=lambda straggler: straggler.name),
         Column(
             heading="times as long",
-            about="how many times as long it takes as its typical peer",
-            text=lambda suspect: digits(suspect.factor),
-            value=lambda suspect: suspect.factor,
+            about="time relative to its typical peer",
+            text=lambda straggler: digits(straggler.factor),
+            value=lambda straggler: straggler.factor,
         ),
         Column(
             heading="95 % CI",
-            text=lambda suspect: between(*suspect.ci, suspect.factor) if suspect.ci else "",
-            value=lambda suspect: suspect.ci[0] if suspect.ci else None,
+            text=lambda straggler: between(*straggler.ci, straggler.factor) if straggler.ci else "",
+            value=lambda straggler: straggler.ci[0] if straggler.ci else None,
         ),
-        Column(heading="seen in", text=lambda suspect: suspect.evidence),
+        Column(heading="seen in", text=lambda straggler: straggler.evidence),
     ]
     return [make_table("Slower than their peers", lines, columns, rest_in="run.json")] if lines else []
 
 
 def pair_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each matrix: its pairs, those first that are slowest beside the typical pair."""
+    """A table for each matrix: its pairs, the slowest relative to the typical pair first."""
     tables = []
     for run in runs:
         for matrix in run.matrices:
@@ -275,7 +275,7 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
 
 
 def energy_tables(runs: Sequence[Run]) -> list[Table]:
-    """What operations and steps cost in energy, of those of which that is known."""
+    """Tabulate the energy of operations and steps that have one."""
     timed = [(run.name, row) for run in runs for row in run.rows if row.energy_J is not None]
     columns: list[Column[Row]] = [
         words("operation", "operation", Row),
@@ -296,7 +296,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def energy_column(runs: Iterable[Run]) -> Column[Any]:
-    """What the energy of a row counts."""
+    """Name what the energy of a row counts."""
     counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
     return Column(
         heading="energy of",

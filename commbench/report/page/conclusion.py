@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.analysis.runs import all_rank_rows, stragglers
+from commbench.analysis.runs import all_rank_rows, straggler_findings
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
@@ -28,7 +28,7 @@ from commbench.system.host import differing
 from commbench.tuner.accuracy import predictions
 from commbench.units import counted, format_size
 
-#: What bus bandwidth is, for the section that has it.
+#: The definition of bus bandwidth, for the section that shows it.
 BUSBW = (
     "Bus bandwidth is size over time, times a factor of the operation and the number of ranks: so operations compare "
     "with each other and with a link's rate (nccl-tests' busbw)."
@@ -38,7 +38,7 @@ _GIGABYTE_BPS = 8e9
 
 
 def bandwidths(run: Run) -> Iterable[Finding]:
-    """The best bandwidth of each backend in one operation, beside the rate of a link that one rank a host has alone."""
+    """The best bandwidth of each backend in one operation, and its share of the link's rate if known."""
     rated = _by_backend(run, lambda row: row.busbw_GBps is not None)
     cases = {backend: _comparable(rows) for backend, rows in rated.items()}
     best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
@@ -57,16 +57,16 @@ def bandwidths(run: Run) -> Iterable[Finding]:
 
 
 def _lines(run: Run, texts: Sequence[str]) -> list[str]:
-    """A line for each text where they lead, else one for all."""
+    """Return one line for each text if they lead the page, else one line for all."""
     return list(texts) if _is_lead(run) else ["; ".join(texts)]
 
 
 def _is_lead(run: Run) -> bool:
-    return not run.recommendation and not stragglers(run).suspects
+    return not run.recommendation and not straggler_findings(run).stragglers
 
 
 def _comparable(rows: Sequence[Row]) -> list[Row]:
-    """The rows to judge a backend by, of one operation and pattern: all-reduce of all ranks where it was timed."""
+    """Return the rows that represent a backend: one operation and pattern, all-reduce over all ranks if timed."""
     order = list(OPERATIONS)
     first = min(
         rows, key=lambda row: (row.operation != "all_reduce", row.pattern != "flat", order.index(row.operation))
@@ -75,7 +75,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 
 def _best_of(rows: Sequence[Row]) -> str:
-    """Of what the largest bandwidth is the best: a maximum of many is large by luck, too."""
+    """Describe the rows from which the maximum was taken: a maximum of many rows is large by chance too."""
     sizes = {row.message_bytes for row in rows}
     if len(rows) == 1:
         return f"{_what(rows[0])} of {_size(rows[0])}"
@@ -92,7 +92,7 @@ def _size(row: Row) -> str:
 
 
 def _rate(run: Run, row: Row) -> str:
-    """The bandwidth with its interval, where it was reached, and its share of the link's rate where that bounds it."""
+    """The bandwidth with its interval and size, and its share of the link's rate if the link bounds it."""
     rate = busbw_of(row)
     text = f"{number_text(rate, 'GB/s') if rate else ''} at {_size(row)}"
     limit = limit_of(row, run.info)
@@ -107,7 +107,7 @@ def _share(part: float | None, whole: float | None) -> str:
 
 
 def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
-    """What is doubtful about the rows that are shown, by backend; nothing where nothing is."""
+    """One sentence for each backend whose shown row has flags."""
     briefs = {
         name: [
             flag.brief.format(overhead=_share(row.harness_us, row.time_us))
@@ -121,7 +121,7 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
 
 
 def latencies(run: Run) -> Iterable[Finding]:
-    """Half a round trip of the smallest message, of each backend."""
+    """Half a round trip of the smallest message, for each backend."""
     timed = _by_backend(run, lambda row: row.operation == "latency" and row.time_us is not None)
     least = {backend: min(rows, key=lambda row: row.message_bytes or 0) for backend, rows in timed.items()}
     if least:
@@ -134,9 +134,9 @@ def latencies(run: Run) -> Iterable[Finding]:
 
 
 def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Row]]:
-    """Rows of all ranks together; that of a matrix is of all its pairs, which is what no pair has.
+    """The rows over all ranks by backend, without matrices, whose row pools unlike pairs.
 
-    What ranks did that share a GPU says nothing of the network.
+    Ranks that share a GPU are left out: their times are no measure of the network.
     """
     by_backend: dict[str, list[Row]] = {}
     for row in all_rank_rows(run):
@@ -146,7 +146,7 @@ def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Ro
 
 
 def pairs(run: Run) -> Iterable[Finding]:
-    """What the pairs of ranks of each matrix move or take, from one end to the other."""
+    """The range of bandwidths or times over the pairs of ranks of each matrix."""
     matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
     ranges = {_measured(matrix): _range(matrix) for matrix in matrices}
     texts = [f"{name}: {text}" for name, text in ranges.items() if text]
@@ -157,7 +157,7 @@ def pairs(run: Run) -> Iterable[Finding]:
             texts=texts,
             details=[f"From the slowest to the fastest pair, each the median of {counted(launches, 'launch')}."],
             is_lead=_is_lead(run) and all(row.pattern == MATRIX for row in run.rows),
-            more=None if conclude(stragglers(run)) else ("pairs", "Every pair of ranks"),
+            more=None if conclude(straggler_findings(run)) else ("pairs", "Every pair of ranks"),
         )
 
 
@@ -166,7 +166,7 @@ def _measured(matrix: Matrix) -> str:
 
 
 def _range(matrix: Matrix) -> str:
-    """Of pairs between hosts and within them apart, where there are both."""
+    """Pairs between hosts and pairs within hosts are shown separately if both exist."""
     kinds = {"between hosts": matrix.is_inter, "within hosts": ~matrix.is_inter}
     ranges = {kind: text for kind, chosen in kinds.items() if (text := name_range(matrix, chosen))}
     if len(ranges) == 1:
@@ -175,26 +175,26 @@ def _range(matrix: Matrix) -> str:
 
 
 MATRICES = Things("matrix", "matrices")
-#: So many doubts stand on the first screen.
-MOST_DOUBTS = 3
-#: Which tone of several runs counts.
-_TONES: Sequence[Tone] = ("bad", "doubt", "good", "quiet", "")
+#: Most warnings on the first screen.
+MOST_WARNINGS = 3
+#: Tones in order of priority: of several runs, the first that occurs is shown.
+_TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
-    """What to say first: how far the runs came, what to set, how fast the network is, who is slow, what is doubtful."""
+    """Return the conclusion in order: state of the runs, settings, stragglers, network speed, warnings."""
     kinds = (_state, _settings, _slow, bandwidths, pairs, latencies)
     found = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
-    doubts = list(_doubts(runs))
-    if not any(found) and not doubts:
+    warnings = list(_warnings(runs))
+    if not any(found) and not warnings:
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
     if len(runs) == 1:
-        return [*(finding for of_kind in found for _, finding in of_kind), *doubts]
-    return [*_conditions(runs), *(_together(of_kind) for of_kind in found if of_kind), *doubts]
+        return [*(finding for of_kind in found for _, finding in of_kind), *warnings]
+    return [*_conditions(runs), *(_together(of_kind) for of_kind in found if of_kind), *warnings]
 
 
 def _together(found: Sequence[tuple[Run, Finding]]) -> Finding:
-    """What was found of one kind in several runs, a line for each; details that not all of them have name their run."""
+    """Merge the findings of one kind over several runs; a detail that only some runs have names them."""
     tones = {finding.tone for _, finding in found}
     said: dict[str, list[str]] = {}
     for run, finding in found:
@@ -212,11 +212,11 @@ def _together(found: Sequence[tuple[Run, Finding]]) -> Finding:
 
 
 def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
-    """That runs were taken under unlike conditions, where they were."""
+    """Warn if the runs were measured under different conditions."""
     if names := list(differing([run.info.get("environment") or {} for run in runs])):
         more = ("runs", "What each of them states")
-        said = f"Unlike in {', '.join(names)}: differences between the runs can be due to these."
-        yield Finding(label="Conditions", texts=[said], tone="doubt", more=more)
+        said = f"Unlike in {', '.join(names)}: these conditions can explain differences between the runs."
+        yield Finding(label="Conditions", texts=[said], tone="warning", more=more)
 
 
 def _state(run: Run) -> Iterable[Finding]:
@@ -225,11 +225,11 @@ def _state(run: Run) -> Iterable[Finding]:
 
 
 def _settings(run: Run) -> Iterable[Finding]:
-    """What DDP should use."""
+    """The recommended DDP settings."""
     if not run.recommendation:
         return
     if sentence := undecided(run):
-        yield Finding(label="DDP settings", texts=[sentence], tone="doubt", is_lead=True)
+        yield Finding(label="DDP settings", texts=[sentence], tone="warning", is_lead=True)
         return
     found = Recommendation.from_json(run.recommendation)
     yield Finding(
@@ -243,17 +243,17 @@ def _settings(run: Run) -> Iterable[Finding]:
 
 
 def _cost_of(found: Recommendation) -> str:
-    """What a change that is recommended does to learning: who pastes it must have read that."""
+    """The effect of a recommended change on learning."""
     return learning_cost(found) if found.verdict == "change" else ""
 
 
 def _slow(run: Run) -> Iterable[Finding]:
-    if sentence := conclude(stragglers(run)):
-        is_found = bool(stragglers(run).suspects)
+    if sentence := conclude(straggler_findings(run)):
+        is_found = bool(straggler_findings(run).stragglers)
         text = sentence.removeprefix("Slow: ")
         yield Finding(
             label="Slow ones",
-            texts=[text if is_found else _sentence(text)],  # a host is called as it calls itself
+            texts=[text if is_found else _sentence(text)],  # a host name keeps its case
             tone="bad" if is_found else "",
             is_lead=is_found and not run.recommendation,
             more=("pairs", "Every pair of ranks") if run.matrices else None,
@@ -264,85 +264,87 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-# --------------------------------------------------------------------------------------------------------- doubts
+# ------------------------------------------------------------------------------------------------------- warnings
 
 
-class _Doubted(NamedTuple):
-    """A row of any table, with those of its flags that the first screen is about."""
+class _FlaggedRow(NamedTuple):
+    """A row of any table with the flags that the first screen shows."""
 
     flags: str
     status: str
     reason: str
 
 
-class _Doubt(NamedTuple):
-    """A doubt about rows of one kind."""
+class _Warning(NamedTuple):
+    """A warning about rows of one record type."""
 
     gravity: int
-    """The lowest first."""
+    """Its rank; the lowest comes first."""
     section: str
-    """Where all doubts about them stand, with what to try."""
+    """The section with all warnings about these rows and their remedies."""
     rows: str
-    """How many of which."""
+    """The number of rows and what they are, as text."""
     seen: str
-    """What was seen, as a sentence goes on."""
+    """What was observed, as the predicate of a sentence."""
     has_remedy: bool
-    """Whether there is something to try."""
+    """Whether there is a remedy."""
 
 
-def _doubts(runs: Sequence[Run]) -> Iterable[Finding]:
-    """The gravest doubts about each run, and how many more there are."""
-    found = [(run, _doubts_about(run)) for run in runs]
-    hidden = [doubt for _, doubts in found for doubt in doubts[MOST_DOUBTS:]]
-    first = next((doubt for _, doubts in found for doubt in doubts), None)
+def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
+    """The most severe warnings about each run, and the number of further ones."""
+    found = [(run, _warnings_about(run)) for run in runs]
+    hidden = [warning for _, warnings in found for warning in warnings[MOST_WARNINGS:]]
+    first = next((warning for _, warnings in found for warning in warnings), None)
     if first:
-        shown = [(run, [_said(doubt) for doubt in doubts[:MOST_DOUBTS]]) for run, doubts in found if doubts]
+        shown = [(run, [_said(warning) for warning in warnings[:MOST_WARNINGS]]) for run, warnings in found if warnings]
         texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
-        rest = [f"{counted(len(hidden), 'more doubt')}"] if hidden else []
-        rest += ["what to try"] if any(doubt.has_remedy for _, doubts in found for doubt in doubts) else []
+        rest = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
+        rest += ["what to try"] if any(warning.has_remedy for _, warnings in found for warning in warnings) else []
         more = ((hidden or [first])[0].section, _sentence(" and ".join(rest))) if rest else None
-        yield Finding(label="Doubts", texts=texts, tone="doubt", more=more)
+        yield Finding(label="Warnings", texts=texts, tone="warning", more=more)
 
 
-def _said(doubt: _Doubt) -> str:
-    return _sentence(f"{doubt.rows} {doubt.seen}.")
+def _said(warning: _Warning) -> str:
+    return _sentence(f"{warning.rows} {warning.seen}.")
 
 
-def _doubts_about(run: Run) -> list[_Doubt]:
-    """What a reader must know before anything is believed: what failed, then grave doubts, then those of most rows.
+def _warnings_about(run: Run) -> list[_Warning]:
+    """The warnings of a run: failures, then severe flags, then flags of most rows.
 
-    Each kind of rows is judged apart: a few rows of one must not be outvoted by many of another.
+    Record types are judged separately, so that many rows of one type do not hide a few of another.
     """
-    collectives = [] if predictions(run) else [row for row in run.rows if row.pattern != MATRIX]  # an ingredient
+    collectives = (
+        [] if predictions(run) else [row for row in run.rows if row.pattern != MATRIX]
+    )  # collectives are an input of the tuning
     of_training, of_collectives = ROWS, ROWS
     if run.training_rows and collectives:
         of_training = Things("row of training", "rows of training")
         of_collectives = Things("row of collectives", "rows of collectives")
-    doubts = [
+    warnings = [
         *_grave(run, "training", run.training_rows, of_training),
         *_grave(run, "collectives", collectives, of_collectives),
         *_grave(run, "pairs", matrix_rows(run), MATRICES),
     ]
-    alike: dict[str, _Doubt] = {}
-    for doubt in sorted(doubts, key=lambda doubt: doubt.gravity):
-        known = alike.get(doubt.seen)
-        alike[doubt.seen] = known._replace(rows=f"{known.rows} and {doubt.rows}") if known else doubt
+    alike: dict[str, _Warning] = {}
+    for warning in sorted(warnings, key=lambda warning: warning.gravity):
+        known = alike.get(warning.seen)
+        alike[warning.seen] = known._replace(rows=f"{known.rows} and {warning.rows}") if known else warning
     return list(alike.values())
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
-    """The rows of matrices with the doubts about their pairs: times of unlike pairs together scatter for no fault."""
+    """The rows of matrices without the flags about spread, which unlike pairs cause."""
     pooled = {"ci_wide", "bimodal", "bimodal_launches", "unsteady"}
     return [_with_flags(row, lambda flag: flag not in pooled) for row in run.rows if row.pattern == MATRIX]
 
 
-def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _Doubted:
+def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _FlaggedRow:
     kept = (flag.name for flag in split_flags(row.flags) if is_kept(flag.name))
-    return _Doubted(join_flags(kept), row.status, row.reason)
+    return _FlaggedRow(join_flags(kept), row.status, row.reason)
 
 
-def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Doubt]:
-    """The failures of one kind of rows, and the flags of high severity or that most rows have."""
+def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Warning]:
+    """Failures of one record type, flags of high severity, and flags that most rows have."""
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
     chosen = {name: flag.priority for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
@@ -350,5 +352,5 @@ def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> l
     found = warned(kept, run.info, things=things)
     gravity = [*[-1] * (len(found) - len(chosen)), *chosen.values()]
     return [
-        _Doubt(rank, section, one.rows, one.seen, bool(one.remedy)) for rank, one in zip(gravity, found, strict=True)
+        _Warning(rank, section, one.rows, one.seen, bool(one.remedy)) for rank, one in zip(gravity, found, strict=True)
     ]

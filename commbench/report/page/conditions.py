@@ -21,12 +21,12 @@ from commbench.schema import LARGEST
 from commbench.system.host import differing
 from commbench.units import counted, format_duration, format_size, format_time
 
-#: So many names of hosts or transports stand in a fact.
+#: Most names of hosts or transports in a fact.
 MOST_NAMED = 3
 
 
 def find_facts(run: Run) -> list[Fact]:
-    """The conditions that a reader looks for first; those that the run does not state are left out."""
+    """The conditions that a reader looks for first; conditions that the run does not state are left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
     facts = {
@@ -57,7 +57,7 @@ def _ranks(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    """The links of known rate, the slowest first, and what carried the messages, in an order that no chance decides."""
+    """The links of known rate, slowest first, and the transports, in a fixed order."""
     transports = sorted({record.transport for record in run.records if record.transport})
     links = {link_of(run.info, transport) for transport in transports or [""]}
     rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
@@ -83,7 +83,7 @@ def _sampling(run: Run) -> str:
 
 
 def when(info: Any) -> str:  # noqa: ANN401 - JSON
-    """The moment a run began: ``21 November 2026, 11:08 UTC``; empty where it is not stated."""
+    """The start of a run: ``21 November 2026, 11:08 UTC``; empty if unknown."""
     try:
         began = datetime.fromisoformat(str(info.get("started")))
     except ValueError:
@@ -91,10 +91,10 @@ def when(info: Any) -> str:  # noqa: ANN401 - JSON
     return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
 
 
-#: What each file of a run holds.
+#: The content of each file of a run.
 FILES = {
     "run.json": "command, seed, conditions of every host, launches and how each ended",
-    SAMPLES: "every repetition of every case in every launch: what all else is made from",
+    SAMPLES: "every repetition of every case in every launch: all other files are made from it",
     SUMMARY: "a row for each case and group, over launches",
     "overlap.csv": "non-blocking collectives beside computing",
     PAIRS: "a row for each ordered pair of ranks",
@@ -102,7 +102,7 @@ FILES = {
     DDP: "a row for each training configuration",
     "buckets.csv": "a row for each bucket of each configuration: when it was ready, sent and done",
     PREDICTIONS: "predictions beside what was measured later",
-    "recommendation.json": "what was concluded, with the evidence and what to paste",
+    "recommendation.json": "the recommendation with its evidence and a snippet",
 }
 Pair = tuple[str, str]
 
@@ -117,7 +117,7 @@ def _plain_table(title: str, headings: Sequence[str], lines: Iterable[Sequence[s
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """A line for each run: what it measured, where, when and how far it came."""
+    """A line for each run: what it measured, where, when, and its state."""
     columns: list[Column[Run]] = [
         Column(heading="run", text=lambda run: run.name),
         Column(heading="began", text=lambda run: when(run.info)),
@@ -146,7 +146,7 @@ def _count(heading: str, entry: str) -> Column[Run]:
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
-    """The conditions in which runs differ, a column for each run; None where they are alike in all that they state."""
+    """The conditions in which runs differ, a column for each run; None if they differ in nothing that they state."""
     found = differing([run.info.get("environment") or {} for run in runs])
     lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in found.items()]
     if not lines:
@@ -158,7 +158,7 @@ def differences_table(runs: Sequence[Run]) -> Table | None:
 
 
 def condition_tables(runs: Sequence[Run]) -> list[Table]:
-    """Of each run: what its hosts have in common, in what they differ, versions and variables."""
+    """For each run: the conditions that its hosts share, those in which they differ, versions and variables."""
     tables = []
     for run in runs:
         of_run = f"{run.name}: " if len(runs) > 1 else ""
@@ -179,7 +179,7 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _facts(host: Mapping[str, Any]) -> dict[str, str]:
-    """The facts of a host in words; its topology is drawn instead."""
+    """The facts of a host as text; its topology is drawn instead."""
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
 
@@ -191,7 +191,7 @@ def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
     return name.replace("_", " "), _words(value)
 
 
-#: How a number is written, by the end of its name.
+#: The format of a number, by the suffix of its name.
 _UNITS: Mapping[str, Callable[[float], str]] = {
     "_bytes": lambda size: format_size(int(size)),
     "_s": format_time,
@@ -218,7 +218,7 @@ def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
-    """A line for each host with the facts that are not the same on all."""
+    """A line for each host with the facts that differ between hosts."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
     columns = [Column[Mapping[str, str]](heading=name, text=partial(_fact_of, name)) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
@@ -232,7 +232,7 @@ def _fact_of(name: str, host: Mapping[str, str]) -> str:
 
 
 def launch_table(runs: Sequence[Run]) -> Table | None:
-    """How each launch went; None where there was none."""
+    """The outcome of each launch; None without launches."""
     launches: list[Named[Mapping[str, Any]]] = [
         (run.name, launch) for run in runs for launch in run.info.get("launches") or ()
     ]
@@ -274,7 +274,7 @@ def _seconds(heading: str, name: str) -> Column[Mapping[str, Any]]:
 
 
 def missing_table(runs: Sequence[Run]) -> Table | None:
-    """What has no result and why, a line for each reason; None where all was measured."""
+    """Cases without a result, a line for each reason; None if every case has one."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         for what, row in _unmeasured(run):
@@ -300,7 +300,7 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
 
 
 def _listed(whats: Iterable[str]) -> str:
-    """Each once, of very many the first."""
+    """Join distinct texts; many are cut with a count."""
     most = 6
     known = list(dict.fromkeys(whats))
     more = [f"and {len(known) - most} more"] if len(known) > most else []
@@ -308,7 +308,7 @@ def _listed(whats: Iterable[str]) -> str:
 
 
 def culprits(run: Run) -> list[str]:
-    """Who is to blame for launches that failed, a sentence for each."""
+    """The diagnosis of each failed launch, in one sentence."""
     return [
         f"{launch.get('stage')} launch {launch.get('launch')}: {_blame(culprit)}"
         for launch in run.info.get("launches") or ()
@@ -317,7 +317,7 @@ def culprits(run: Run) -> list[str]:
 
 
 def _blame(culprit: Mapping[str, Any]) -> str:
-    who = "no rank can be told to be the cause" if culprit.get("rank") is None else f"rank {culprit['rank']}"
+    who = "the failed rank is unknown" if culprit.get("rank") is None else f"rank {culprit['rank']}"
     where = f" on host {culprit['host']}" if culprit.get("host") else ""
     case = f", in {culprit['case']}" if culprit.get("case") else ""
     return f"{who}{where} {culprit.get('state', '')}{case}."
@@ -327,7 +327,7 @@ def _blame(culprit: Mapping[str, Any]) -> str:
 
 
 def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
-    """The files of the runs, with links where the page lies ``beside`` them."""
+    """The files of the runs, with links if the page lies ``beside`` them."""
     lines = [
         [
             *([Cell(run.name)] if len(runs) > 1 else []),
@@ -350,25 +350,25 @@ def _size_of(file: Path) -> str:
 
 
 def left_out(run: Run) -> list[str]:
-    """What was not even tried, and why, a sentence for each."""
+    """What was not tried and why, a sentence for each."""
     return [f"Left out: {sentence}" for sentence in run.info.get("left_out") or ()]
 
 
 def place(run: Run) -> str:
-    """On how many ranks and hosts it ran; empty where that is not known."""
+    """The numbers of ranks and hosts; empty if unknown."""
     ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
     on_hosts = f" on {counted(hosts, 'host')}" if hosts else ""
     return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
 
 
-#: What ``launcher`` in run.json says where somebody's own launcher started the ranks: it is not in the command.
+#: The value of ``launcher`` in run.json if the person started the ranks: the command does not contain it.
 _OWN_LAUNCHERS = frozenset({"openmpi", "mpich", "slurm"})
-#: Options of `commbench lab run`, by the entries of ``emulated`` that they become.
+#: Options of `commbench lab run` by the entries of ``emulated`` that they set.
 _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--uplink"}
 
 
 def commands(runs: Sequence[Run]) -> list[Code]:
-    """The command of each run that states its own, to be pasted."""
+    """The command of each run that states its own, ready to paste."""
     found = []
     for run in runs:
         if run.info.get("argv"):
@@ -380,10 +380,10 @@ def commands(runs: Sequence[Run]) -> list[Code]:
 
 
 def words_of(info: RunInfo) -> list[str]:
-    """The words that repeat a run: with ``--out`` of the finished one they would resume it.
+    """The command that repeats a run, with another ``--out``: the same one would resume it.
 
     Args:
-        info: what ``run.json`` holds.
+        info: the content of ``run.json``.
     """
     command = _into_another([str(word) for word in info["argv"]])
     seed = info.get("seed")
@@ -393,7 +393,7 @@ def words_of(info: RunInfo) -> list[str]:
 
 
 def _into_another(words: Sequence[str]) -> list[str]:
-    """The words with another directory than the run's in place of it, where they name one."""
+    """Replace the run's directory in the command by another one."""
     found: list[str] = []
     for word in words:
         name, is_joined, value = word.partition("=")
@@ -409,7 +409,7 @@ def _another(directory: str) -> str:
 
 
 def _lab(info: RunInfo) -> list[str]:
-    """The emulated cluster around the command; nothing on a real one."""
+    """The ``lab run`` command around it; empty on a real cluster."""
     emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []

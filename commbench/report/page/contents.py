@@ -1,10 +1,10 @@
-"""Runs and their figures become the contents of a page: its sections in their order."""
+"""The contents of a page from runs and their figures: its sections in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from commbench.analysis.runs import network_model, stragglers
+from commbench.analysis.runs import network_model, straggler_findings
 from commbench.collectives.composed import MATRIX
 from commbench.report.advice import advise_run
 from commbench.report.figures.drawing import Drawing
@@ -22,15 +22,15 @@ from commbench.results import Run
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.tuner.accuracy import predictions
 
-#: So many names of runs stand in a title.
+#: Most names of runs in a title.
 _MOST_NAMED = 3
 
 
 def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> Page:
-    """Put together what a page says of runs.
+    """Build the contents of a page.
 
     Args:
-        runs: one, or several to lay over each other.
+        runs: one, or several to overlay.
         drawings: their figures.
         beside: whether the page lies beside the files of its only run.
     """
@@ -88,7 +88,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _each(runs: Sequence[Run], told: Callable[[Run], Iterable[str]]) -> list[str]:
-    """What there is to say of each run, with its name where there are several."""
+    """The sentences about each run, with its name if there are several runs."""
     return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in told(run) if text]
 
 
@@ -104,11 +104,11 @@ def _some(*tables: Table | None) -> list[Table]:
 
 
 def _compared(runs: Sequence[Run]) -> Section:
-    """Which runs these are, and under what conditions they are not alike."""
+    """The runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
     said = "All conditions that the runs state are alike."
     if differences is not None:
-        said = "The runs were taken under unlike conditions: a difference between them can be due to these."
+        said = "The runs were taken under unlike conditions: these can explain a difference between them."
     return Section(
         name="runs",
         title="The runs and their conditions",
@@ -136,7 +136,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _collective_warnings(run: Run) -> list[str]:
-    if predictions(run):  # there they are an ingredient
+    if predictions(run):  # collectives are an input of the tuning
         return []
     return warnings_for([row for row in run.rows if row.pattern != MATRIX], run.info)
 
@@ -149,7 +149,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="pairs",
         title="Pairs of ranks",
-        sentences=_each(runs, lambda run: [conclude(stragglers(run))]),
+        sentences=_each(runs, lambda run: [conclude(straggler_findings(run))]),
         warnings=_each(runs, _pair_warnings),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
@@ -176,7 +176,7 @@ def _verdict(run: Run) -> list[str]:
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
-    """What to paste by each run that has something to recommend."""
+    """The snippet of each run with a recommendation."""
     concluded = [run for run in runs if run.recommendation and not undecided(run)]
     found = [(run, Recommendation.from_json(run.recommendation or {})) for run in concluded]
     of_run = len(runs) > 1
@@ -208,7 +208,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _remarks(run: Run) -> list[str]:
-    """What in the hosts' topology slows communication down, each thing once with the hosts that it holds for."""
+    """What in the hosts' topology slows communication, each remark once with its hosts."""
     by_remark: dict[str, list[str]] = {}
     hosts = (run.info.get("environment") or {}).get("hosts") or ()
     for host in hosts:
@@ -232,7 +232,7 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
 
 
 def _origin(run: Run, *, beside: bool) -> str:
-    """Seed, commit and place of a run."""
+    """Seed, commit and directory of a run."""
     seed, commit = run.info.get("seed"), run.info.get("git_commit")
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"commbench at commit {commit}"] if commit else []

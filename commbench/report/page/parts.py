@@ -12,7 +12,7 @@ from commbench.report.figures.drawing import Drawing
 from commbench.report.table import UNBOUNDED, Flagged
 from commbench.units import decimals
 
-Tone = Literal["", "good", "doubt", "bad", "quiet"]
+Tone = Literal["", "good", "warning", "bad", "quiet"]
 #: A table of a page holds no more lines: a browser must stay quick, and the rest is in the run's files.
 MOST_LINES = 1000
 #: One with more lines scrolls in a box of its own.
@@ -97,7 +97,7 @@ class Section:
     sentences: Sequence[str] = ()
     """What was found."""
     warnings: Sequence[str] = ()
-    """What is doubtful about it."""
+    """Warnings about it."""
     codes: Sequence[Code] = ()
     figures: Sequence[Drawing] = ()
     tables: Sequence[Table] = ()
@@ -245,15 +245,13 @@ def interval(name: str, kind: type[Any], *, unit: str = "", is_bounded: bool = F
     return Column(heading="95 % CI", unit=unit, about=said, text=text, value=lambda row: ends(row)[0])
 
 
-def flag_column(heading: str = "doubts") -> Column[Any]:
+def flag_column(heading: str = "flags") -> Column[Any]:
     """The column of flags."""
 
     def flags(row: Flagged) -> list[str]:
         return [flag.name for flag in split_flags(row.flags)]
 
-    return Column(
-        heading=heading, about="what is doubtful about the row; see below the table", text=_nothing, flags=flags
-    )
+    return Column(heading=heading, about="warnings about the row; see below the table", text=_nothing, flags=flags)
 
 
 def _nothing(_: object) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a page that hold what was trained, and what was predicted beside what was measured."""
+"""The tables of training on a page: settings, and predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from commbench.stats import Interval
 from commbench.tuner.accuracy import PredictionRow, predictions
 from commbench.units import format_size
 
-_VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "doubt"}
+_VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}
 _HOOK = Column[TrainingRow](heading="hook", about="DDP communication hook, as it is typed", text=hook_label)
 #: `default` is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
@@ -55,7 +55,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _cap(row: TrainingRow | PredictionRow) -> float | None:
-    """The first number of a bucket size, to sort by."""
+    """The first number of a bucket size, as sort key."""
     first = row.bucket_cap_mb.partition("+")[0]
     return _DEFAULT_PLACE if first == "default" else float(first) if first else None
 
@@ -102,7 +102,7 @@ _COLUMNS: list[Column[TrainingRow]] = [
 
 
 def prediction_tables(runs: Sequence[Run]) -> list[Table]:
-    """What a tuning predicted beside what it then measured, the fastest by prediction first."""
+    """Predicted and measured steps of a tuning, the fastest prediction first."""
     tables = []
     for run in runs:
         ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or 0.0)
@@ -118,7 +118,7 @@ def _overlap(row: PredictionRow) -> str:
 
 
 def _error(row: PredictionRow) -> str:
-    """How far off the prediction was; one that was fitted to the setting has no error."""
+    """The error of a prediction; none if it was fitted to this setting."""
     if row.is_fitted:
         return "fitted"
     return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
@@ -131,7 +131,7 @@ _PREDICTED: list[Column[PredictionRow]] = [
     Column(
         heading="full to no overlap",
         unit="ms",
-        about="were communication to overlap perfectly with computing, and not at all",
+        about="with perfect overlap of communication and computation, and with none",
         text=_overlap,
         value=lambda row: row.predicted_overlapped_ms,
     ),
@@ -154,11 +154,11 @@ _PREDICTED: list[Column[PredictionRow]] = [
 
 
 Piece = tuple[CurveKey, Curve, int]
-"""One segment of a curve of the network's model, by its number."""
+"""One segment of a curve of the network model, and its number."""
 
 
 def model_tables(runs: Sequence[Run]) -> list[Table]:
-    """Start-up times and rates fitted to what was measured, a line for each segment of a curve."""
+    """Fitted start-up times and rates, a line for each segment of a curve."""
     pieces: list[Named[Piece]] = [
         (run.name, (key, curve, place))
         for run in runs
@@ -180,7 +180,7 @@ def _ends(piece: Piece, parameter: int) -> Interval | None:
 
 
 def _start_ends(piece: Piece) -> tuple[float | None, float | None]:
-    """The interval of the start-up time; none where it is held at 0, below which there is no time to be sure of."""
+    """The interval of the start-up time; none if the fit holds it at 0."""
     ends = _ends(piece, 0)
     return (ends.low, ends.high) if ends and (ends.low, ends.high) != (0, 0) else (None, None)
 
@@ -195,14 +195,14 @@ def _percent(share: float | None) -> float | None:
 
 
 def _residual(piece: Piece) -> float:
-    """At the sizes of the segment."""
+    """The residual at the sizes of the segment."""
     _, curve, place = piece
     segment, known = curve.segments[place], zip(curve.sizes, curve.residuals, strict=True)
     return 100 * max(abs(residual) for size, residual in known if segment.from_bytes <= size <= segment.to_bytes)
 
 
 def _held_out(piece: Piece) -> float | None:
-    """Of the curve, once."""
+    """The value of the curve, on its first line only."""
     return _percent(piece[1].held_out_error) if piece[2] == 0 else None
 
 
@@ -252,7 +252,7 @@ _MODEL: list[Column[Piece]] = [
     Column(
         heading="worst residual",
         unit="%",
-        about="how far the line is from what was measured at its sizes, at most",
+        about="largest deviation from the measured times",
         text=lambda piece: digits(_residual(piece), 2),
         value=_residual,
     ),

@@ -1,4 +1,4 @@
-"""The contents of a page become HTML, and page and figures become files."""
+"""Renders a page as HTML and writes it with its figures."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)")
-#: What tells our pages, whose figures may go, from others.
+#: The mark of a page that commbench wrote and may overwrite.
 _OURS = '<meta name="generator" content="commbench">'
 _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
 def write_page(runs: Sequence[Run], out: Path) -> Path:
-    """Write ``report.html`` and ``figures/*.png`` into a directory; figures of an older page there go.
+    """Write ``report.html`` and ``figures/*.png`` into a directory; figures of an older page there are removed.
 
     Args:
-        runs: one, or several to lay over each other.
-        out: the directory, made where it does not exist.
+        runs: one, or several to overlay.
+        out: the directory; created if missing.
 
     Returns:
         The page's path.
 
     Raises:
-        InputError: it cannot be written, or somebody else's page is there.
+        InputError: it cannot be written, or a foreign page is there.
     """
-    from commbench.report.figures import all_figures  # matplotlib takes its time
+    from commbench.report.figures import all_figures  # importing matplotlib is slow
 
-    if len(runs) > 1:  # before anything is made of them: what is made is kept with a run
+    if len(runs) > 1:  # before tables are made, which stay in memory with the run
         runs = [replace(run, alias=name) for run, name in zip(runs, run_names(runs), strict=True)]
     drawings = all_figures(runs)
     beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
@@ -57,7 +57,7 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
 
 
 def check_writable(out: Path) -> None:
-    """Notice before the work begins that a page cannot be written.
+    """Check before the work begins that a page can be written.
 
     Raises:
         InputError: it cannot.
@@ -73,7 +73,7 @@ def check_writable(out: Path) -> None:
 
 @contextlib.contextmanager
 def _refusing(out: Path) -> Iterator[None]:
-    """Turn an error of the file system into one sentence."""
+    """Turn a file system error into one sentence."""
     try:
         yield
     except OSError as error:
@@ -104,8 +104,8 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
 
 
 def template_of(path: Path) -> Template:
-    """A page's template: what it is given is escaped, and something it lacks is an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # takes its time
+    """Load a page's template; it escapes its values and raises on a missing one."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # importing jinja2 is slow
 
     templates = Environment(
         loader=FileSystemLoader(path.parent),
@@ -119,12 +119,12 @@ def template_of(path: Path) -> Template:
 
 
 def _prose(text: str) -> str:
-    """A text whose numbers stay with their units at the end of a line."""
+    """Keep numbers and their units on one line."""
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def style_sheet() -> str:
-    """The style sheet of every page, with the colours that the figures use."""
+    """The style sheet of every page, with the colours of the figures."""
     light, dark = theme_variables("light"), theme_variables("dark")
     return _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
 
@@ -134,10 +134,10 @@ def _read(name: str) -> str:
 
 
 def _older(page: Path) -> str:
-    """The page that is there already; empty where there is none.
+    """Return the page that is there already; empty if none is.
 
     Raises:
-        InputError: what is there is somebody else's, as are the figures that it links.
+        InputError: a foreign page is there, or its figures are foreign.
     """
     if not page.exists():
         return ""
@@ -148,7 +148,7 @@ def _older(page: Path) -> str:
 
 
 def _write(out: Path, html: str, drawings: Sequence[Drawing]) -> None:
-    """Write all files; the page last, so that it never names a figure that is not there."""
+    """Write all files; the page last, so that it never names a missing figure."""
     page, folder = out / PAGE, out / FIGURES
     folder.mkdir(parents=True, exist_ok=True)
     before = set(_LINKED.findall(_older(page)))
