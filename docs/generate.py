@@ -82,7 +82,7 @@ A run that was [imported](importing.md) holds what another tool states: one time
 that it does not say.
 """
 
-SUSPECTS = """## stragglers in run.json
+STRAGGLERS = """## stragglers in run.json
 
 What is slower than its peers, where there were three hosts, ranks or groups or more to compare: `suspects` is a list of
 `{kind, name, factor, ci, evidence}`, empty where nothing is, `suspects_comparisons` how many hosts, ranks, links and
@@ -216,7 +216,7 @@ def _collectives() -> list[str]:
         _columns(OverlapRow),
         "## pairs.csv\n",
         _columns(PairRow),
-        SUSPECTS,
+        STRAGGLERS,
         MODEL,
         OPERATIONS_HEAD,
         _table(

@@ -1,253 +1,256 @@
-"""What commbench shows to the outside: tables of kept runs, help texts, options and answers to bad input.
+"""What commbench does at present: the one module of the contract that names commbench's modules.
 
-Everything is observed through the command line, so that a change of the code behind it needs no change here.
+A refactoring that moves a module adapts this file, and nothing else in ``tests/contract``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
+import inspect
 import io
 import os
-import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import typer
+import pytest
 
-from commbench import cli
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: Variables that would make this process a rank of a launch.
+RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
+#: So wide is a terminal for help and tables, and for sentences, whose paths differ in length between machines.
+HELP_WIDTH, SENTENCE_WIDTH = 100, 4000
+#: Written files of these kinds are part of what a command prints.
+TEXT_SUFFIXES = (".csv", ".prom", ".conf")
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
-KEPT = sorted(path.parent.name for path in RESULTS.glob("*_*_2026112[12]/samples.jsonl"))
-BENCH, TRAINED = "bench_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121"
-#: Variables that would make this process a rank of a launch, or change how help is drawn.
-FOREIGN = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_", "FORCE_COLOR", "GITHUB_ACTIONS")
-#: Digits of a number that is compared: fewer say little and stand in sentences too.
-SIGNIFICANT = 3
-#: Rows behind the tables: too many to record.
-SAMPLES = ("repetitions", "steps", "samples")
-
-#: Command lines that are refused; {bench} and {trained} are kept runs.
-BAD_INPUT = """
-run -c allreduce
-run --backend smoke
-run --dtype float8
-run --redop mean
-run --pattern star
-run --sync never
-run --loop endless
-run --in-place yes
-run --cadence slow
-run --buffers warm
-run --algorithm rings
-run -c broadcast --root two
-run --world-sizes two
-run -n 2 --world-sizes 2,4
-run -c broadcast --root 7 -n 2
-run slow
-run bad.py
-run --budget long
-run --launches 0
-run --format html
-run --launcher slurm
-run --launcher /absent/mpirun
-run --launcher torchrun --bind-to core
-run --ranks-per-node 1 -n 2
-run --role boss
-run --sizes 8X
-run --sizes=-8
-run --sizes 0
-run --sizes 64:8
-run --sizes 6
-run --sizes 8 -b 8
-run -b 8 -e 64 -f 1
-run -m 64:8
-run -n 3
-run -n 0
-run -n 2 --case-timeout 0
-run -n 2 --time-limit -1
-run --hostfile absent
-run --out foreign -n 2
-run --out bad.py -n 2
-run --bogus
-run -n two
-dance
-bench --budget long
-bench --backend smoke
-bench -n 3
-bench --bogus
-bench --launches none
-report
-report foreign
-report absent
-report {bench} --format html
-report --terminal absent
-compare
-compare one
-compare absent foreign
-compare {bench} foreign
-compare {bench} {trained}
-compare {bench} {trained} --threshold -1
-compare {bench} {trained} --format html
-import
-import absent.txt
-import bad.py
-import bad.py --tool perf
-import bad.py --out foreign
-export
-export {bench}
-export {bench} --format xml
-export absent --format parquet --out new
-export foreign --format openmetrics --out new
-predict
-predict absent --world-size 8
-predict foreign --world-size 8
-predict {bench} --world-size none
-predict {bench} --world-size 8:4
-predict {bench} --world-size 0
-predict {bench} --world-size 8 --rate fast
-predict {bench} --world-size 8 --hook topk
-predict {bench} --world-size 8 --hook gzip
-predict {bench} --bogus
-train --hook gzip
-train --hook topk
-train --hook topk:2
-train --hook fp16:0.1
-train --bucket-cap-mb small
-train --bucket-cap-mb 0
-train --bucket-cap-mb default,-1
-train --precision fp8
-train --accumulation 0
-train --budget long
-train --backend smoke
-train --launches 0
-train --max-accuracy-loss much
-train --batch 0 -n 2
-tune --budget long
-tune --bucket-cap-mb small
-env --bogus
-lab
-lab dance
-lab run --hosts 0 -- true
-lab run --rate fast -- true
-lab run --slow host0 -- true
-lab run --slow host9=1gbit -- true
-lab run --racks 3 -- true
-lab run --uplink 1gbit -- true
-lab exec --name absent -- true
-lab status --name absent
-lab link host0 down --name absent
-""".strip().splitlines()
+Json = Any
+Table = list[dict[str, str]]
 
 
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """A directory with a foreign folder and a broken suite, on a machine with two slots and no launcher."""
-    here = Path.cwd()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    environment |= {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    slots = mock.patch("commbench.launch.launchers.hosts.local_cpus", return_value=2)
-    with tempfile.TemporaryDirectory() as name, mock.patch.dict(os.environ, environment, clear=True), slots:
-        home = Path(name)
-        (home / "foreign").mkdir()
-        (home / "foreign" / "thesis.txt").write_text("not ours")
-        (home / "bad.py").write_text("SUITE = 1 / 0")
-        os.chdir(home)
-        try:
-            yield home
-        finally:
-            os.chdir(here)
+# ------------------------------------------------------------------------------------------------------------ runs
 
 
-def _call(arguments: list[str]) -> tuple[int, str, str]:
-    """Run a command line in this process; return exit code, stdout and stderr."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", arguments):
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    out_text, err_text = (re.sub(r"python -m \S*commbench", "commbench", stream.getvalue()) for stream in (out, err))
-    return code, out_text, err_text
+def rows_of(run_path: Path) -> dict[str, Table]:
+    """Return each table that the records of a run fill, as the cells of its CSV file."""
+    from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS
+    from commbench.engine.records import COLUMNS, OVERLAP_COLUMNS
+    from commbench.results import load_run
+    from commbench.results.pairs import PAIR_COLUMNS
+    from commbench.results.tables import csv_text
+    from commbench.tuner.accuracy import PREDICTION_COLUMNS, predictions
 
-
-def _files(home: Path) -> list[str]:
-    return sorted(str(path.relative_to(home)) for path in home.rglob("*"))
-
-
-def answer(line: str) -> dict[str, Any]:
-    """Return how a command line is refused: exit code, stderr, whether stdout is empty, and what it wrote."""
-    words = line.format(bench=RESULTS / BENCH, trained=RESULTS / TRAINED).split()
-    with _scratch() as home:
-        before = _files(home)
-        code, out, err = _call(["commbench", *words])
-        wrote = [name for name in _files(home) if name not in before]
-    err = err.replace(str(home), "<tmp>").replace(str(RESULTS), "<results>")
-    return {"code": code, "stderr": re.sub(r"\d[\d.]* [KMGT]iB", "<size>", err), "stdout": bool(out), "wrote": wrote}
-
-
-def commands() -> dict[str, Any]:
-    """Return every command by the words that call it; the whole program is ``commbench``."""
-    group: Any = typer.main.get_command(cli.app)
-    found = {"commbench": group}
-    for name, command in group.commands.items():
-        found[name] = command
-        found |= {f"{name} {inner}": one for inner, one in getattr(command, "commands", {}).items()}
-    return found
-
-
-def help_of(command: str) -> str:
-    """Return the help text of a command."""
-    words = [] if command == "commbench" else command.split()
-    with _scratch():
-        code, out, _ = _call(["commbench", *words, "--help"])
-    assert code == 0
-    return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
-
-
-def options_of(command: str) -> dict[str, Any]:
-    """Return the parameters of a command: names, default, whether a value follows and how often."""
+    run = load_run(run_path)
+    tables: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
+        "collectives": (run.rows, COLUMNS),
+        "overlap": (run.overlaps, OVERLAP_COLUMNS),
+        "pairs": (run.pair_rows, PAIR_COLUMNS),
+        "ddp": (run.training_rows, DDP_COLUMNS),
+        "buckets": (run.bucket_rows, BUCKET_COLUMNS),
+        "predictions": (predictions(run), PREDICTION_COLUMNS),
+    }
     return {
-        parameter.name: {
-            "names": sorted([*parameter.opts, *parameter.secondary_opts]),
-            "default": str(parameter.default),
-            "flag": bool(getattr(parameter, "is_flag", False)),
-            "multiple": bool(getattr(parameter, "multiple", False)),
-            "required": parameter.required,
-        }
-        for parameter in commands()[command].params
+        name: list(csv.DictReader(io.StringIO(csv_text(rows, columns))))
+        for name, (rows, columns) in tables.items()
+        if rows
     }
 
 
-#: Command lines that print figures of kept runs.
-PRINTED = {
-    **{f"report {run}": f"report {RESULTS / run}" for run in KEPT},
-    **{f"report as {form}": f"report {RESULTS / BENCH} --format {form}" for form in ("csv", "nccl-tests", "osu")},
-    "compare": f"compare {RESULTS / 'quick_xeon2core_20261121'} {RESULTS / BENCH} --force",
-    "predict": f"predict {RESULTS / BENCH} --world-size 8:64 --rate 1gbit",
-    "predict two": f"predict {RESULTS / TRAINED} {RESULTS / BENCH} --world-size 8:64 --rate 1gbit",
-}
+def documents_of(run_path: Path) -> dict[str, Json]:
+    """Return what is computed of a run beside its tables; ``conclusion`` is the recommendation, made anew."""
+    from commbench.analysis.runs import network_model, straggler_findings
+    from commbench.results import load_run
+    from commbench.tuner.accuracy import with_search
+    from commbench.tuner.recommendation import recommend
+
+    run = load_run(run_path)
+    found = recommend(run.training_records, run.info) if run.training_records else None
+    if found:
+        found = with_search(found, run.records, run.training_records, run.info)
+    documents: dict[str, Json] = {
+        "model": network_model(run).to_json(),
+        "findings": straggler_findings(run).to_json(),
+        "recommendation": None if run.recommendation is None else dict(run.recommendation),
+        "conclusion": found.to_json() if found else None,
+    }
+    return {name: document for name, document in documents.items() if document is not None}
 
 
-def figures_of(line: str) -> list[str]:
-    """Return the numbers of three or more digits that a command prints, each once, sorted as text."""
-    page = ["--out", "page"] if line.startswith("report") and "--format" not in line else []
-    with _scratch():
-        code, out, err = _call(["commbench", *line.split(), *page])
-    assert out, (line, code, err)
-    return sorted({word for word in re.findall(r"\d[\d.]*\d", out) if len(word.replace(".", "")) >= SIGNIFICANT})
+# ----------------------------------------------------------------------------------------------------- the commands
 
 
-def tables_of(run: str) -> dict[str, dict[str, list[Any]]]:
-    """Return every table of a kept run as columns, made anew from its samples."""
-    from pyarrow import parquet
+def _root() -> Any:
+    """Return the command of the command line that holds all others."""
+    import typer.main
 
-    with _scratch() as home:
-        code, _, err = _call(["commbench", "export", str(RESULTS / run), "--format", "parquet", "--out", "tables"])
-        assert (0, "") == (code, err)
-        files = sorted((home / "tables").glob("*.parquet"))
-        return {file.stem: parquet.read_table(file).to_pydict() for file in files if file.stem not in SAMPLES}
+    from commbench import cli
+
+    return typer.main.get_command(cli.app)
+
+
+def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, (*words, name))
+
+
+@functools.cache
+def helps() -> dict[str, str]:
+    """Return what ``--help`` prints, by the words of the command joined by ``_``; of the whole app ``commbench``."""
+    with tempfile.TemporaryDirectory() as home:
+        return {
+            "_".join(words) or "commbench": _run([*words, "--help"], Path(home), HELP_WIDTH)[1]
+            for words, _ in _commands(_root())
+        }
+
+
+@functools.cache
+def options() -> dict[str, Json]:
+    """Return for each command its options by their spellings, and its arguments by their place."""
+    found = {}
+    for words, command in _commands(_root()):
+        described: dict[str, Json] = {}
+        arguments = 0
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                name = f"argument {arguments}"
+                arguments += 1
+            else:
+                name = " ".join([*parameter.opts, *parameter.secondary_opts])
+            described[name] = {
+                "default": _plain(parameter.default),
+                "required": parameter.required,
+                "takes_value": not getattr(parameter, "is_flag", False),
+                "may_be_repeated": bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1,
+                "type": _type_name(parameter),
+            }
+        found["_".join(words) or "commbench"] = described
+    return found
+
+
+def bad_input(line: str) -> dict[str, Json]:
+    """Run a command line that is refused; return its exit code, what it said, and the files that it wrote."""
+    with _home() as home:
+        code, out, err, files = _observe(line, home, SENTENCE_WIDTH)
+    return {"line": line, "exit_code": code, "stderr": err, "stdout_is_empty": not out, "files": list(files)}
+
+
+def printed(line: str) -> dict[str, Json]:
+    """Run a command line that succeeds; return its exit code, what it printed, and the texts that it wrote."""
+    with _home() as home:
+        code, out, err, files = _observe(line, home, HELP_WIDTH)
+    texts = {name: text for name, text in files.items() if name.endswith(TEXT_SUFFIXES)}
+    return {"line": line, "exit_code": code, "stdout": out, "stderr": err, "files": list(files), "texts": texts}
+
+
+def bad_inputs(lines: Iterable[str]) -> list[dict[str, Json]]:
+    """Return `bad_input` of each line."""
+    return [bad_input(line) for line in lines]
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[Path]:
+    """A directory with what command lines name: a foreign directory, and programs that are wrong."""
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name).resolve()
+        (home / "foreign").mkdir()
+        (home / "foreign" / "thesis.txt").write_text("not ours")
+        (home / "bad.py").write_text("SUITE = 1 / 0")
+        (home / "text.txt").write_text("no output of a tool\n")
+        (home / "repo").symlink_to(REPOSITORY)  # so that no line is broken elsewhere where the real path is longer
+        yield home
+
+
+def _observe(line: str, home: Path, width: int) -> tuple[int, str, str, dict[str, str]]:
+    """Run a line in a directory, whose ``repo`` is this repository; name the directory ``<tmp>`` in what is said."""
+    before = set(home.rglob("*"))
+    code, out, err = _run(shlex.split(line.replace("<repo>", "repo")), home, width)
+    made = {path for path in home.rglob("*") if path.is_file()} - before
+    files = {
+        str(path.relative_to(home)): _neutral(path.read_text(errors="replace"), home)
+        for path in sorted(made)
+        if path.suffix != ".pyc"
+    }
+    return code, _neutral(out, home), _neutral(err, home), files
+
+
+def _neutral(text: str, home: Path) -> str:
+    return text.replace(str(home), "<tmp>").replace(str(REPOSITORY), "<repo>")
+
+
+def _run(words: Sequence[str], home: Path, width: int) -> tuple[int, str, str]:
+    """Run a command line within this process, as user 1000 on a machine with two slots, outside of any launch."""
+    from commbench import cli
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        for name in os.environ.copy():
+            if name.startswith(RANK_PREFIXES):
+                patch.delenv(name)
+        for name, value in (("COLUMNS", str(width)), ("TERM", "dumb"), ("NO_COLOR", "1")):
+            patch.setenv(name, value)
+        patch.chdir(home)
+        patch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
+        patch.setattr(os, "geteuid", lambda: 1000)
+        patch.setattr(sys, "argv", ["commbench", *words])
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # click reads the name of the program there
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        stream.seek(0)
+        texts.append(stream.read())
+    return int(code or 0) if not isinstance(code, str) else 1, texts[0], texts[1]  # type: ignore[call-overload] # an int
+
+
+# -------------------------------------------------------------------------------------------------------------- API
+
+
+def api(recorded: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the recorded public names that still exist, each with its parameters and their defaults."""
+    import commbench
+    from commbench import hooks
+
+    found: dict[str, Json] = {}
+    for module in (commbench, hooks):
+        names = [name for name in recorded[module.__name__] if name in module.__all__]
+        found[module.__name__] = names
+        for name in names:
+            value, path = getattr(module, name), f"{module.__name__}.{name}"
+            kept = recorded[path]
+            current = _parameters(value) if callable(value) else sorted(value)
+            found[path] = [entry for entry in current if entry in kept] if isinstance(kept, list) else current
+    return found
+
+
+def _type_name(parameter: Any) -> str:
+    """Return what a parameter takes, as Python names it."""
+    of = parameter.type_descriptor.annotation
+    return of.__name__ if inspect.isclass(of) and "[" not in str(of) else str(of)
+
+
+def _parameters(of: Any) -> dict[str, str]:
+    return {
+        name: f"{parameter.kind.name.lower()}, "
+        + ("required" if parameter.default is parameter.empty else f"default {_plain(parameter.default)!r}")
+        for name, parameter in inspect.signature(of).parameters.items()
+    }
+
+
+def _plain(value: object) -> Json:
+    """Return a default as JSON has it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, frozenset, set)):
+        return [_plain(inner) for inner in value]
+    return str(value)
