@@ -26,6 +26,7 @@ from commbench.launch.launchers import Launcher, check_interface, check_slots, c
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.report.page import write_page
 from commbench.results import Run, Store, load_run
+from commbench.results.info import is_complete
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
 
@@ -202,7 +203,7 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         task.conclude(store)
     finished = load_run(out)
     print_run(finished, settings.style, make_console(), hint=not task.draws_page)
-    print_unfinished(finished, messages)
+    print_unfinished(finished, messages if is_complete(finished.info) else make_console(sys.stderr))
     if task.draws_page:
         _draw_page(finished, messages)
     return code

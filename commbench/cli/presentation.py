@@ -102,7 +102,7 @@ def _print_collectives(run_: Run, console: Console) -> None:
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
-    """Say why a run is not complete and how to go on; nothing where it is."""
+    """Print why a run is not complete and how to go on; nothing if it is complete."""
     if sentence := unfinished(run_):
         console.print(sentence, markup=False, soft_wrap=True)
 

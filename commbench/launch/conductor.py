@@ -28,12 +28,12 @@ from commbench.results.plan import (
     budget_fields,
     dry_run_estimate,
     exceeds_aim,
-    is_begun,
     launch_entry,
     missing_cases,
     plan_launch,
     single_stage,
     slice_seconds,
+    unmeasured_cases,
 )
 from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.results.summary import latest
@@ -95,9 +95,9 @@ class _Run:
         self.store.update(status="running", launcher=self.launcher.name)
         try:
             with self.interrupts:
-                ending, complete = self._stages()
+                ending, unmeasured = self._stages()
                 if ending.status != "refused":  # still within: a second Ctrl-C must not keep the end from run.json
-                    return self._finish(ending, complete=complete)
+                    return self._finish(ending, unmeasured)
         except BaseException as error:
             with contextlib.suppress(LaunchError):  # a disk that is full has been complained about
                 self.store.update(status="partial", reason=str(error))
@@ -105,12 +105,12 @@ class _Run:
         self._restore(ending.reason)
         raise InputError(ending.reason)
 
-    def _stages(self) -> tuple[Ending, bool]:
-        """How the run ended, and whether something of every stage has been measured.
+    def _stages(self) -> tuple[Ending, int]:
+        """Return how the run ended, and how many cases of stages that a time limit has cut no launch has measured.
 
-        A stage that its time limit cuts short does not keep the next one from its own time.
+        A stage that its time limit cuts does not keep the next one from its own time.
         """
-        cut, complete, startup_s = None, True, None
+        cut, unmeasured, startup_s = None, 0, None
         for plan in self.stages:
             request = plan(tuple(self.store.records))
             if request is None:
@@ -119,20 +119,25 @@ class _Run:
             stage = _StageRun(self, request, startup_s)
             ending = stage.run()
             if ending.status == "cut":
-                cut, complete = cut or ending, complete and stage.is_begun
+                cut = cut or ending
+                unmeasured += len(unmeasured_cases(request, self.store.records))
             elif ending.status != "ok":
-                return ending, False
+                return ending, 0
             startup_s = stage.times.startup_s
-        return cut or Ending(status="ok"), complete
+        return cut or Ending(status="ok"), unmeasured
 
-    def _finish(self, ending: Ending, *, complete: bool) -> int:
-        """Write how the run ended and return the exit code for it."""
-        code, status, reason = DONE_CODE, "complete" if complete else "partial", ending.reason
+    def _finish(self, ending: Ending, unmeasured: int) -> int:
+        """Write how the run ended and return its exit code: wrong data outranks a partial run."""
+        code, status, reason = DONE_CODE, "complete", ending.reason
         if ending.status == "interrupted":
             code, status = SIGNAL_CODE + (self.interrupts.number or 0), "interrupted"
         elif ending.status in _BROKEN or self.failed:
             code, status, reason = PARTIAL_CODE, "partial", self._why(ending)
-        elif any(record.status == "wrong" for record in latest(self.store.records).values()):
+        elif unmeasured:
+            code, status = PARTIAL_CODE, "partial"
+        elif ending.status == "cut":
+            status = "cut"
+        if code < SIGNAL_CODE and any(r.status == "wrong" for r in latest(self.store.records).values()):
             code = WRONG_CODE
         write_tables(self.store)
         self.store.update(status=status, reason=reason)
@@ -248,17 +253,18 @@ class _StageRun:
         return None
 
     def _out_of_time(self, launch: int) -> Ending:
-        """End a run whose time limit is reached."""
+        """End a stage whose time limit is reached, and say what is missing."""
         own, whole = self.request.time_limit_s, self.request.whole_limit_s
         limit = f"{own:g} s{f' for all up to the {self.label}' if self.label else ''}"
         name = f"{self.label} " if self.label else ""
-        text = (
-            f"The time limit of {limit}{f', of {whole:g} s in all,' if whole not in {None, own} else ''} was reached "
-            f"after {launch} of {self.request.budget.launches} {name}launches; the same command with a longer limit "
-            "adds the rest."
+        unmeasured = len(unmeasured_cases(self.request, self.run_.store.records))
+        without = f"; {unmeasured} of {counted(len(self.request.cases), 'case')} have no launch" if unmeasured else ""
+        reason = (
+            f"the time limit of {limit}{f', of {whole:g} s in all,' if whole not in {None, own} else ''} was reached "
+            f"after {launch} of {self.request.budget.launches} {name}launches{without}"
         )
-        self.run_.display.warning(text)
-        return Ending(status="cut", reason=text)
+        self.run_.display.warning(f"{reason[:1].upper()}{reason[1:]}; the same command adds the rest.")
+        return Ending(status="cut", reason=reason)
 
     def missing(self, launch: int) -> list[AnyCase]:
         """The cases that a launch has yet to measure, without those that have failed."""
@@ -269,11 +275,6 @@ class _StageRun:
         """The cases that each launch has still to measure, launches that have none left out."""
         missing = [self.missing(launch) for launch in self.launches]
         return [cases for cases in missing if cases]
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether anything of the stage has been measured."""
-        return is_begun(self.request, self.run_.store.records)
 
 
 class _LaunchRun:

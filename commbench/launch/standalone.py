@@ -33,10 +33,10 @@ from commbench.results.plan import (
     Stage,
     TimePlan,
     budget_fields,
-    is_begun,
     launch_entry,
     next_launch,
     plan_launch,
+    unmeasured_cases,
 )
 from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.system.host import relevant_variables
@@ -76,6 +76,8 @@ class StoreSink:
         self.failed = ""
         """Why the first case that could not be trained could not."""
         self.cut = False
+        self.is_partial = False
+        """Whether the run stays partial although this launch ended in order: a case failed or has no launch."""
         self.is_last_case = False
         """Whether a signal asks for an end after the case that is being measured."""
         self._plan = plan
@@ -138,9 +140,12 @@ class StoreSink:
         others = (
             "" if self._is_last else f"stage {self._request.name} has got its launch and the next stage has not begun"
         )
-        is_complete = self._is_last and not self.failed and is_begun(self._request, self.store.records)
-        status = "complete" if is_complete else "partial"
-        self._close(status, "cut" if self.cut else "ok", reason, reason or self.failed or others)
+        unmeasured = len(unmeasured_cases(self._request, self.store.records)) if self.cut else 0
+        if unmeasured:
+            reason += f"; {unmeasured} of {counted(len(self._request.cases), 'case')} have no launch"
+        self.is_partial = bool(self.failed) or unmeasured > 0 or (self.cut and not self._is_last)
+        status = "partial" if self.is_partial or not self._is_last else "cut" if self.cut else "complete"
+        self._close(status, "cut" if self.cut else "ok", reason, self.failed or reason or others)
 
     def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
         """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``.
@@ -271,13 +276,9 @@ class _Standalone:
                 opened=opened,
                 leave_off=lambda: self.interrupts > 0,
             )
-            if self.sink and self.sink.failed:
+            if self.sink:
                 self.failed = self.failed or self.sink.failed
-                self.code = _PARTIAL_CODE
-            if self.sink and self.sink.wrong:
-                self.code = _WRONG_CODE
-            if self.sink and self.sink.cut and self.sink.is_last_case:
-                self.code = _SIGNAL_CODE + signal.SIGINT
+                self.code = max(self.code, self._code_of(self.sink))
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
             if control.rank == 0:
@@ -285,6 +286,15 @@ class _Standalone:
         elif self.store:
             self.finish(self.store)
         return list(opened.values())
+
+    @staticmethod
+    def _code_of(sink: StoreSink) -> int:
+        """The exit code for a launch: a signal outranks wrong data, and wrong data a partial run."""
+        if sink.cut and sink.is_last_case:
+            return _SIGNAL_CODE + signal.SIGINT
+        if sink.wrong:
+            return _WRONG_CODE
+        return _PARTIAL_CODE if sink.is_partial else _DONE_CODE
 
     def _next(self) -> tuple[str, str]:
         """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" where none is left)."""

@@ -14,13 +14,14 @@ _TIME = "median over launches of the slowest rank's median"
 
 
 def unfinished(run: Run) -> str:
-    """Why a run is not complete and how to go on; empty where it is."""
+    """Return why a run is not complete and how to go on; empty if it is complete."""
     status = run.info.get("status", "complete")
     if status == "complete":
         return ""
     why = run.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
+    state = "Cut short" if status == "cut" else "Not finished"
     return (
-        f"Not finished: {why.rstrip('.')}. Everything measured is kept; the same command with --out {run.path} goes on "
+        f"{state}: {why.rstrip('.')}. Everything measured is kept; the same command with --out {run.path} goes on "
         "from there."
     )
 

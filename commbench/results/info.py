@@ -223,6 +223,11 @@ class RunInfo(Environment, total=False):
     max_accuracy_loss: float | None
 
 
+def is_complete(info: RunInfo) -> bool:
+    """Whether every planned case was measured; also true of a run that its time limit has cut in later launches."""
+    return info.get("status", "complete") in {"complete", "cut"}
+
+
 def check_info(info: Mapping[str, Any]) -> RunInfo:
     """Return the entries of ``run.json``, each of the type that reading expects; unknown entries as they are.
 

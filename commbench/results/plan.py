@@ -246,10 +246,10 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     return next(unfinished, max(begun, default=request.first_launch - 1) + 1)
 
 
-def is_begun(request: RunRequest, records: Iterable[AnyRecord]) -> bool:
-    """Whether anything of a stage has been measured: without, a run that the time limit ends is not complete."""
-    asked = {case.key for case in request.cases}
-    return any(record.case.key in asked and record.launch >= request.first_launch for record in records)
+def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
+    """The cases of a stage that no launch has measured: a run that the time limit ends without them is partial."""
+    measured = {record.case.key for record in records if record.status in DONE}
+    return [case for case in request.cases if case.key not in measured]
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:

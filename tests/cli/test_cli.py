@@ -222,6 +222,7 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
     [
         ({"status": "running"}, ["Not finished: it is running, or was killed.", "Results: mine/samples.jsonl"]),
         ({"status": "interrupted", "reason": "interrupted by SIGINT"}, ["Not finished: interrupted by SIGINT."]),
+        ({"status": "cut", "reason": "the time limit of 5 s was reached"}, ["Cut short: the time limit of 5 s was re"]),
     ],
 )
 def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: dict[str, str], words: list[str]) -> None:
@@ -279,6 +280,25 @@ def test_failing_fast_is_for_who_asks(
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
     assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
     assert [(2, bool(option))] == told
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, "partial"), (130, "interrupted"), (0, "cut"), (0, "complete")])
+def test_why_a_run_did_not_finish_is_on_stderr(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, code: int, status: str
+) -> None:
+    """Print it on stderr if the run failed; a run that its time limit has cut states it among its results."""
+
+    def end(_stages: Sequence[Stage], store: Store, *_: object, **__: object) -> int:
+        store.append(make_record())
+        store.update(status=status, reason="it is over")
+        return code
+
+    monkeypatch.setattr("commbench.cli.conduct.conduct", end)
+    outcome = commbench("run -n 2 --backend mpi --sizes 8 --out mine")
+    assert code == outcome.code
+    assert ("Not finished: it is over." in outcome.err) == (code != 0)
+    assert ("Cut short: it is over." in outcome.out) == (status == "cut")
+    assert "Not finished" not in outcome.out
 
 
 def test_without_training_collectives_have_all_of_the_time(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:

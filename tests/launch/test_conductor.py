@@ -71,6 +71,14 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
     assert 0 == launcher.started
 
 
+def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
+    """End with code 4 although a case failed too; the status stays partial, so that the case is tried again."""
+    script = crash_in(CASES[2]).replace("measured(i)", "measured(i, status='wrong')")
+    code, info, _ = run(tmp_path, script)
+    assert (4, "partial") == (code, info["status"])
+    assert info["reason"].startswith("1 case failed: ")
+
+
 def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     """Keep what was measured, blame the rank and the case, and measure the rest the next time."""
     words = "say(LastWords(rank=1, host='n1', case=1, text='ValueError: boom'))\nprint('last', file=sys.stderr)\n"
@@ -275,10 +283,25 @@ def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, 
     assert all("Hook topk selects by torch.topk" in warning for warning in display.warnings)
 
 
-def test_a_time_limit_ends_the_run_as_complete(tmp_path: Path) -> None:
-    """Measure at least one launch, cut it at its deadline, and say what is missing."""
+def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Path) -> None:
+    """Cut the first launch at its deadline, say how many cases have no launch, and end with code 3."""
     script = "session(); measured(0); assert plan.deadline_s == 0.0; sink.end(finished=False)"
     code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
-    assert (0, "complete", 1) == (code, info["status"], len(measured(tmp_path)))
+    assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
     assert ["cut"] == [entry["status"] for entry in info["launches"]]
-    assert display.warnings[0].startswith("The time limit of 0.5 s was reached after 1 of 2 launches")
+    missing = "he time limit of 0.5 s was reached after 1 of 2 launches; 3 of 4 cases have no launch"
+    assert [f"T{missing}; the same command adds the rest."] == display.warnings
+    assert f"t{missing}" == info["reason"]
+    assert 0 == run(tmp_path, ALL)[0]
+    assert EVERYTHING == sorted(measured(tmp_path))
+
+
+def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
+    """End with code 0 and status cut where each case has a launch; the same command measures the rest."""
+    code, info, display = run(tmp_path, ALL, make_request(CASES, time_limit_s=0.5))
+    assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
+    assert "the time limit of 0.5 s was reached after 1 of 2 launches" == info["reason"]
+    assert 1 == len(display.warnings)
+    code, info, _ = run(tmp_path, ALL)
+    assert (0, "complete", "") == (code, info["status"], info["reason"])
+    assert EVERYTHING == sorted(measured(tmp_path))

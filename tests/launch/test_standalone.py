@@ -131,8 +131,8 @@ def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
-    """Leave the run unfinished without a failure."""
-    assert 0 == start(tmp_path / "run", more="late").returncode
+    """Leave the run partial: no case has a launch."""
+    assert 0 != start(tmp_path / "run", more="late").returncode
     assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
 
 
@@ -246,13 +246,13 @@ def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path, monkeypatch: 
     assert ["Hook topk selects by torch.topk"] == [text[:31] for text in said]
 
 
-def test_a_run_that_is_cut_before_its_first_case_is_not_complete(tmp_path: Path) -> None:
-    """Be complete under a time limit only where something has been measured."""
+def test_a_run_that_is_cut_before_its_first_case_is_partial(tmp_path: Path) -> None:
+    """Be cut under a time limit where each case has a launch, else partial."""
     make_sink(tmp_path / "none").end(finished=False)
     sink = make_sink(tmp_path / "some")
     sink.record(make_record(make_case()))
     sink.end(finished=False)
-    assert ["partial", "complete"] == [state(tmp_path / name)[0] for name in ("none", "some")]
+    assert ["partial", "cut"] == [state(tmp_path / name)[0] for name in ("none", "some")]
 
 
 def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:

@@ -185,23 +185,23 @@ def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> None:
-    """Go on with the next stage, say where launches are missing, and take the run for complete: each stage has one."""
+    """Go on with the next stage and say which launches are missing; the run is cut, as each case has one."""
     stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
     code, info, display = run(
         tmp_path,
         "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("finished=True", "finished=confirm"),
         stages,
     )
-    assert (0, "complete", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
+    assert (0, "cut", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
     assert "was reached after 1 of 2 sweep launches" in info["reason"]
-    assert [info["reason"]] == display.warnings
+    assert [f"T{info['reason'][1:]}; the same command adds the rest."] == display.warnings
 
 
 def test_a_time_limit_in_the_last_stage_needs_something_of_it(tmp_path: Path) -> None:
-    """Take a run for complete whose last stage has fewer launches, not one whose last stage has none."""
+    """Take a run for partial whose last stage has no launch."""
     late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=0.1)]
     code, info, _ = run(tmp_path, ALL, late)
-    assert (0, "partial") == (code, info["status"])
+    assert (3, "partial") == (code, info["status"])
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 
@@ -218,9 +218,9 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
 
     script = "assert plan.deadline_s is None or 30 < plan.deadline_s < 60, plan.deadline_s\n" + ALL
     code, info, _ = run(tmp_path, script, [*single_stage(sweep()), more])
-    assert (0, "complete" if fewest else "partial") == (code, info["status"])
+    assert ((0, "cut") if fewest else (3, "partial")) == (code, info["status"])
     assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
-    said = f"The time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
+    said = f"the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
     assert info["reason"].startswith(said)
 
 
@@ -230,7 +230,7 @@ def test_no_launch_is_begun_whose_blocks_are_known_to_take_too_long(tmp_path: Pa
     script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
     assert script != ALL
     code, info, _ = run(tmp_path, script, late)
-    assert (0, "partial") == (code, info["status"])
+    assert (3, "partial") == (code, info["status"])
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 

@@ -12,6 +12,7 @@ from commbench.analysis.comparison.sides import AnyCase, Measured, Pooled, in_li
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.results import Run, load_run
+from commbench.results.info import is_complete
 from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
 
@@ -156,7 +157,7 @@ def compare(
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
-        is_complete=_is_complete(run_b),
+        is_complete=is_complete(run_b.info),
         margin=margin,
         cases=tuple(
             ComparedCase(
@@ -225,15 +226,11 @@ def _judged(
     ]
 
 
-def _is_complete(run: Run) -> bool:
-    return bool(run.info.get("status", "complete") == "complete")
-
-
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
     """Whether a run ended before its end, and should have measured what a baseline did."""
     plan = run.info.get("plan") or {}
     planned = plan.get("cases_sha256")
-    return not _is_complete(run) and any(
+    return not is_complete(run.info) and any(
         planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None for baseline in baselines
     )
 

@@ -27,6 +27,7 @@ from commbench.interop.exports.common import (
 )
 from commbench.results import Run
 from commbench.results.files import refusing, replace_file
+from commbench.results.info import is_complete
 from commbench.results.recommendation import Recommendation
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -123,7 +124,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (
         Metric(name="commbench_run_info", help="The run behind these metrics; always 1.", labels=_RUN_INFO),
         Metric(name="commbench_run_start_timestamp_seconds", help="When the run began, in Unix time."),
-        Metric(name="commbench_run_complete", help="1 if everything planned was measured, else 0."),
+        Metric(name="commbench_run_complete", help="1 if every planned case was measured, else 0."),
         Metric(name="commbench_cases", help="Cases of the run by how they ended.", labels=("kind", "status")),
         Metric(name="commbench_flagged_cases", help="Cases of the run by doubt.", labels=("kind", "flag")),
         Metric(
@@ -186,7 +187,7 @@ def _of_run(run: Run) -> Iterable[Sample]:
     yield _sample("commbench_run_info", {name: stated.get(name, "") for name in _RUN_INFO})
     if (began := began_s(info)) is not None:
         yield _sample("commbench_run_start_timestamp_seconds", value=began)
-    yield _sample("commbench_run_complete", value=float(info.get("status") == "complete"))
+    yield _sample("commbench_run_complete", value=float(is_complete(info)))
     for row in dict.fromkeys((row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"):
         yield _sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
     yield from _counted("collective", run.rows)

@@ -21,6 +21,7 @@ from commbench.report.page.parts import Finding, Tone
 from commbench.report.state import undecided, unfinished
 from commbench.report.table import ROWS, Flagged, Things, format_time_us, warned
 from commbench.results import Run
+from commbench.results.info import is_complete
 from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, doubts_sentence, headline, learning_cost
 from commbench.results.sharing import measures_interconnect, shares_gpu
@@ -221,7 +222,7 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
 
 def _state(run: Run) -> Iterable[Finding]:
     if sentence := unfinished(run):
-        yield Finding(label="State", texts=[sentence], tone="bad")
+        yield Finding(label="State", texts=[sentence], tone="doubt" if is_complete(run.info) else "bad")
 
 
 def _settings(run: Run) -> Iterable[Finding]:
