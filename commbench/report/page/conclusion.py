@@ -222,7 +222,7 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
 
 def _state(run: Run) -> Iterable[Finding]:
     if sentence := unfinished(run):
-        yield Finding(label="State", texts=[sentence], tone="doubt" if is_complete(run.info) else "bad")
+        yield Finding(label="State", texts=[sentence], tone="warning" if is_complete(run.info) else "bad")
 
 
 def _settings(run: Run) -> Iterable[Finding]:
