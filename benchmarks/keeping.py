@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 from commbench.cli.request import default_out
 from commbench.errors import CommbenchError, InputError
-from commbench.system.host import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.system.host import collect_host
+from commbench.system.software import collect_versions, git_commit
+from commbench.system.variables import relevant_variables
 
 
 def add_out(parser: argparse.ArgumentParser, name: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from commbench.backends.nccl_library import LOG, set_missing
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import UnsupportedError
-from commbench.system.host import machine_id
+from commbench.system.clock import machine_id
 from commbench.units import format_size
 
 #: Settings under which ranks on one GPU can talk: NCCL takes each for a host of its own, and uses TCP.

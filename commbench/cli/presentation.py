@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -118,7 +118,7 @@ def check_style(style: str) -> None:
         raise InputError(f"Unknown format {style!r}; choose from table, {listed(STYLES)}.")
 
 
-def facts_table(title: str, facts: dict[str, Any]) -> Table:
+def facts_table(title: str, facts: Mapping[str, object]) -> Table:
     """Facts by name, one a line; None is unknown."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)

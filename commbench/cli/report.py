@@ -19,7 +19,7 @@ from commbench.cli.presentation import check_style, facts_table, print_page, pri
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
-from commbench.launch.facts import emulated_conditions, usable_cpus
+from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import advise
 from commbench.report.page import check_writable, write_page
@@ -27,9 +27,11 @@ from commbench.report.prediction import render_model
 from commbench.report.sketch import sketch
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
-from commbench.system.host import collect_host, collect_versions, git_commit, relevant_variables
+from commbench.system.host import collect_host, usable_cpus
 from commbench.system.process import without_collector
+from commbench.system.software import collect_versions, git_commit
 from commbench.system.topology import collect_topology
+from commbench.system.variables import relevant_variables
 
 
 @without_collector()

@@ -27,7 +27,8 @@ from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
 from commbench.results.plan import RunRequest, frozen_values
 from commbench.stats.budgets import BUDGETS, Budget
-from commbench.system.host import git_commit, gpu_addresses
+from commbench.system.gpus import gpu_addresses
+from commbench.system.software import git_commit
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
 #: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.

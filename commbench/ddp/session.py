@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -27,7 +26,8 @@ from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.registry import find_hook
-from commbench.system.host import clock_domain
+from commbench.system.clock import clock_domain
+from commbench.system.host import usable_cpus
 
 #: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
 TRIAL_STEPS = 2
@@ -277,6 +277,5 @@ class _Session:
 def _fair_threads(control: Control) -> int:
     """The CPUs that the ranks of this machine may use, shared out among them."""
     machine = clock_domain().partition("/")[0]
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    here = [theirs for name, theirs in gather_everywhere(control, (machine, cpus)) if name == machine]
+    here = [cpus for name, cpus in gather_everywhere(control, (machine, usable_cpus())) if name == machine]
     return max(1, len(set().union(*here)) // len(here))

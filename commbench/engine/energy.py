@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
-from commbench.system.gpus import Nvml
-from commbench.system.host import ROOT, clock_domain, gpu_addresses
+from commbench.system.clock import clock_domain
+from commbench.system.files import ROOT
+from commbench.system.gpus import Nvml, gpu_addresses
 from commbench.units import counted
 
 Kind = Literal["cpu", "gpu"]

@@ -32,7 +32,7 @@ from commbench.engine.timing.sync import SyncPlan, choose_method
 from commbench.errors import UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
-from commbench.system.host import timer_tick_s
+from commbench.system.clock import timer_tick_s
 
 HARNESS_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.

@@ -16,8 +16,12 @@ from commbench.collectives.backends import MPI_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
-from commbench.system.host import clock_domain, collect_host, collect_versions, relevant_variables, unlike
-from commbench.system.topology import collect_topology, nodes_of
+from commbench.system.clock import clock_domain
+from commbench.system.environment import unlike
+from commbench.system.host import Host, collect_host, usable_cpus
+from commbench.system.software import UNTIMED_PACKAGES, collect_versions
+from commbench.system.topology import Emulated, collect_topology, nodes_of
+from commbench.system.variables import relevant_variables
 
 _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_", "FI_")
 
@@ -53,14 +57,9 @@ def own_place(rank: int) -> Place:
     return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=usable_cpus(), clock=clock_domain())
 
 
-def usable_cpus() -> list[int]:
-    """The CPUs that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def emulated_conditions() -> dict[str, Any] | None:
+def emulated_conditions() -> Emulated | None:
     """The conditions of the emulated cluster that this host belongs to; None on a real one."""
-    conditions: dict[str, Any] | None = json.loads(os.environ.get(EMULATED) or "null")
+    conditions: Emulated | None = json.loads(os.environ.get(EMULATED) or "null")
     return conditions
 
 
@@ -97,9 +96,9 @@ def collect_session(
         variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
 
     Returns:
-        ``environment`` (``hosts``, ``versions``, ``variables``, ``mpi_library``, as `commbench.system.host` defines
-        them), ``ranks`` (rank, host, pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
-        ``nccl_settings`` (what NCCL is told on rank 0 beyond those variables),
+        ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host, pid, cpus),
+        ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs), ``nccl_settings`` (the variables that were set
+        for NCCL on rank 0 beyond ``variables``),
         ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
         ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
     """
@@ -147,7 +146,7 @@ def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
     return next((takes for takes in said if takes is not None), None)
 
 
-def _own_host(rank: int, places: Sequence[Place]) -> dict[str, object] | None:
+def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
     """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it.
 
     Its ``topology`` (`commbench.system.topology`) also has ``ranks``: the ``numa_nodes`` of each ``rank``.
@@ -245,8 +244,6 @@ def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]
         )
 
 
-#: Nothing of theirs runs while the clock runs, so that hosts may differ in them.
-_DO_NOT_COUNT = frozenset({"numpy", "nvidia-ml-py"})
 #: More hosts than this are counted rather than listed above a column.
 _LISTED = 3
 
@@ -280,7 +277,7 @@ def _running(control: Control) -> dict[str, str]:
 
 def describe_differences(ranks: Sequence[Software]) -> str:
     """One sentence and a table with a column for each group of ranks that run the same; empty for a single group."""
-    names = sorted({name for software in ranks for name in software.versions} - _DO_NOT_COUNT)
+    names = sorted({name for software in ranks for name in software.versions} - UNTIMED_PACKAGES)
     by_host = {software.host: software.versions for software in reversed(ranks)}  # the lowest rank's come last
 
     def versions_of(software: Software) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from commbench.launch.protocol import FINISH, FrameSink, LastWords, claim_stdout
 from commbench.launch.signals import SignalFeed
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
-from commbench.system.host import relevant_variables
+from commbench.system.variables import relevant_variables
 
 if TYPE_CHECKING:
     from commbench.ddp.devices import Device

@@ -39,7 +39,7 @@ from commbench.results.plan import (
     unmeasured_cases,
 )
 from commbench.results.record_types import AnyCase, AnyRecord, blank_record
-from commbench.system.host import relevant_variables
+from commbench.system.variables import relevant_variables
 from commbench.units import counted
 
 _DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128

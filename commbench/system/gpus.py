@@ -9,18 +9,53 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
+
+from commbench.system.files import ROOT, parse_fields, read_text
+
+
+class GpuName(TypedDict):
+    """The name of a GPU; None if it is unknown."""
+
+    name: str | None
+
+
+class _Gpu(GpuName):
+    driver_version: str | None
+
+
+class Gpu(_Gpu, total=False):
+    """A GPU of a host."""
+
+    uuid: str | None
+    memory_total_bytes: int | None
+
+
+class GpuPort(GpuName, total=False):
+    """The name, the highest clock and the links of a GPU.
+
+    An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum. ``nvlink_version`` is that
+    of its first active link.
+    """
+
+    sm_clock_max_MHz: float | None
+    pcie_generation: int | None
+    pcie_generation_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    nvlink_version: str | None
 
 
 class Nvml:
-    """The library, started."""
+    """NVIDIA's management library, started."""
 
     def __init__(self, library: Any) -> None:  # noqa: ANN401 - a module without types
         self._library = library
 
     @classmethod
     def start(cls) -> Nvml | None:
-        """The library; None where it or the driver is missing."""
+        """Return the library; None if it or the driver is missing."""
         try:
             library = importlib.import_module("pynvml")
             library.nvmlInit()
@@ -28,8 +63,8 @@ class Nvml:
             return None
         return cls(library)
 
-    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the function gives
-        """What a function of the library says, bytes as text; None where it raises or this version has no such."""
+    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
+        """Return the result of a function of the library, bytes as text; None if it raises or is missing."""
         try:
             answer = getattr(self._library, name)(*arguments)
         except Exception:  # noqa: BLE001 - as above: what one GPU or an old driver lacks must not hide the rest
@@ -37,28 +72,86 @@ class Nvml:
         return answer.decode() if isinstance(answer, bytes) else answer
 
     def devices(self) -> list[Any]:
-        """The handles of all GPUs; None for one that does not answer."""
+        """Return the handles of all GPUs; None for a GPU that does not answer."""
         return [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(self.ask("nvmlDeviceGetCount") or 0)]
 
     def addresses(self) -> list[str | None]:
-        """Their PCI addresses as Linux writes them, ``0000:17:00.0``; None where one is not told."""
+        """Return the PCI addresses of all GPUs as Linux writes them, ``0000:17:00.0``; None for an unknown one."""
         answers = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
-        return [_address(getattr(answer, "busId", None)) for answer in answers]
+        return [_linux_address(getattr(answer, "busId", None)) for answer in answers]
 
     def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
-        """The handle of the GPU at a PCI address, ``0000:17:00.0``; None where there is none."""
+        """Return the handle of the GPU at a PCI address, ``0000:17:00.0``; None without such a GPU."""
         return self.ask("nvmlDeviceGetHandleByPciBusId", address.encode())
 
 
-def _address(bus_id: bytes | str | None) -> str | None:
-    """As Linux writes it: NVML gives the domain eight digits, Linux four, and in small letters."""
+def _linux_address(bus_id: bytes | str | None) -> str | None:
+    """Return an address as Linux writes it: small letters and four digits for the domain, where NVML has eight."""
     domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest else None
 
 
-#: A GPU has at most so many (NVML_NVLINK_MAX_LINKS).
+# ------------------------------------------------------------------------------------------------------- which GPUs
+
+
+def list_gpus(root: Path = ROOT) -> list[Gpu]:
+    """Return the GPUs of this host as NVML lists them, else as the NVIDIA kernel driver does."""
+    return _nvml_gpus() or _driver_gpus(root)
+
+
+def _nvml_gpus() -> list[Gpu]:
+    """Return the GPUs by nvidia-ml-py; empty if it, the driver or a device is missing."""
+    nvml = Nvml.start()
+    if nvml is None:
+        return []
+    return [
+        {
+            "name": nvml.ask("nvmlDeviceGetName", handle),
+            "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
+            "memory_total_bytes": getattr(nvml.ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
+            "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
+        }
+        for handle in nvml.devices()
+        if handle is not None
+    ]
+
+
+def _driver_gpus(root: Path) -> list[Gpu]:
+    """Return the GPUs as the NVIDIA kernel driver names them, which needs no library."""
+    driver = re.search(r"\d+\.\d+(\.\d+)*", read_text(root, "proc/driver/nvidia/version") or "")
+    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    return [
+        {
+            "name": information.get("Model"),
+            "uuid": information.get("GPU UUID"),
+            "memory_total_bytes": None,
+            "driver_version": driver.group() if driver else None,
+        }
+        for information in (parse_fields(read_text(file.parent, file.name), ":") for file in files)
+    ]
+
+
+def gpu_addresses(root: Path = ROOT) -> list[str]:
+    """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, in their order, which is nvidia-smi's.
+
+    If Linux shows no PCI devices, as in some containers, NVML lists them.
+    """
+    devices = (root / "sys/bus/pci/devices").glob("*")
+    addresses = [device.name for device in devices if _is_nvidia_gpu(device)]
+    nvml = None if addresses else Nvml.start()
+    return sorted(addresses or (address for address in (nvml.addresses() if nvml else []) if address))
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    nvidia, display = "0x10de", "0x03"
+    return read_text(device, "vendor") == nvidia and (read_text(device, "class") or "").startswith(display)
+
+
+# ------------------------------------------------------------------------------------------------------------ links
+
+#: The largest number of NVLinks of a GPU (NVML_NVLINK_MAX_LINKS).
 MOST_LINKS = 18
-_SECONDS = 20
+_PROGRAM_TIMEOUT_S = 20
 #: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h): bindings have got single names wrong.
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _PEER_STATUS = {
@@ -72,68 +165,60 @@ _PEER_STATUS = {
 #: nvmlGpuTopologyLevel_t in the words of nvidia-smi; 0 is two GPUs of one board, behind its switch.
 _PCI_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _READ, _SM_CLOCK = 0, 1
-_PORTS = {
-    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
-    "pcie_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
-    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
-    "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
-}
 
 Links = dict[tuple[int, int], str]
+"""The link of each pair of GPUs, by their places in a list of addresses."""
 
 
-def gpu_ports(addresses: Sequence[str]) -> list[dict[str, Any]]:
-    """The name, the highest clock and the links of each GPU; all None where NVML does not tell.
+def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
+    """Return the name, the highest clock and the links of each GPU; a value that NVML does not tell is None.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
-
-    Returns:
-        ``name``; ``sm_clock_max_MHz``; ``pcie_generation`` and ``pcie_width`` (lanes), which an idle GPU may lower, and
-        what both can be at most; ``nvlink_version`` of its first active link, as text.
     """
-    nvml = Nvml.start() if addresses else None
-    if nvml is None:
-        return [dict.fromkeys(("name", "sm_clock_max_MHz", *_PORTS, "nvlink_version"), None) for _ in addresses]
-    handles = [nvml.device(address) for address in addresses]
-    return [
-        {
-            "name": nvml.ask("nvmlDeviceGetName", handle),
-            "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
-            **{name: nvml.ask(function, handle) for name, function in _PORTS.items()},
-            "nvlink_version": _nvlink_version(nvml, handle),
-        }
-        for handle in handles
-    ]
+    nvml = (Nvml.start() if addresses else None) or Nvml(None)  # without a library every answer is None
+    return [_gpu_port(nvml, nvml.device(address)) for address in addresses]
+
+
+def _gpu_port(nvml: Nvml, handle: Any) -> GpuPort:  # noqa: ANN401 - a handle
+    return {
+        "name": nvml.ask("nvmlDeviceGetName", handle),
+        "sm_clock_max_MHz": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
+        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        "pcie_generation_max": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_width_max": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "nvlink_version": _nvlink_version(nvml, handle),
+    }
 
 
 def peer_access(addresses: Sequence[str]) -> list[list[str]]:
-    """Whether each GPU (line) can read the memory of each other one: ok, or why not, ``X`` for itself.
+    """Whether each GPU (line) can read the memory of each other GPU: ok, or why not, and ``X`` for itself.
 
-    Empty where NVML does not tell.
+    Empty if NVML does not tell.
     """
     nvml = Nvml.start() if addresses else None
     if nvml is None:
         return []
-    gpus = list(enumerate(nvml.device(address) for address in addresses))
-    return [
-        [
-            "X" if place == at else _PEER_STATUS.get(nvml.ask("nvmlDeviceGetP2PStatus", one, other, _READ), "unknown")
-            for at, other in gpus
-        ]
-        for place, one in gpus
-    ]
+    handles = [nvml.device(address) for address in addresses]
+
+    def status(reader: int, owner: int) -> str:
+        answer = nvml.ask("nvmlDeviceGetP2PStatus", handles[reader], handles[owner], _READ)
+        return _PEER_STATUS.get(answer, "unknown")
+
+    gpus = range(len(handles))
+    return [["X" if reader == owner else status(reader, owner) for owner in gpus] for reader in gpus]
 
 
 def pci_links(addresses: Sequence[str]) -> Links:
-    """The PCI path of each pair of GPUs in nvidia-smi's words, both ways round, of those that NVML tells."""
+    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as NVML tells."""
     nvml = Nvml.start()
     if nvml is None:
         return {}
     handles = [nvml.device(address) for address in addresses]
     levels = {
-        (one, other): nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
-        for one, other in permutations(range(len(handles)), 2)
+        (gpu, peer): nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[gpu], handles[peer])
+        for gpu, peer in permutations(range(len(handles)), 2)
     }
     return {pair: _PCI_LEVELS[level] for pair, level in levels.items() if level in _PCI_LEVELS}
 
@@ -145,7 +230,7 @@ def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a 
 
 
 def nvlinks(addresses: Sequence[str]) -> Links:
-    """``NV4`` for a pair of GPUs with four links between them, both ways round; empty where there are none.
+    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions; empty without NVLinks.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs are of their places here.
@@ -154,64 +239,67 @@ def nvlinks(addresses: Sequence[str]) -> Links:
         return {}
     nvml = Nvml.start()
     if nvml is None:
-        return _told_by_program(len(addresses))
-    partners = [_partners(nvml, address) for address in addresses]
+        return _nvidia_smi_nvlinks(len(addresses))
+    partners = [_link_partners(nvml, address) for address in addresses]
     places = {_plain(address): place for place, address in enumerate(addresses)}
     return {
         pair: f"NV{count}"
-        for one, other in combinations(range(len(addresses)), 2)
-        if (count := _between(partners, places, one, other))
-        for pair in ((one, other), (other, one))
+        for gpu, peer in combinations(range(len(addresses)), 2)
+        if (count := _links_between(partners, places, gpu, peer))
+        for pair in ((gpu, peer), (peer, gpu))
     }
 
 
-def _partners(nvml: Nvml, address: str) -> Counter[str]:
-    """How many active links of a GPU lead to which PCI address."""
-    found: Counter[str] = Counter()
+def _link_partners(nvml: Nvml, address: str) -> Counter[str]:
+    """Return the number of active NVLinks of a GPU by the PCI address at their other end."""
+    partners: Counter[str] = Counter()
     handle = nvml.device(address)
     for link in range(MOST_LINKS):
         if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
             bus_id = getattr(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link), "busId", None)
             if bus_id:
-                found[_plain(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)] += 1
-    return found
+                partners[_plain(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)] += 1
+    return partners
 
 
-def _between(partners: Sequence[Counter[str]], places: Mapping[str, int], one: int, other: int) -> int:
-    """Links from one GPU to another: direct ones, else those of both to switches, which connect all with all."""
-    direct = sum(count for address, count in partners[one].items() if places.get(address) == other)
-    to_switches = [sum(n for address, n in partners[gpu].items() if address not in places) for gpu in (one, other)]
+def _links_between(partners: Sequence[Counter[str]], places: Mapping[str, int], gpu: int, peer: int) -> int:
+    """Return the number of NVLinks between two GPUs: direct ones, else those to switches, which connect all GPUs."""
+    direct = sum(count for address, count in partners[gpu].items() if places.get(address) == peer)
+    to_switches = [sum(n for address, n in partners[each].items() if address not in places) for each in (gpu, peer)]
     return direct or min(to_switches)
 
 
 def _plain(address: str) -> str:
-    """An address as it is compared: NVML writes the domain in eight digits, Linux in four, either in either case."""
+    """Return an address for comparison: NVML writes the domain in eight digits and Linux in four, in either case."""
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}"
 
 
-def _told_by_program(gpus: int) -> Links:
+def _nvidia_smi_nvlinks(gpus: int) -> Links:
+    """Return the NVLinks that ``nvidia-smi topo -m`` prints; empty without that program."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
     try:
-        done = subprocess.run([program, "topo", "-m"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            [program, "topo", "-m"], capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     devices, matrix = parse_matrix(done.stdout)
-    names = {f"GPU{index}": index for index in range(gpus)}
+    places = {f"GPU{index}": index for index in range(gpus)}
     return {
-        (names[one], names[other]): link
-        for one, line in zip(devices, matrix, strict=True)
-        for other, link in zip(devices, line, strict=True)
-        if one in names and other in names and link.startswith("NV")
+        (places[gpu], places[peer]): link
+        for gpu, line in zip(devices, matrix, strict=True)
+        for peer, link in zip(devices, line, strict=True)
+        if gpu in places and peer in places and link.startswith("NV")
     }
 
 
 def parse_matrix(text: str) -> tuple[list[str], list[list[str]]]:
-    """The devices and the links between them from what ``nvidia-smi topo -m`` prints; both empty where it is not that.
+    """Return the devices and the links between them that ``nvidia-smi topo -m`` prints; both empty for another text.
 
-    NICs come by the names in its legend.
+    NICs have the names of its legend.
     """
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     columns = next((line.split("\t") for line in lines if re.match(r"\s*GPU0\b", line)), [])

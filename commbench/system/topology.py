@@ -1,8 +1,7 @@
 """What lies under the ranks of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
-A *topology* is the dictionary of :func:`collect_topology`. What cannot be read is None or empty, never an error. Only
-/sys and /proc are needed; GPUs' own links (NVLink) are asked of nvidia-ml-py, else of the program nvidia-smi. Where
-/sys shows no PCI devices, nvidia-ml-py tells of GPUs and the paths between them.
+Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, tells the GPUs' own links (NVLink). If /sys
+shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
 """
 
 from __future__ import annotations
@@ -11,60 +10,181 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from commbench.system.gpus import gpu_ports, nvlinks, pci_links, peer_access
-from commbench.system.host import ROOT, gpu_addresses, read_text
-
-Topology = dict[str, Any]
+from commbench.schema import Ranks
+from commbench.system.files import ROOT, read_text
+from commbench.system.gpus import GpuName, GpuPort, gpu_addresses, gpu_ports, nvlinks, pci_links, peer_access
+from commbench.units import parse_link_rate
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:", re.IGNORECASE)
 
+# Classes with an underscore hold the entries that are always there; the entries of the class below may be missing in
+# what an earlier version has stored.
 
-def collect_topology(root: Path = ROOT, emulated: Mapping[str, Any] | None = None) -> Topology:
-    """Collect the topology of this host, as JSON-able values.
+
+class Emulated(TypedDict, total=False):
+    """The conditions of an emulated cluster; rates are written as tc writes them."""
+
+    hosts: int
+    rate: str | None
+    slow: Mapping[str, str] | None
+    racks: int
+    uplink: str | None
+    down: Sequence[str]
+
+
+class Cache(TypedDict):
+    """A type of cache; ``count`` caches, each shared by ``shared_by`` CPUs."""
+
+    level: int
+    type: str
+    size_bytes: int
+    count: int
+    shared_by: int
+
+
+class _NumaNode(TypedDict):
+    node: int
+    cpus: str | None
+    memory_bytes: int | None
+
+
+class NumaNode(_NumaNode, total=False):
+    """A NUMA node; ``cpus`` is a list as Linux writes it, ``distances`` are those to all nodes."""
+
+    distances: Sequence[int]
+
+
+class _TopologyGpu(GpuName):
+    numa_node: int | None
+
+
+class TopologyGpu(_TopologyGpu, GpuPort, total=False):
+    """A GPU of a topology."""
+
+    pci: str
+
+
+class _RdmaPort(TypedDict):
+    device: str
+    port: str
+    rate: str | None
+    state: str | None
+
+
+class RdmaPort(_RdmaPort, total=False):
+    """A port of an RDMA device as /sys states it; ``state`` has a number (4: ACTIVE)."""
+
+    link_layer: str | None
+
+
+class _TopologyPort(TypedDict):
+    device: str
+    state: str | None
+    rate: str | None
+    numa_node: int | None
+
+
+class TopologyPort(_TopologyPort, total=False):
+    """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
+
+    port: str
+    link_layer: str | None
+    pci: str | None
+
+
+class _TopologyInterface(TypedDict):
+    name: str
+    state: str | None
+    speed_Mbps: float | None
+    numa_node: int | None
+    pci: str | None
+    emulated: bool
+
+
+class TopologyInterface(_TopologyInterface, total=False):
+    """A network interface of a topology."""
+
+    mtu: int | None
+    driver: str | None
+
+
+class Links(TypedDict):
+    """The link of each pair of devices, in the words of ``nvidia-smi topo -m``; ``X`` for a device itself.
+
+    ``devices`` are GPU0, GPU1, ..., then the names of adapters.
+    """
+
+    devices: Sequence[str]
+    matrix: Sequence[Sequence[str]]
+
+
+class PlacedRank(TypedDict):
+    """A rank and the NUMA nodes that it may run on."""
+
+    rank: Ranks
+    numa_nodes: Sequence[int]
+
+
+class _Topology(TypedDict):
+    numa: Sequence[NumaNode]
+    gpus: Sequence[TopologyGpu]
+    network: Sequence[TopologyInterface]
+    rdma: Sequence[TopologyPort]
+    links: Links
+
+
+class Topology(_Topology, total=False):
+    """The topology of a host; ``peer_access`` is as `commbench.system.gpus.peer_access` returns it."""
+
+    sockets: int | None
+    cores: int | None
+    threads: int | None
+    caches: Sequence[Cache]
+    peer_access: Sequence[Sequence[str]]
+    ranks: Sequence[PlacedRank]
+
+
+def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Topology:
+    """Collect the topology of this host, but for its ``ranks``.
 
     Args:
         root: where /proc and /sys are found, for tests.
         emulated: the conditions of the emulated cluster that this host belongs to, if any: its network interfaces then
             get the rate that they are shaped to.
-
-    Returns:
-        ``sockets``, ``cores``, ``threads``; ``caches`` (level, type, size_bytes, count, shared_by: CPUs that share
-        one); ``numa`` (node, cpus, memory_bytes, distances to all nodes); ``gpus`` (name, pci, numa_node and what
-        `commbench.system.gpus.gpu_ports` tells); ``network`` (name, state, speed_Mbps, mtu, driver, numa_node, pci,
-        emulated); ``rdma`` (device, port, state, rate, link_layer, numa_node, pci); ``links`` (``devices``: GPU0, ...,
-        names of adapters; ``matrix``: of each pair the link in the words of ``nvidia-smi topo -m``, X for a device
-        itself); ``peer_access`` (see `commbench.system.gpus.peer_access`).
     """
+    sockets, cores, threads = count_processors(root)
     gpus, network, rdma = _gpus(root), _network(root, emulated), _rdma(root)
     return {
-        **_processors(root),
+        "sockets": sockets or None,
+        "cores": cores or None,
+        "threads": threads or None,
         "caches": _caches(root),
         "numa": _numa(root),
         "gpus": gpus,
         "network": network,
         "rdma": rdma,
-        "links": _links(root, gpus, [*_distinct(rdma), *(port for port in network if _is_apart(port, rdma))]),
+        "links": _links(root, gpus, network, rdma),
         "peer_access": peer_access([gpu["pci"] for gpu in gpus]),
     }
 
 
 def cpu_list(text: str | None) -> list[int]:
-    """The CPUs of a list as Linux writes it: ``0-2,8`` is 0, 1, 2, 8."""
+    """Return the CPUs of a list as Linux writes it: ``0-2,8`` is 0, 1, 2, 8."""
     ranges = (part.partition("-") for part in (text or "").split(",") if part.strip())
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
 
 
 def last_level_cache_bytes(root: Path = ROOT) -> int:
-    """The size of a data cache of the highest level there is; 0 where /sys tells of none."""
+    """Return the size of a data cache of the highest level; 0 if /sys shows none."""
     data = [cache for cache in _caches(root) if cache["type"] != "instruction"]
     return max((cache["size_bytes"] for cache in data if cache["level"] == data[-1]["level"]), default=0)
 
 
-def nodes_of(cpus: Iterable[int], numa: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The NUMA nodes on which ``cpus`` lie; empty where /sys tells of none."""
+def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
+    """Return the NUMA nodes on which ``cpus`` lie; empty if /sys shows none."""
     wanted = set(cpus)
     return [node["node"] for node in numa if wanted.intersection(cpu_list(node["cpus"]))]
 
@@ -72,36 +192,42 @@ def nodes_of(cpus: Iterable[int], numa: Sequence[Mapping[str, Any]]) -> list[int
 # --------------------------------------------------------------------------------------------- processors and memory
 
 
-def _processors(root: Path) -> dict[str, int | None]:
+def count_processors(root: Path = ROOT) -> tuple[int, int, int]:
+    """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys does not tell."""
     folders = [path for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (path / "topology").is_dir()]
     names = ("physical_package_id", "die_id", "core_id")
     cores = {tuple(read_text(folder, f"topology/{name}") for name in names) for folder in folders}
-    sockets = {package for package, _, _ in cores}
-    return {"sockets": len(sockets) or None, "cores": len(cores) or None, "threads": len(folders) or None}
+    return len({package for package, _, _ in cores}), len(cores), len(folders)
 
 
-def _caches(root: Path) -> list[dict[str, Any]]:
-    """The kinds of caches, each with how many there are: those of different CPUs that are shared count once."""
-    found: dict[tuple[int, str, int], set[str]] = {}
+def _caches(root: Path) -> list[Cache]:
+    """Return the types of caches with their counts; a cache that CPUs share counts once."""
+    sharers_by_type: dict[tuple[int, str, int], set[str]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = read_text(cache, "level"), re.fullmatch(r"(\d+)K", read_text(cache, "size") or "")
         if level and size:
-            kind = (int(level), read_text(cache, "type") or "", 1024 * int(size.group(1)))
-            found.setdefault(kind, set()).add(read_text(cache, "shared_cpu_list") or cache.parent.parent.name)
+            cache_type = (int(level), read_text(cache, "type") or "", 1024 * int(size.group(1)))
+            sharers = read_text(cache, "shared_cpu_list") or cache.parent.parent.name
+            sharers_by_type.setdefault(cache_type, set()).add(sharers)
     return [
         {
             "level": level,
-            "type": kind.lower(),
+            "type": name.lower(),
             "size_bytes": size,
-            "count": len(shared),
-            "shared_by": max(len(cpu_list(cpus)) if cpus[0].isdigit() else 1 for cpus in shared),
+            "count": len(sharers),
+            "shared_by": max(len(cpu_list(cpus)) if cpus[0].isdigit() else 1 for cpus in sharers),
         }
-        for (level, kind, size), shared in sorted(found.items())
+        for (level, name, size), sharers in sorted(sharers_by_type.items())
     ]
 
 
-def _numa(root: Path) -> list[dict[str, Any]]:
+def numa_folders(root: Path = ROOT) -> list[Path]:
+    """Return the folders of the NUMA nodes in /sys, by number."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
+    return sorted(nodes, key=lambda path: int(path.name.removeprefix("node")))
+
+
+def _numa(root: Path) -> list[NumaNode]:
     return [
         {
             "node": int(node.name.removeprefix("node")),
@@ -109,7 +235,7 @@ def _numa(root: Path) -> list[dict[str, Any]]:
             "memory_bytes": _node_memory(read_text(node, "meminfo")),
             "distances": [int(distance) for distance in (read_text(node, "distance") or "").split()],
         }
-        for node in sorted(nodes, key=lambda path: int(path.name.removeprefix("node")))
+        for node in numa_folders(root)
     ]
 
 
@@ -121,17 +247,17 @@ def _node_memory(meminfo: str | None) -> int | None:
 # ----------------------------------------------------------------------------------------------------------- devices
 
 
-def _gpus(root: Path) -> list[dict[str, Any]]:
-    """NVIDIA's GPUs in the order of their bus addresses."""
+def _gpus(root: Path) -> list[TopologyGpu]:
+    """Return NVIDIA's GPUs in the order of their bus addresses."""
     addresses = gpu_addresses(root)
     return [
         {
-            **ports,
-            "name": _gpu_name(root, address) or ports["name"],
+            **port,
+            "name": _gpu_name(root, address) or port["name"],
             "pci": address,
             "numa_node": _numa_node(root / "sys/bus/pci/devices" / address),
         }
-        for address, ports in zip(addresses, gpu_ports(addresses), strict=True)
+        for address, port in zip(addresses, gpu_ports(addresses), strict=True)
     ]
 
 
@@ -140,15 +266,15 @@ def _gpu_name(root: Path, address: str) -> str | None:
     return model.group(1).strip() if model else None
 
 
-def _network(root: Path, emulated: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Adapters and bonds; only where there is neither, as in a container, what else is there but the loopback."""
+def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
+    """Return adapters and bonds; without either, as in a container, every interface but the loopback."""
     folders = sorted((root / "sys/class/net").glob("*"))
     real = [folder for folder in folders if (folder / "device").exists() or (folder / "bonding").exists()]
     chosen = real or [folder for folder in folders if folder.name != "lo"]
     return [_interface(root, folder, emulated) for folder in chosen]
 
 
-def _interface(root: Path, folder: Path, emulated: Mapping[str, Any] | None) -> dict[str, Any]:
+def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyInterface:
     device, mtu = folder / "device", read_text(folder, "mtu")
     return {
         "name": folder.name,
@@ -163,94 +289,107 @@ def _interface(root: Path, folder: Path, emulated: Mapping[str, Any] | None) -> 
 
 
 def _speed_Mbps(folder: Path) -> int | None:  # noqa: N802 - a unit
-    """What the driver claims; unknown is written as -1, or cannot be read at all where the link is down."""
+    """Return the speed that the driver states; an unknown speed is written as -1, or cannot be read."""
     speed = read_text(folder, "speed")
     return int(speed) if speed and int(speed) > 0 else None
 
 
-def _shaped_Mbps(root: Path, emulated: Mapping[str, Any]) -> float | None:  # noqa: N802 - a unit
-    """The rate that the links of this emulated host are shaped to; what the driver claims there means nothing."""
-    own = (emulated.get("slow") or {}).get(read_text(root, "proc/sys/kernel/hostname"), emulated.get("rate"))
-    rate = re.fullmatch(r"([0-9.]+)\s*([kmg])bit", str(own), re.IGNORECASE)
-    return float(rate.group(1)) * {"k": 1e-3, "m": 1.0, "g": 1e3}[rate.group(2).lower()] if rate else None
+def _shaped_Mbps(root: Path, emulated: Emulated) -> float | None:  # noqa: N802 - a unit
+    """Return the rate that this emulated host's link is shaped to; the speed that its driver states means nothing."""
+    hostname = read_text(root, "proc/sys/kernel/hostname") or ""
+    rate_bps = parse_link_rate(str((emulated.get("slow") or {}).get(hostname, emulated.get("rate"))))
+    return rate_bps / 1e6 if rate_bps is not None else None
 
 
-def _rdma(root: Path) -> list[dict[str, Any]]:
-    """The ports of RDMA devices: InfiniBand, RoCE, EFA."""
-    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
+    """Return the ports of RDMA devices (InfiniBand, RoCE, EFA) as /sys states them."""
     return [
         {
             "device": port.parent.parent.name,
             "port": port.name,
-            "state": (read_text(port, "state") or "").rpartition(" ")[2] or None,  # "4: ACTIVE"
+            "state": read_text(port, "state"),
             "rate": read_text(port, "rate"),
             "link_layer": read_text(port, "link_layer"),
-            "numa_node": _numa_node(port.parent.parent / "device"),
-            "pci": _pci_address(port.parent.parent / "device"),
         }
-        for port in ports
+        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    ]
+
+
+def _rdma(root: Path) -> list[TopologyPort]:
+    """Return the RDMA ports with the place of their devices."""
+    return [
+        {
+            **port,
+            "state": (port["state"] or "").rpartition(" ")[2] or None,  # "4: ACTIVE"
+            "numa_node": _numa_node(device),
+            "pci": _pci_address(device),
+        }
+        for port in rdma_ports(root)
+        for device in (root / "sys/class/infiniband" / port["device"] / "device",)
     ]
 
 
 def _numa_node(device: Path) -> int | None:
-    """The NUMA node a device hangs on; a virtual device's is that of its parents, unknown is written as -1."""
-    here = device.resolve()
-    texts = (read_text(folder, "numa_node") for folder in (here, *here.parents[:2]))
+    """Return the NUMA node of a device, a virtual device's from its parents; an unknown node is written as -1."""
+    path = device.resolve()
+    texts = (read_text(folder, "numa_node") for folder in (path, *path.parents[:2]))
     node = next((int(text) for text in texts if text is not None), -1)
     return node if node >= 0 else None
 
 
 def _pci_address(device: Path) -> str | None:
-    """The address of the PCI device that ``device`` is or hangs on."""
+    """Return the address of the PCI device that ``device`` is or hangs on."""
     return next((part for part in reversed(device.resolve().parts) if _PCI_ADDRESS.fullmatch(part)), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- links
 
 
-def _distinct(rdma: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """RDMA devices by name, whatever their number of ports."""
-    return [{"name": name, **port} for name, port in {port["device"]: port for port in rdma}.items()]
+def _links(
+    root: Path,
+    gpus: Sequence[TopologyGpu],
+    network: Sequence[TopologyInterface],
+    rdma: Sequence[TopologyPort],
+) -> Links:
+    """Return the link of every pair of GPUs and adapters; none without GPUs, as adapters do not talk to each other.
 
-
-def _is_apart(interface: Mapping[str, Any], rdma: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an interface is an adapter of its own, rather than one that is listed as an RDMA device."""
-    return interface["pci"] is not None and interface["pci"] not in {port["pci"] for port in rdma}
-
-
-def _links(root: Path, gpus: Sequence[Mapping[str, Any]], adapters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The link of every pair of GPUs and adapters; without GPUs none, since adapters do not talk to each other."""
+    An RDMA device counts once, whatever its number of ports. A network interface counts if it has a PCI device of its
+    own that is not listed as an RDMA device.
+    """
     if not gpus:
         return {"devices": [], "matrix": []}
-    devices = [*gpus, *adapters]
-    matrix = [["X" if one is other else _pci_link(root, one, other) for other in devices] for one in devices]
+    listed = {port["pci"] for port in rdma}
+    adapters: dict[str, TopologyPort | TopologyInterface] = {port["device"]: port for port in rdma}
+    adapters |= {port["name"]: port for port in network if port["pci"] is not None and port["pci"] not in listed}
+    devices = [*gpus, *adapters.values()]
+    matrix = [["X" if end is other else _pci_link(root, end, other) for other in devices] for end in devices]
     addresses = [gpu["pci"] for gpu in gpus]
-    shown = all(_pci_path(root, address) for address in addresses)
-    for (one, other), link in (({} if shown else pci_links(addresses)) | nvlinks(addresses)).items():
-        matrix[one][other] = link
-    return {
-        "devices": [*(f"GPU{index}" for index in range(len(gpus))), *(str(adapter["name"]) for adapter in adapters)],
-        "matrix": matrix,
-    }
+    has_paths = all(_pci_path(root, address) for address in addresses)
+    for (gpu, peer), link in (({} if has_paths else pci_links(addresses)) | nvlinks(addresses)).items():
+        matrix[gpu][peer] = link
+    return {"devices": [*(f"GPU{index}" for index in range(len(gpus))), *adapters], "matrix": matrix}
 
 
-def _pci_link(root: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The PCI path between two devices in nvidia-smi's words, by how far their paths in /sys go together.
+_Device = TopologyGpu | TopologyPort | TopologyInterface
+
+
+def _pci_link(root: Path, end: _Device, other: _Device) -> str:
+    """Return the PCI path between two devices in nvidia-smi's words, by the common part of their paths in /sys.
 
     As in NCCL: below one switch PIX, below several PXB, below one host bridge PHB; else NODE or SYS, by NUMA node.
     """
-    paths = [_pci_path(root, device["pci"]) for device in (one, other)]
-    together = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False)))
-    if together == 0:
-        return "NODE" if one["numa_node"] is not None and one["numa_node"] == other["numa_node"] else "SYS"
-    if together == 1:
+    paths = [_pci_path(root, device["pci"]) for device in (end, other)]
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False)))
+    if common == 0:
+        return "NODE" if end["numa_node"] is not None and end["numa_node"] == other["numa_node"] else "SYS"
+    if common == 1:
         return "PHB"
     beyond_switch = 2  # its port towards the device, and the device
-    return "PIX" if max(len(path) for path in paths) - together <= beyond_switch else "PXB"
+    return "PIX" if max(len(path) for path in paths) - common <= beyond_switch else "PXB"
 
 
 def _pci_path(root: Path, address: str | None) -> list[str]:
-    """The host bridge, the bridges below it and the device; empty where /sys does not show it."""
+    """Return the host bridge, the bridges below it and the device; empty if /sys does not show it."""
     parts = (root / "sys/bus/pci/devices" / (address or "none")).resolve().parts
     first = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.match(part)), len(parts))
     return list(parts[first:]) if address else []

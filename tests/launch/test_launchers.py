@@ -69,7 +69,7 @@ def test_ranks_that_train_may_use_several_cores(
     monkeypatch: pytest.MonkeyPatch, ranks: int, nodes: int, expected: list[str]
 ) -> None:
     """Bind to no core but at most to a NUMA node, and do not look for a fabric on one host."""
-    monkeypatch.setattr(hosts, "numa_nodes", lambda: nodes)
+    monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()] * nodes)
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM, training=True)
     fabric = ["--mca", "btl", "^ofi"]
     assert ["/x/mpirun", "-n", str(ranks), *expected, *fabric, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command

@@ -11,7 +11,7 @@ from commbench.backends import connect_control
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.clocks import open_clock
 from commbench.launch.identity import identify
-from commbench.system.host import clock_domain
+from commbench.system.clock import clock_domain
 
 MOMENTS = 4
 

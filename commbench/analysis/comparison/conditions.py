@@ -4,11 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from commbench.analysis.comparison.sides import Measured
 from commbench.results.info import RunInfo
-from commbench.system.host import differing
+from commbench.system.environment import Environment, differing
 
 _RANKS = "the time of an exchange depends on how many ranks take part and where they are"
 _CPUS = "ranks that share cores, or have other ones, wait for each other"
@@ -136,18 +136,19 @@ def _facts(info: RunInfo) -> dict[str, str]:
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
         found["cpus_per_rank"] = ", ".join(map(str, counts))
     hosts = _environment(info).get("hosts", ())
-    for name, text_of in (("hostname", str), ("kernel", _series)):
-        texts = sorted({text_of(str(host[name])) for host in hosts if host.get(name)})
-        if texts:
-            found[name if name == "hostname" else "kernel series"] = ", ".join(texts)
+    names = {name for host in hosts if (name := host.get("hostname"))}
+    series = {_series(kernel) for host in hosts if (kernel := host.get("kernel"))}
+    found |= {
+        name: ", ".join(sorted(texts)) for name, texts in (("hostname", names), ("kernel series", series)) if texts
+    }
     return found
 
 
-def _environment(info: RunInfo) -> dict[str, Any]:
+def _environment(info: RunInfo) -> Environment:
     """The run environment within ``run.json``; empty where no host is stated, as of an imported run."""
     stated: Mapping[str, Any] = info.get("environment", info)
     found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
-    return found if found.get("hosts") else {}
+    return cast("Environment", found) if found.get("hosts") else {}
 
 
 def _series(kernel: str) -> str:

@@ -318,6 +318,6 @@ def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
 
     Args:
         control: the ranks.
-        domains: by rank, the same on every rank; see `commbench.system.host.clock_domain`.
+        domains: by rank, the same on every rank; see `commbench.system.clock.clock_domain`.
     """
     return GlobalClock() if len(set(domains)) == 1 else SynchronisedClock(control, domains)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
-from commbench.system.host import timer_cost_s
+from commbench.system.clock import timer_cost_s
 from commbench.system.process import without_collector
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
 from commbench.launch.launchers.hosts import interface_variables
+from commbench.system.topology import numa_folders
 
 #: What a rank can be bound to.
 BINDINGS = ("core", "hwthread", "numa", "none")
@@ -129,7 +130,7 @@ class Placement:
         if self.shares_cores(ranks):
             return "none"
         if training:
-            return "numa" if hosts.numa_nodes() > 1 else "none"
+            return "numa" if len(numa_folders()) > 1 else "none"
         # Room for all only with two ranks on the threads of one core?
         return "hwthread" if self.is_local and ranks > hosts.local_cores() else "core"
 

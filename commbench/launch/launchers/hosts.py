@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import psutil
 
 from commbench.errors import InputError
 from commbench.launch.identity import tasks_per_node
+from commbench.system.host import usable_cpus
 
 #: Names a hostfile to use where none is given, as PBS_NODEFILE does in a PBS job.
 HOSTFILE = "COMMBENCH_HOSTFILE"
@@ -73,24 +73,17 @@ def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str
 
 def local_cpus() -> int:
     """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cpus())
 
 
 def local_cores() -> int:
     """Physical cores among the CPUs this process may use; all of these where the system does not tell."""
-    if not hasattr(os, "sched_getaffinity"):
-        return local_cpus()
     system = Path("/sys/devices/system/cpu")
-    siblings = [system / f"cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)]
+    siblings = [system / f"cpu{cpu}/topology/thread_siblings_list" for cpu in usable_cpus()]
     try:
         return len({file.read_text() for file in siblings})
     except OSError:
         return local_cpus()
-
-
-def numa_nodes() -> int:
-    """NUMA nodes of this host."""
-    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commbench.launch.launchers.base import Placement, run_by_mpi4py
 from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
-from commbench.system.host import relevant_variables
+from commbench.system.variables import relevant_variables
 
 #: MPICH's library, of which mpi4py is told where a person has chosen an mpiexec that mpi4py would not find.
 _LIBRARY = "libmpi.so.12"

@@ -25,7 +25,7 @@ from commbench.results.info import is_complete
 from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, doubts_sentence, headline, learning_cost
 from commbench.results.sharing import measures_interconnect, shares_gpu
-from commbench.system.host import differing
+from commbench.system.environment import differing
 from commbench.tuner.accuracy import predictions
 from commbench.units import counted, format_size
 

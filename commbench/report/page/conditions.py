@@ -18,7 +18,7 @@ from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.results.info import RunInfo
 from commbench.schema import LARGEST
-from commbench.system.host import differing
+from commbench.system.environment import differing
 from commbench.units import counted, format_duration, format_size, format_time
 
 #: Most names of hosts or transports in a fact.

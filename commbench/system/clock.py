@@ -1,0 +1,64 @@
+"""The monotonic clock of this host: its resolution, its cost, and which processes read the same one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise, repeat, starmap
+from pathlib import Path
+
+from commbench.system.files import ROOT, read_link, read_text
+
+
+def boot_id(root: Path = ROOT) -> str | None:
+    """Return the random identifier that the kernel draws at boot."""
+    return read_text(root, "proc/sys/kernel/random/boot_id")
+
+
+def time_namespace(root: Path = ROOT) -> str | None:
+    """Return the label of this process's time namespace; None before Linux 5.6."""
+    return read_link(root, "proc/self/ns/time")
+
+
+def clock_domain(root: Path = ROOT) -> str:
+    """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if theirs are equal.
+
+    The boot id alone is not enough: a time namespace shifts the clock and leaves the boot id unchanged. Without a boot
+    id the result is unique to this process, so that no rank takes a clock for shared that may not be. Equality is
+    necessary, not sufficient: virtual machines resumed from one snapshot can have the same boot id.
+    """
+    boot = boot_id(root)
+    if boot is None:
+        return f"{socket.gethostname()}:{os.getpid()}/unknown"
+    return f"{boot}/{time_namespace(root) or 'none'}"
+
+
+def machine_id(root: Path = ROOT) -> str:
+    """Return an identifier that all containers and emulated hosts of one machine share: the boot id, else the name."""
+    return boot_id(root) or socket.gethostname()
+
+
+def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """Return the resolution of the clock, in seconds: the least difference between two of a thousand observed steps.
+
+    A step itself is no measure: reading the clock takes longer than the clock needs to advance.
+
+    Args:
+        clock: returns nanoseconds; the default reads CLOCK_MONOTONIC on Linux.
+    """
+    stamps = list(starmap(clock, repeat((), 1000)))
+    steps = sorted({later - sooner for sooner, later in pairwise(stamps)} | {0})
+    return 1e-9 * min((longer - shorter for shorter, longer in pairwise(steps)), default=1)
+
+
+def timer_cost_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """Return the cost of one reading of the clock, in seconds: the median of 9 batches of 1000 readings."""
+    return 1e-9 * statistics.median(_reading_ns(clock, readings=1000) for _ in range(9))
+
+
+def _reading_ns(clock: Callable[[], int], readings: int) -> float:
+    stamps = list(starmap(clock, repeat((), readings + 1)))  # no Python bytecode between two readings
+    return (stamps[-1] - stamps[0]) / readings

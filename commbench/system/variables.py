@@ -1,0 +1,50 @@
+"""The environment variables that bear on a timing, by allow-list, without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ALLOWED_PREFIXES = (
+    *("NCCL_", "OMPI_", "PRTE_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_", "MPI4PY_", "UCX_", "FI_", "PSM2_", "PSM3_"),
+    *("GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED_", "TORCH_SYMM_MEM_", "TORCH_FR_", "CUDA_MPS_"),
+    *("OMP_", "GOMP_", "KMP_", "NUMBA_", "COMMBENCH_", "SLURM_NTASKS"),
+)
+_ALLOWED_NAMES = frozenset(
+    {
+        *("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION", "SLURM_MPI_TYPE", "PBS_JOBID"),
+    }
+)
+# Facts that Open MPI passes to each rank: no settings, different on every rank, and they hold the command line.
+_RANK_BOOKKEEPING = re.compile(
+    r"OMPI_(COMM_WORLD|WORLD|UNIVERSE|APP_CTX|FIRST|NUM_APP|COMMAND|ARGV|FILE_LOCATION|TOOL|MCA_PREFIXES|VERSION).*"
+    r"|OMPI_LIBDIR_LOC"
+    r"|(OMPI|PRTE)_MCA_(num_procs|initial_wdir|cpu_type|ess(_\w+)?|orte_ess_\w+|orte_app_num|\w+_uri)",
+)
+# 'precondition': Open MPI 4 hands its ranks a shared key as ..._precondition_transports.
+_SECRET = re.compile(
+    r"secret|token|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|cred|private|auth|session|key|cookie|precondition",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(rf":\S*@|({_SECRET.pattern})[\w.-]*[=:]", re.IGNORECASE)
+REDACTED = "<redacted>"
+
+
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that bear on a timing, by allow-list and sorted by name.
+
+    A name that looks like a secret is left out even with an allowed prefix. All of PMIX_* is left out, as it holds
+    credentials. A value that contains ``user:password@`` or ``token=...`` is replaced by '<redacted>'. In doubt, both
+    rules hide a value.
+    """
+    return {
+        name: REDACTED if _SECRET_VALUE.search(environ[name]) else environ[name]
+        for name in sorted(environ)
+        if _is_relevant(name)
+    }
+
+
+def _is_relevant(name: str) -> bool:
+    is_allowed = name in _ALLOWED_NAMES or name.startswith(_ALLOWED_PREFIXES)
+    return is_allowed and not _SECRET.search(name) and not _RANK_BOOKKEEPING.fullmatch(name)

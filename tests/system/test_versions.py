@@ -1,0 +1,61 @@
+"""Tests of commbench.system.software: versions and commits."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from commbench.system.software import collect_versions, git_commit
+
+
+def test_collect_versions_names_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the packages that bear on a timing, spelt one way, the first on the path first, and survive a broken one."""
+
+    def distribution(name: str | None, version: str) -> SimpleNamespace:
+        return SimpleNamespace(metadata={"Name": name}, version=version)
+
+    installed = [
+        distribution("NumPy", "2.4"),
+        distribution("numpy", "1.0"),
+        distribution("nvidia_nccl_cu13", "2.30.7"),
+        distribution("cupy-cuda13x", "14.2"),
+        distribution("cupy-xarray", "0.1"),
+        distribution("requests", "2.0"),
+        distribution(None, "9"),
+        SimpleNamespace(metadata={}, version="9"),
+    ]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
+    monkeypatch.setattr("platform.python_version", lambda: "3.11.2")
+    expected = {"python": "3.11.2", "numpy": "2.4", "nvidia-nccl-cu13": "2.30.7", "cupy-cuda13x": "14.2"}
+    assert expected == collect_versions()
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    run = subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True)
+    return run.stdout.strip()
+
+
+def test_git_commit(tmp_path: Path) -> None:
+    """Give the commit, mark changed files, and give none where nothing of the folder is tracked."""
+    assert git_commit(tmp_path) is None
+    _git(tmp_path, "init", "-q")
+    file, inner = tmp_path / "tracked", tmp_path / "untracked"
+    inner.mkdir()
+    (inner / "package.py").touch()
+    file.touch()
+    _git(tmp_path, "add", "tracked")
+    assert git_commit(tmp_path) is None
+    _git(tmp_path, "commit", "-qm", "one")
+    commit = _git(tmp_path, "rev-parse", "HEAD")
+    assert commit == git_commit(tmp_path)
+    file.write_text("changed")
+    assert f"{commit}-dirty" == git_commit(tmp_path)
+    assert git_commit(inner) is None
+
+
+def test_git_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give none where there is no git."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit(Path(__file__).parents[1]) is None
