@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,12 @@ from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
 from commbench.engine.records import SCHEMA, PairTable, Record
+from commbench.results.tables import column_types, table_of_columns
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, records_by_case
 from commbench.units import algbw_GBps
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -187,6 +191,15 @@ def _median(values: Floats) -> Floats:
 
 
 # ---------------------------------------------------------------------------------------------------------- rows
+
+
+def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
+    """Return the lines of ``pairs.csv`` as a DataFrame."""
+    columns: dict[str, list[Any]] = {name: [] for name in PAIR_COLUMNS}
+    for matrix in matrices:
+        for name, values in pair_columns(matrix, info).items():
+            columns[name] += values
+    return table_of_columns(column_types(PairRow), columns)
 
 
 def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:

@@ -1,4 +1,6 @@
-"""A run as read from its directory, with every table made from its records when it is asked for."""
+"""A run as read from its directory; rows and tables are made from its records on first use."""
+
+from __future__ import annotations
 
 import functools
 import json
@@ -7,23 +9,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from commbench.results.info import RunInfo
 from commbench.system.process import without_collector
 from commbench.errors import InputError
 from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
-from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows
+from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows, pair_table
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
 from commbench.results.sharing import of_interconnect
 from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.results.info import check_info
+from commbench.results.tables import table_of
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Recommendation
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 T = TypeVar("T")
 
@@ -77,6 +82,31 @@ class Run:
     def bucket_rows(self) -> list[BucketRow]:
         """The lines of ``buckets.csv``; empty where nothing was trained."""
         return bucket_rows(self.training_records, self.info)
+
+    @cached_property
+    def collectives(self) -> DataFrame:
+        """The table of ``collectives.csv``, not rounded; types as in `commbench.results.tables.table_of`."""
+        return table_of(Row, self.rows)
+
+    @cached_property
+    def overlap(self) -> DataFrame:
+        """The table of ``overlap.csv``, not rounded."""
+        return table_of(OverlapRow, self.overlaps)
+
+    @cached_property
+    def pairs(self) -> DataFrame:
+        """The table of ``pairs.csv``, not rounded."""
+        return pair_table(self.matrices, self.info)
+
+    @cached_property
+    def ddp(self) -> DataFrame:
+        """The table of ``ddp.csv``, not rounded."""
+        return table_of(TrainingRow, self.training_rows)
+
+    @cached_property
+    def buckets(self) -> DataFrame:
+        """The table of ``buckets.csv``, not rounded."""
+        return table_of(BucketRow, self.bucket_rows)
 
     @cached_property
     def rows(self) -> list[Row]:

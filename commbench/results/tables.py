@@ -1,17 +1,22 @@
-"""Rows of any table as CSV text; text from outside is sanitized: control characters become visible, formulas become text."""
+"""Rows as DataFrames and as CSV text; sanitizes text from outside."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
 from commbench.engine.records import COLUMNS
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from pandas import DataFrame
 
-#: Control characters, and those that turn the direction of what follows; a new line is left to who lays out lines.
+#: Control characters, and those that turn the direction of what follows; new lines stay.
 _HIDDEN = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
 _VISIBLE = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _HIDDEN if code != ord("\n")}  # noqa: PLR2004 - a byte
 _ONE_LINE = _VISIBLE | {ord("\n"): "\\n"}
@@ -34,41 +39,62 @@ def cell_text(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+#: Columns of free text, where each run of white space becomes one space.
+_FREE_TEXT = frozenset({"reason", "case"})
+#: The pandas type of each type of a column; each holds NA where a column does not apply.
+_DTYPES = {int: "Int64", float: "Float64", bool: "boolean", str: "string[python]"}
 
 
-#: Columns of free text, whose white space is made one.
-_WORDS = frozenset({"reason", "case"})
+def column_types(row_class: type[Any]) -> dict[str, type]:
+    """Return the type of each field of a row's dataclass, without None: int, float, bool or str."""
+    hints = get_type_hints(row_class)
+    return {
+        field.name: next((part for part in get_args(hints[field.name]) if part is not type(None)), hints[field.name])
+        for field in dataclasses.fields(row_class)
+    }
+
+
+def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFrame:
+    """Return rows as a DataFrame with the columns of ``row_class`` and nullable types.
+
+    The types are Int64, Float64, boolean and string, as annotated. A number that does not apply is NA, a text that does
+    not apply is empty.
+    """
+    rows = list(rows)
+    types = column_types(row_class)
+    return table_of_columns(types, {name: [getattr(row, name) for row in rows] for name in types})
+
+
+def table_of_columns(types: Mapping[str, type], columns: Mapping[str, Iterable[object]]) -> DataFrame:
+    """Return a DataFrame as `table_of`, from the type and the values of each column instead of rows."""
+    import pandas as pd  # noqa: PLC0415 - loading it takes half a second
+
+    dtypes = {name: _DTYPES[kind] for name, kind in types.items()}
+    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dtypes)
 
 
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
-    """The rows as the text of a CSV file: header row, ``.`` decimals, empty where a column does not apply.
+    """Return rows as the text of a CSV file.
 
     Args:
-        rows: dataclasses whose fields are among ``columns``; the others stay empty.
+        rows: dataclasses; a field that one of them lacks is an empty cell.
         columns: the header, also of a table without rows.
     """
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    rows = list(rows)
+    values = {name: [getattr(row, name, None) for row in rows] for name in columns}
+    return table_csv(pd.DataFrame(values, columns=list(columns), dtype=object))
+
+
+def table_csv(table: DataFrame) -> str:
+    """Return a table as the text of a CSV file: header row, ``.`` decimals, six digits, empty cells for NA."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(name, getattr(row, name, None)) for name in columns] for row in rows)
-    return stream.getvalue()
-
-
-def columns_text(tables: Iterable[Mapping[str, Iterable[object]]], columns: Sequence[str]) -> str:
-    """As `csv_text`, of tables by column instead of by row: for very many rows.
-
-    Args:
-        tables: each with the values of every one of ``columns``, in that order.
-        columns: the header.
-    """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    for table in tables:
-        cells = [map(_cell, repeat(name), values) for name, values in table.items()]
-        writer.writerows(zip(*cells, strict=True))
+    writer.writerow(table.columns)
+    columns = ((name, column.astype(object).where(column.notna(), None).tolist()) for name, column in table.items())
+    cells = (map(_cell, repeat(str(name)), values) for name, values in columns)
+    writer.writerows(zip(*cells, strict=True))
     return stream.getvalue()
 
 
@@ -81,4 +107,4 @@ def _cell(name: str, value: object) -> str:
         return repr(float(f"{value:.6g}"))
     if not isinstance(value, str):
         return str(value)
-    return cell_text(" ".join(value.split()) if name in _WORDS else value)
+    return cell_text(" ".join(value.split()) if name in _FREE_TEXT else value)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commbench.analysis.prediction.steps import StepPrediction
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, SWEEP, TrainingCase
@@ -17,9 +17,13 @@ from commbench.errors import InputError
 from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
+from commbench.results.tables import table_of
 from commbench.results.trained import Trained, median, speedup_of, trained
 from commbench.stats import MARGIN
 from commbench.tuner.choice import fit_steps, predict_all
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,11 @@ def prediction_rows(
 def predictions(run: Run) -> list[PredictionRow]:
     """Return the rows of ``predictions.csv``; empty if nothing was tuned."""
     return prediction_rows(run.records, run.training_records, run.info)
+
+
+def prediction_table(run: Run) -> DataFrame:
+    """Return the table of ``predictions.csv``, not rounded."""
+    return table_of(PredictionRow, predictions(run))
 
 
 def _as_swept(known: Mapping[str, Trained]) -> dict[str, Trained]:

@@ -14,10 +14,10 @@ from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, wit
 from commbench.launch.tables import write_tables
 from commbench import stats
 from commbench.errors import InputError
-from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_columns, pair_rows
+from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_rows, pair_table
 from commbench.engine.records import PairTable, PairTimes, Record
 from commbench.results import Store, load_run
-from commbench.results.tables import columns_text, csv_text
+from commbench.results.tables import csv_text, table_csv
 
 # The contract's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
@@ -172,7 +172,7 @@ def test_columns_and_rows_agree() -> None:
     """Write by columns what would be written by rows."""
     info = make_hosts(2, 2)
     (matrix,) = matrices(make_matrix(2, 2), info)
-    by_column = columns_text([pair_columns(matrix, info)], PAIR_COLUMNS)
+    by_column = table_csv(pair_table([matrix], info))
     assert csv_text(pair_rows(matrix, info), PAIR_COLUMNS) == by_column
 
 
@@ -236,6 +236,6 @@ def test_three_hundred_ranks_take_seconds() -> None:
     case, info = make_case("bandwidth", pattern="matrix"), make_hosts(300)
     records = [make_record(case, launch=launch, pairs=pairs) for launch in range(2)]
     begun = time.process_time()
-    text = columns_text((pair_columns(matrix, info) for matrix in matrices(records, info)), PAIR_COLUMNS)
+    text = table_csv(pair_table(matrices(records, info), info))
     assert 30 > time.process_time() - begun
     assert 1 + 300 * 299 == text.count("\n")

@@ -2,13 +2,17 @@
 
 import csv
 import io
+from dataclasses import fields
 
 import pytest
+from builders import STEADY, make_case, make_launches
+from pages import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commbench.engine.records import Row
-from commbench.results.tables import csv_text
+from commbench.engine.records import OverlapRow, Row
+from commbench.results.pairs import PairRow
+from commbench.results.tables import csv_text, table_csv, table_of
 from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
 
 # DESIGN's order; a change of it is a change of the schema.
@@ -71,3 +75,36 @@ def test_numbers_keep_six_digits(value: float) -> None:
     """Lose at most half a unit in the sixth digit."""
     (line,) = read_csv([Row(time_us=value)])
     assert pytest.approx(value, rel=5e-6) == float(line["time_us"])
+
+
+ROW_CLASSES = {
+    "collectives": Row,
+    "overlap": OverlapRow,
+    "pairs": PairRow,
+    "ddp": TrainingRow,
+    "buckets": BucketRow,
+}
+
+
+@pytest.mark.parametrize("name", ROW_CLASSES)
+def test_tables_without_rows_have_typed_columns(name: str) -> None:
+    """Give every column of a DataFrame a nullable type, also without rows."""
+    table = getattr(make_run(), name)
+    assert [field.name for field in fields(ROW_CLASSES[name])] == list(table.columns)
+    assert {str(dtype) for dtype in table.dtypes} <= {"Int64", "Float64", "boolean", "string"}
+    assert "Int64" == str(table.dtypes["schema"])
+
+
+def test_table_holds_what_its_rows_hold() -> None:
+    """Keep numbers unrounded, and make NA of what does not apply."""
+    run = make_run([*make_launches(STEADY), *make_launches([1 / 3] * 6, make_case("barrier"))])
+    table = run.collectives
+    assert [row.time_us for row in run.rows] == table["time_us"].tolist()
+    assert {"barrier": True, "all_reduce": False} == dict(zip(table["operation"], table["message_bytes"].isna(), strict=True))
+    assert csv_text(run.rows) == table_csv(table)
+    assert "Float64" == str(table.groupby("operation")["time_us"].median().dtype)
+
+
+def test_text_that_is_no_unicode_is_kept() -> None:
+    """Accept what a host's files held, whatever its encoding."""
+    assert ["\udcff"] == table_of(Row, [Row(device="\udcff")])["device"].tolist()

@@ -155,6 +155,6 @@ def test_the_file_has_the_columns_in_order() -> None:
     text = csv_text(rows_of(world, play(world, stages=2).records), PREDICTION_COLUMNS)
     header, first, *others = text.splitlines()
     assert ",".join(PREDICTION_COLUMNS) == header
-    assert first.startswith("1,r,mlp,2,8,gloo,fp32,none,,,default,")
+    assert first.startswith("2,r,mlp,2,8,gloo,fp32,none,,,default,")
     assert 35 == len(others)
     assert any(line.endswith(",,,,,,not_measured") for line in others)

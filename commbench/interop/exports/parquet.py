@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
@@ -19,22 +19,24 @@ from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
-from commbench.tuner.accuracy import PredictionRow, predictions
+from commbench.results.tables import column_types, table_of_columns
+from commbench.tuner.accuracy import PredictionRow, prediction_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FOLDER = "parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table by column, whatever will hold it."""
+    """A table of a run."""
 
     name: str
-    """Of the file, without its ending."""
-    types: Mapping[str, type]
-    """Of each column: str, int, float or bool; every value may be None."""
+    """The name of its file, without the ending."""
+    frame: DataFrame
     about: Mapping[str, str]
-    """What a column is, where that is stated."""
-    columns: Mapping[str, Sequence[object]]
+    """The documentation of each column that has some."""
 
 
 def write_parquet(run: Run, out: Path | None = None) -> Path:
@@ -63,64 +65,48 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
 
 def _arrow(table: Table, info: RunInfo) -> Any:  # noqa: ANN401 - pyarrow's
     arrow = needed("pyarrow", package="pyarrow", style="parquet")
-    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
+    types = {"string": arrow.string(), "Int64": arrow.int64(), "Float64": arrow.float64(), "boolean": arrow.bool_()}
     fields = [
-        arrow.field(name, kinds[kind], metadata={"about": table.about.get(name, "")})
-        for name, kind in table.types.items()
+        arrow.field(str(name), types[str(dtype)], metadata={"about": table.about.get(str(name), "")})
+        for name, dtype in table.frame.dtypes.items()
     ]
     schema = arrow.schema(fields, metadata={"commbench": json.dumps(info, default=str)})
-    return arrow.table(dict(table.columns), schema=schema)
+    return arrow.Table.from_pandas(table.frame, schema=schema, preserve_index=False)
 
 
 def tables_of(run: Run) -> list[Table]:
-    """The tables that a run has any line of."""
+    """Return the tables of a run that have a line."""
+    samples = [(record.case, record.launch, record.times_us) for record in run.records]
+    steps = [(record.case, record.launch, record.step_ms) for record in run.training_records]
     made = [
-        _of_rows("collectives", Row, run.rows),
-        _of_rows("overlap", OverlapRow, run.overlaps),
-        _of_rows("pairs", PairRow, run.pair_rows),
-        _of_rows("ddp", TrainingRow, run.training_rows),
-        _of_rows("buckets", BucketRow, run.bucket_rows),
-        _of_rows("predictions", PredictionRow, predictions(run)),
-        _of_samples(
-            *("repetitions", "repetition", "time_us", Case),
-            [(record.case, record.launch, record.times_us) for record in run.records],
-        ),
-        _of_samples(
-            *("steps", "step", "step_ms", TrainingCase),
-            [(record.case, record.launch, record.step_ms) for record in run.training_records],
-        ),
+        _documented("collectives", run.collectives, Row),
+        _documented("overlap", run.overlap, OverlapRow),
+        _documented("pairs", run.pairs, PairRow),
+        _documented("ddp", run.ddp, TrainingRow),
+        _documented("buckets", run.buckets, BucketRow),
+        _documented("predictions", prediction_table(run), PredictionRow),
+        _samples("repetitions", ("repetition", "time_us"), Case, samples),
+        _samples("steps", ("step", "step_ms"), TrainingCase, steps),
     ]
-    return [table for table in made if any(len(values) for values in table.columns.values())]
+    return [table for table in made if len(table.frame)]
 
 
-def _of_rows(name: str, kind: type[Any], rows: Sequence[object]) -> Table:
-    types = column_types(kind)
-    return Table(
-        name=name,
-        types=types,
-        about={field.name: field.metadata.get("about", "") for field in dataclasses.fields(kind)},
-        columns={column: [getattr(row, column) for row in rows] for column in types},
-    )
+def _documented(name: str, frame: DataFrame, row_class: type[Any]) -> Table:
+    about = {field.name: field.metadata.get("about", "") for field in dataclasses.fields(row_class)}
+    return Table(name=name, frame=frame, about=about)
 
 
-def _of_samples(
-    name: str, count: str, value: str, kind: type[Any], records: Iterable[tuple[Any, int, Sequence[float]]]
+def _samples(
+    name: str, added: tuple[str, str], case_class: type[Any], records: Iterable[tuple[Any, int, Sequence[float]]]
 ) -> Table:
-    """One line a sample: the case, the launch, its number within that, its value."""
-    types = {**column_types(kind), "launch": int, count: int, value: float}
+    """Return a table with a line for each sample: its case, its launch, and the columns ``added``: number and value."""
+    number, value = added
+    types = {**column_types(case_class), "launch": int, number: int, value: float}
     columns: dict[str, list[object]] = {column: [] for column in types}
     for case, launch, values in records:
         for column, stated in dataclasses.asdict(case).items():
             columns[column] += [stated] * len(values)
         columns["launch"] += [launch] * len(values)
-        columns[count] += range(len(values))
+        columns[number] += range(len(values))
         columns[value] += values
-    return Table(name=name, types=types, about={}, columns=columns)
-
-
-def column_types(kind: type[Any]) -> dict[str, type]:
-    """The type of each field of a row, without None."""
-    return {
-        name: next((part for part in get_args(hint) if part is not type(None)), hint)
-        for name, hint in get_type_hints(kind).items()
-    }
+    return Table(name=name, frame=table_of_columns(types, columns), about={})
