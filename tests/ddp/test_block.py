@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from commbench.ddp.block import EARLY_STEPS
 from commbench.ddp.inspection import inspect_workload
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import bucket_sizes, case_layout
 from commbench.ddp.workloads import load_workload
 
@@ -54,6 +55,14 @@ TWO_BLOCKS = ("plain", "passthrough", "local")
 ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "batch norm", "scored", "local", "broken")
 
 
+def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
+    """Return configurations that 1 to all ranks train."""
+    sizes = range(1, ranks + 1)
+    cases = {f"{size} ranks": case(world_size=size) for size in sizes}
+    cases |= {f"topk on {size}": case("topk:0.1", world_size=size) for size in sizes}
+    return cases | {"local": case("local", "default", world_size=ranks - 1)}, {"steps": 5}
+
+
 @pytest.fixture(scope="module")
 def trained(run_ranks: RunRanks) -> Any:
     """Launches on two ranks."""
@@ -67,6 +76,7 @@ def trained(run_ranks: RunRanks) -> Any:
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         timed=({"plain": PLAIN, "topk": case("topk:0.1")}, {}),
+        some=some_of(2),
         shuffled=({name: CASES[name] for name in TWO_BLOCKS}, {"watches_drift": False, "launch": 4}),
     )
 
@@ -78,14 +88,12 @@ def first(trained: Any) -> Launch:
     return launch
 
 
-@pytest.fixture(scope="module")
-def some_of_three(run_ranks: RunRanks) -> Any:
-    """A launch of three ranks on which two, one or all train, in more ranks than this machine may have cores."""
-    sizes = {size: case("topk:0.1", world_size=size) for size in (1, 2, 3)}
-    plain = {f"{size} ranks": case(world_size=size) for size in (1, 2, 3)}
-    local = {"local": case("local", "default", world_size=2)}
-    cases = {**plain, **{f"topk on {size}": each for size, each in sizes.items()}, **local}
-    return launches_of(run_ranks, 3, only=(cases, {"steps": 5}))["only"]
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
+    """A launch on which one, some or all ranks train; three may be more ranks than this machine has cores."""
+    ranks = request.param
+    launches = request.getfixturevalue("trained") if ranks == 2 else launches_of(run_ranks, ranks, some=some_of(ranks))
+    return ranks, launches["some"]
 
 
 def dense_bytes(elements: int, ranks: int = 2) -> float:
@@ -377,17 +385,18 @@ def test_what_a_hook_breaks_on_a_gpu_costs_its_row_only(on_stand_in: Launch) -> 
     assert "Hook short returned a tensor of shape" in record["reason"]
 
 
-def test_some_of_the_ranks_train(some_of_three: Launch) -> None:
+def test_some_of_the_ranks_train(some_train: tuple[int, Launch]) -> None:
     """Send what so many ranks send, agree among these, and be idle elsewhere."""
-    for size in (1, 2, 3):
-        record = some_of_three.records[f"{size} ranks"]
+    ranks, launch = some_train
+    for size in range(1, ranks + 1):
+        record = launch.records[f"{size} ranks"]
         assert ("ok", True) == (record["status"], record["ranks_agree"])
         assert dense_bytes(ELEMENTS, size) == pytest.approx(record["expected_bytes"])
         assert dense_bytes(ELEMENTS, size) == pytest.approx(record["sent_bytes"], rel=0.05, abs=AROUND)
-        assert [1] * size + [0] * (3 - size) == [len(blocks) for blocks in some_of_three.seen[f"topk on {size}"]]
-        record = some_of_three.records[f"topk on {size}"]
+        assert [1] * size + [0] * (ranks - size) == [len(blocks) for blocks in launch.seen[f"topk on {size}"]]
+        record = launch.records[f"topk on {size}"]
         assert (size - 1) * 8 * 0.1 * ELEMENTS == pytest.approx(record["expected_bytes"], rel=0.01)
         assert record["expected_bytes"] == pytest.approx(record["sent_bytes"], rel=0.05, abs=2 * AROUND)
-    assert 0 == some_of_three.records["1 ranks"]["skew_wait_ms"]
-    assert "ok" == some_of_three.records["local"]["status"]
-    assert [1, 1, 0] == [len(blocks) for blocks in some_of_three.seen["local"]]
+    assert 0 == launch.records["1 ranks"]["skew_wait_ms"]
+    assert "ok" == launch.records["local"]["status"]
+    assert [1] * (ranks - 1) + [0] == [len(blocks) for blocks in launch.seen["local"]]

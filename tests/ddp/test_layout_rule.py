@@ -22,8 +22,10 @@ from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03", "1+5+25", "2+0.01")
 #: Workloads of commbench that are looked at too, and their bucket sizes: fewer, for they take longer.
-WORKLOADS = ("digits", "gpt", "mlp", "resnet18", "text", "trace:many-tiny")
 WORKLOAD_CAPS = ("default", "0.5", "5", "25", "1+5+25")
+#: Workloads that take long: with all bucket sizes only in the slow test.
+HEAVY, HEAVY_CAPS = ("gpt", "mlp", "resnet18", "trace:many-tiny"), ("default", "5")
+WORKLOADS = {**dict.fromkeys(("digits", "text"), WORKLOAD_CAPS), **dict.fromkeys(HEAVY, HEAVY_CAPS)}
 #: Replayed in as long as they were recorded in: only in the slow test.
 LARGE_TRACES = ("trace:resnet50", "trace:bert-base", "trace:gpt2-small")
 LARGE_CAPS = ("default", "25", "1+5+25")
@@ -102,8 +104,8 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 STATIC = ("deep", "out_of_order")
 #: The bucket sizes of every model and workload.
-ASKED = {**dict.fromkeys(MODELS, CAPS), **dict.fromkeys(WORKLOADS, WORKLOAD_CAPS)}
-LARGE = dict.fromkeys(LARGE_TRACES, LARGE_CAPS)
+ASKED = {**dict.fromkeys(MODELS, CAPS), **WORKLOADS}
+LARGE = {**dict.fromkeys(LARGE_TRACES, LARGE_CAPS), **dict.fromkeys(HEAVY, WORKLOAD_CAPS)}
 
 Loss = Callable[[Any], Any]
 
@@ -212,11 +214,11 @@ def test_rebuilt_buckets_are_those_of_ddp(seen: dict[str, Any], name: str, cap: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE_TRACES)
+@pytest.mark.parametrize("name", LARGE)
 def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(name: str) -> None:
     """Do so for models of up to half a gigabyte."""
     model = look(name)[name]
-    for cap in LARGE_CAPS:
+    for cap in LARGE[name]:
         check_rebuilt(model, cap)
 
 

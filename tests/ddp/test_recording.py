@@ -396,7 +396,7 @@ def test_training_on_ranks_is_not_changed(recorded: tuple[Any, Path], name: str)
     """End with the same bits on both ranks as without recording; only rank 0 writes; the order is DDP's own."""
     found = recorded[0][name]
     assert [True, True, True, False] == [found[key] for key in ("same", "agree", "written", "written elsewhere")]
-    assert (5, 8, 2) == (found["steps"], found["batch"], found["ranks"])
+    assert (3, 8, 2) == (found["steps"], found["batch"], found["ranks"])
     assert not any(parameter.startswith("module.") for parameter in found["names"])
     assert not found["logged"] or found["order"] == [int(index) for index in found["logged"].split(",")]
 
@@ -413,13 +413,13 @@ def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
 
 @pytest.mark.mpi
 def test_recording_is_trained_elsewhere(recorded: tuple[Any, Path], tmp_path: Path) -> None:
-    """Sweep settings over a recording on two ranks, without the model and its data."""
+    """Train a recording on two ranks, without the model and its data."""
     pytest.importorskip("mpi4py")
     program = [sys.executable, "-m", "commbench", "train", "--workload", f"trace:{recorded[1] / 'plain-0.json'}"]
-    program += ["--bucket-cap-mb", "default", "--hook", "none,fp16", "--steps", "4", "--launches", "1"]
+    program += ["--bucket-cap-mb", "default", "--hook", "none", "--steps", "4", "--launches", "1"]
     program += ["--confirm-launches", "1", "-n", "2", "--oversubscribe", "--out", str(tmp_path / "r")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     records = commbench.load_run(tmp_path / "r").training_records
-    assert {"none", "fp16", "local"} == {record.case.hook for record in records if record.status == "ok"}
+    assert {"none", "local"} == {record.case.hook for record in records if record.status == "ok"}
     assert {8} == {record.case.batch_per_rank for record in records}

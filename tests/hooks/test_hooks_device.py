@@ -20,26 +20,31 @@ from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 from commbench.hooks.ordering import CommStream  # noqa: E402
 
 MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
-CHECKS = (
-    *("asked", "density_one", "telescope", "resume", "scaled", "infinite", "shapes_and_options"),
-    *("without_feedback", "compression_gradients", "low_rank"),
-)
-KINDS = (
-    "torch",
-    pytest.param("cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")),
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler"))
+#: How elements are selected, and hooks with a memory; the kernels serve top-k only.
+MEMORIES_BY_KIND = [
+    *(pytest.param("torch", name, id=f"torch-{name}") for name in MEMORIES),
+    *(pytest.param("cuda", name, marks=CUDA.marks, id=f"cuda-{name}") for name in MEMORIES if "topk" in name),
+]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the checks find on two ranks, with elements selected in either way."""
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the checks find on two ranks, by the way in which elements are selected."""
     store = tmp_path_factory.mktemp("store") / "store"
-    return found_by(run_gloo_ranks(2, "hooks_device.py", request.param, *CHECKS, store=store, timeout=280))
+    kinds = ("torch", *(["cuda"] if cuda_on_host.find_compiler() else []))
+    return found_by(run_gloo_ranks(2, "hooks_device.py", *kinds, store=store, timeout=280))
 
 
-def test_asking_is_noticed(checked: Any) -> None:
+@pytest.fixture(scope="module", params=["torch", CUDA])
+def checked(request: pytest.FixtureRequest, found: Any) -> Any:
+    """What the checks find with elements selected in either way."""
+    return found[request.param]
+
+
+def test_asking_is_noticed(found: Any) -> None:
     """Show that the other tests can fail."""
-    assert "a hook asks what is in a tensor" in checked["asked"]
+    assert "a hook asks what is in a tensor" in found["torch"]["asked"]
 
 
 def test_density_one_is_dense(checked: Any) -> None:
@@ -54,30 +59,30 @@ def test_what_is_sent_and_what_is_left_is_everything(checked: Any) -> None:
     assert 1e-5 > checked["telescope"]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_checkpoints_resume(checked: Any, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
+def test_checkpoints_resume(found: Any, kind: str, name: str) -> None:
     """Go on from a checkpoint to the same bits."""
-    assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][name]
+    assert {"parameters": True, "memory": True, "without the state": False} == found[kind]["resume"][name]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_scaler(checked: Any, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
+def test_scaler(found: Any, kind: str, name: str) -> None:
     """Change no bit by a scaler; drop the updates of every bucket of a step that it skips."""
     truths = ("same memory", "same parameters", "memory kept", "parameters kept", "goes on", "agree")
     numbers = {"scale": 512.0, "discarded": 1, "discarded later": 1}
-    assert dict.fromkeys(truths, True) | numbers == checked["scaled"][name]
+    assert dict.fromkeys(truths, True) | numbers == found[kind]["scaled"][name]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
+def test_infinity_without_a_scaler(found: Any, kind: str, name: str) -> None:
     """Show one rank's infinity to all and keep it out of the residual."""
-    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked["infinite"][name]
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == found[kind]["infinite"][name]
 
 
-def test_memory_layouts_and_options(checked: Any) -> None:
+def test_memory_layouts_and_options(found: Any) -> None:
     """Be right for tensors in other memory orders, and under DDP's own options."""
-    assert 10 == len(checked["shapes_and_options"])
-    assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
+    assert 10 == len(found["torch"]["shapes_and_options"])
+    assert {} == {name: error for name, error in found["torch"]["shapes_and_options"].items() if not error < 1e-5}
 
 
 def test_without_feedback(checked: Any) -> None:
@@ -93,11 +98,11 @@ def test_deep_gradient_compression(checked: Any) -> None:
     assert [100, 100, 20, 20, 10, 10, 10] == checked["compression_gradients"]["counts"]
 
 
-def test_low_rank(checked: Any) -> None:
+def test_low_rank(found: Any) -> None:
     """Send everything at full rank, and come close to the best of two columns with the steps."""
-    found = checked["low_rank"]
-    assert 1e-5 > max(found["full"], found["left"], found["everything"])
-    assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]
+    checked = found["torch"]["low_rank"]
+    assert 1e-5 > max(checked["full"], checked["left"], checked["everything"])
+    assert 0.999 * checked["best"] < checked["later"] < 1.01 * checked["best"]
 
 
 @pytest.mark.parametrize("device", ["host", "device"])
@@ -147,7 +152,7 @@ def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HOST = torch.device("cpu")
-needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
+needs_compiler = CUDA.marks[0]
 
 
 @pytest.fixture

@@ -27,28 +27,30 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 @pytest.fixture(scope="module")
-def trained(start: Start) -> Any:
-    """What some tens of steps on two ranks are like with each hook."""
-    return found_by(start(2, "hooks_train.py", "train:40"))["train:40"]
-
-
-@pytest.fixture(scope="module")
-def trained_by_four(start: Start) -> Any:
-    """What a few steps on four ranks are like with each hook."""
-    return found_by(start(4, "hooks_train.py", "train:5"))["train:5"]
-
-
-@pytest.fixture(scope="module")
 def checked(start: Start) -> Any:
-    """What the checks find on two ranks."""
+    """What all checks find on two ranks."""
     names = ["density_one", "low_rank", "telescope", "resume", "scaled", "infinite", "shapes_and_options", "feedback"]
-    names += ["without_feedback", "compression_gradients", "two_models"]
+    names += ["without_feedback", "compression_gradients", "two_models", "train:20"]
     return found_by(start(2, "hooks_check.py", *names))
 
 
 @pytest.fixture(scope="module")
-def checked_by_four(start: Start) -> Any:
-    """What some of the checks find on four ranks, where sums depend on their order."""
+def trained(checked: Any) -> Any:
+    """What steps on two ranks are like with each hook."""
+    return checked["train:20"]
+
+
+@pytest.fixture(scope="module")
+def checked_by_three(start: Start) -> Any:
+    """What everything sent is like on three ranks, where sums depend on their order."""
+    return found_by(start(3, "hooks_check.py", "density_one"))
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
+    """What some of the checks find on two ranks, and on four."""
+    if request.param == 2:
+        return request.getfixturevalue("checked")
     return found_by(
         start(4, "hooks_check.py", "density_one", "low_rank", "telescope", "scaled", "compression_gradients")
     )
@@ -75,17 +77,11 @@ def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
     check_training(trained[name])
 
 
-@pytest.mark.parametrize("name", DENSE + SPARSE)
-def test_every_step_is_right_on_four_ranks(trained_by_four: Any, name: str) -> None:
-    """As on two ranks."""
-    check_training(trained_by_four[name])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "check"), [(2, "train:200"), (3, "train:50"), (4, "train:200")])
 def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> None:
     """As on two ranks."""
-    found = found_by(start(ranks, "hooks_train.py", check))[check]
+    found = found_by(start(ranks, "hooks_check.py", check))[check]
     for name in DENSE + SPARSE:
         check_training(found[name])
 
@@ -102,26 +98,25 @@ def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk"])
-def test_density_one_is_dense(checked: Any, checked_by_four: Any, name: str) -> None:
+def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: str) -> None:
     """Send everything at density 1: the mean over the ranks, and for top-k the bits of the sum in rank order."""
-    for found in (checked["density_one"][name], checked_by_four["density_one"][name]):
+    for found in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
         assert 1e-6 > found["error"]
         assert 0.0 == found["residual"]
         assert found["bits"] or name in {"topk whole", "randomk"}  # these are all-reduced
 
 
-def test_what_is_sent_and_what_is_left_is_everything(checked: Any, checked_by_four: Any) -> None:
+def test_what_is_sent_and_what_is_left_is_everything(checked_by_any: Any) -> None:
     """Find each rank's summed gradients in its own messages and its last residual."""
-    assert 1e-5 > checked["telescope"]
-    assert 1e-5 > checked_by_four["telescope"]
+    assert 1e-5 > checked_by_any["telescope"]
 
 
-def test_low_rank(checked: Any, checked_by_four: Any) -> None:
+def test_low_rank(checked_by_any: Any) -> None:
     """Send everything in the first step and at full rank, and come close to the best of two columns with the steps."""
-    for found in (checked["low_rank"], checked_by_four["low_rank"]):
-        assert 1e-5 > max(found["full"], found["left"], found["everything"])
-        assert found["first"] > 1.1 * found["best"]
-        assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]  # the best itself is reached to rounding
+    found = checked_by_any["low_rank"]
+    assert 1e-5 > max(found["full"], found["left"], found["everything"])
+    assert found["first"] > 1.1 * found["best"]
+    assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]  # the best itself is reached to rounding
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -131,7 +126,7 @@ def test_checkpoints_resume(checked: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_scaler(checked: Any, checked_by_four: Any, name: str) -> None:
+def test_scaler(checked_by_any: Any, name: str) -> None:
     """Change no bit by a scaler; on one rank's infinity skip the step and drop the updates of every bucket."""
     wanted = {
         "same memory": True,
@@ -144,8 +139,7 @@ def test_scaler(checked: Any, checked_by_four: Any, name: str) -> None:
         "agree": True,
         "discarded later": 1,
     }
-    assert wanted == checked["scaled"][name]
-    assert wanted == checked_by_four["scaled"][name]
+    assert wanted == checked_by_any["scaled"][name]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -175,11 +169,11 @@ def test_without_feedback(checked: Any) -> None:
     assert 647 <= found["topk"]["sent"] <= 2 * 647
 
 
-def test_deep_gradient_compression(checked: Any, checked_by_four: Any) -> None:
+def test_deep_gradient_compression(checked_by_any: Any) -> None:
     """Follow momentum correction, masking, clipping, warm-up and a changed learning rate as done by hand."""
-    for found in (checked, checked_by_four):
-        assert 1e-5 > found["compression_gradients"]["error"]
-        assert [100, 100, 20, 20, 10, 10, 10] == found["compression_gradients"]["counts"]
+    found = checked_by_any["compression_gradients"]
+    assert 1e-5 > found["error"]
+    assert [100, 100, 20, 20, 10, 10, 10] == found["counts"]
 
 
 def test_two_models_share_a_thread(checked: Any) -> None:

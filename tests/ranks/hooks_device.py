@@ -1,6 +1,6 @@
 """Run on Gloo ranks: the checks of hooks_check.py on the way that a GPU's gradients take, where no hook may ask.
 
-The first argument says how elements are selected: by ``torch``, or by the kernels for ``cuda``, compiled for the host.
+Elements are selected by torch, and then, if the first argument is ``cuda``, by the kernels, compiled for the host.
 """
 
 import functools
@@ -63,11 +63,11 @@ def select_by(kind: str) -> Callable[..., selectors.Selector]:
     return lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
 
 
-def take_the_way_of_a_device(kind: str) -> None:
+def take_the_way_of_a_device() -> None:
     """Let hooks take tensors for a device's, and fail where one asks."""
     for module in (feedback, powersgd, randomk, topk):
         module.on_host = lambda _: False
-    topk.make_selector = select_by(kind)
+    topk.prepare = lambda _: None
     for owner, name in ((Hook, "run"), (Hook, "_finished"), (PowerSGD, "_refine"), (PowerSGD, "_send_all")):
         setattr(owner, name, watched(getattr(owner, name)))
 
@@ -81,6 +81,23 @@ def asked() -> str:
     return ""
 
 
+#: What does not depend on how elements are selected.
+WITHOUT_SELECTION = ("asked", "low_rank", "shapes_and_options")
+
+
+def check_all(kind: str) -> dict[str, Any]:
+    """Return what every check finds if elements are selected in this way; with the kernels only those that select."""
+    topk.make_selector = select_by(kind)
+    checks = {
+        name: check for name, check in hooks_check.CHECKS.items() if name not in {"feedback", "two_models", "train"}
+    }
+    checks |= {"asked": asked}
+    if kind == "cuda":
+        hooks_check.COMPRESSING = {name: make for name, make in hooks_check.COMPRESSING.items() if "topk" in name}
+        checks = {name: check for name, check in checks.items() if name not in WITHOUT_SELECTION}
+    return {name: check() for name, check in checks.items()}
+
+
 if __name__ == "__main__":
-    take_the_way_of_a_device(sys.argv[1])
-    run_checks({**hooks_check.CHECKS, "asked": asked}, sys.argv[2:])
+    take_the_way_of_a_device()
+    run_checks({kind: functools.partial(check_all, kind) for kind in ("torch", "cuda")}, sys.argv[1:])

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commbench
 from commbench.hooks import TopK
 
-STEPS = 7
+STEPS = 5
 
 
 def plain(model: DistributedDataParallel, rank: int) -> None:
