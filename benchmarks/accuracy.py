@@ -32,7 +32,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Case, Sweep, shuffled
 from commbench.engine.communicator import HostBuffer
 from commbench.engine.measure import Session
-from commbench.engine.records import Frozen
+from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.stopping import Sampler
@@ -155,7 +155,7 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
         c = CLoop(prepared=prepared, communicator=communicator, control=control, plan=plan, library=library)
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
         frozen = options.frozen.get(case.key)
-        cases.append(trial.run(options.rounds, options.chunk, Frozen(**frozen) if frozen else None))
+        cases.append(trial.run(options.rounds, options.chunk, FixedSettings(**frozen) if frozen else None))
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -196,7 +196,7 @@ class Trial:
     native: Timer
     python: Timer
 
-    def run(self, rounds: int, chunk: int, frozen: Frozen | None) -> dict[str, Any]:
+    def run(self, rounds: int, chunk: int, frozen: FixedSettings | None) -> dict[str, Any]:
         """Alternate between the loops; what this launch says of the case, valid on rank 0.
 
         Args:
@@ -236,7 +236,7 @@ class Trial:
                 raise WrongDataError(f"{self.prepared.case} by the {name} loop: {found}")
         self.prepared.refill()
 
-    def _settle(self, frozen: Frozen | None) -> Frozen:
+    def _settle(self, frozen: FixedSettings | None) -> FixedSettings:
         """Warm up and choose the batch as the engine does."""
         sampler = Sampler(
             control=self.session.control,
@@ -248,7 +248,7 @@ class Trial:
         )
         return sampler.settle(frozen)
 
-    def _describe(self, samples: Mapping[str, Samples], settled: Frozen) -> dict[str, Any]:
+    def _describe(self, samples: Mapping[str, Samples], settled: FixedSettings) -> dict[str, Any]:
         per = settled.batch * self.prepared.operation.operations_per_call
         times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
         if self.session.control.rank == 0 and not all(times_us.values()):

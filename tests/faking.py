@@ -7,8 +7,8 @@ from typing import Any
 from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Case
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.measure import Session, frozen_from, measure
-from commbench.engine.records import Frozen, Record
+from commbench.engine.measure import Session, fixed_settings_of, measure
+from commbench.engine.records import FixedSettings, Record
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS
@@ -62,7 +62,7 @@ class FakeRun:
     slice_s: float = ENDLESS_S
 
     def launch(
-        self, cases: Sequence[Case], number: int = 0, frozen: Sequence[Frozen | None] | None = None
+        self, cases: Sequence[Case], number: int = 0, frozen: Sequence[FixedSettings | None] | None = None
     ) -> list[Record]:
         """Measure cases in one launch; the records of rank 0, which other ranks must not have."""
         kept = frozen or [None] * len(cases)
@@ -79,7 +79,7 @@ class FakeRun:
             )
             communicator = FakeCommunicator(control, self.script, launch=number)
             return [
-                measure(case, communicator, session, launch=number, frozen=known)
+                measure(case, communicator, session, launch=number, fixed=known)
                 for case, known in zip(cases, kept, strict=True)
             ]
 
@@ -90,7 +90,7 @@ class FakeRun:
     def launches(self, cases: Sequence[Case], count: int) -> list[Record]:
         """Measure cases in several launches, as a run does: what the first finds is frozen for the others."""
         records = self.launch(cases)
-        frozen = [frozen_from(record) for record in records]
+        frozen = [fixed_settings_of(record) for record in records]
         for number in range(1, count):
             records += self.launch(cases, number, frozen)
         return records

@@ -147,8 +147,8 @@ class CupyMemory(Communicator):
             content.moved(cupy.asarray).write(buffer.memory)
         self.complete()
 
-    def spoil(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.spoil`."""
+    def poison(self, buffer: DeviceBuffer) -> None:
+        """See `Communicator.poison`."""
         with self._stream:
             buffer.memory.view("uint8")[:] = STALE
 

@@ -147,7 +147,7 @@ class FakeCommunicator(Communicator):
     def write(self, buffer: FakeBuffer, content: Content) -> None:
         """Hold nothing."""
 
-    def spoil(self, buffer: FakeBuffer) -> None:
+    def poison(self, buffer: FakeBuffer) -> None:
         """Hold nothing."""
 
     def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted

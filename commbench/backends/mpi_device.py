@@ -103,9 +103,9 @@ class DeviceMpiCommunicator(CupyMemory):
         if self._is_whole:
             self._carrier.close()
 
-    def spoil(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.spoil`; MPI knows nothing of the stream."""
-        super().spoil(buffer)
+    def poison(self, buffer: DeviceBuffer) -> None:
+        """See `Communicator.poison`; MPI knows nothing of the stream."""
+        super().poison(buffer)
         self.complete()
 
     def empty(self) -> DeviceBuffer:
@@ -234,9 +234,9 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
             device.memory, buffer.dtype, HostBuffer(buffer.host.memory[offset : offset + count], buffer.dtype)
         )
 
-    def spoil(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
-        """See `Communicator.spoil`: what lies in host memory from before is no answer either."""
-        super().spoil(buffer)
+    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
+        """See `Communicator.poison`: what lies in host memory from before is no answer either."""
+        super().poison(buffer)
         buffer.host.memory.view(np.uint8)[:] = STALE
 
     def given(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base

@@ -294,8 +294,8 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
                 buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
         self.complete()
 
-    def spoil(self, buffer: TensorBuffer) -> None:
-        """See `Communicator.spoil`."""
+    def poison(self, buffer: TensorBuffer) -> None:
+        """See `Communicator.poison`."""
         buffer.tensor.view(torch.uint8).fill_(STALE)
 
     def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from commbench.collectives.algorithms import AUTO, CHOOSING, Choice
 from commbench.collectives.backends import USUAL_BACKENDS, find_backend
-from commbench.collectives.composed import arranged
+from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import find_dtype
 from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.collectives.patterns import check_pattern, shares_of
@@ -261,7 +261,7 @@ class Sweep:
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:
     """What is measured; of what makes no sense the plain entry, so that a row can say why."""
     try:
-        return arranged(operation, pattern, world_size)
+        return operation_in_pattern(operation, pattern, world_size)
     except UnsupportedError:
         return OPERATIONS[operation]
 

@@ -10,8 +10,8 @@ from typing import Any
 from commbench.collectives.operations import (
     WINDOW_BYTES,
     Operation,
-    Piece,
     Shape,
+    Span,
     find_operation,
     left,
     own,
@@ -26,7 +26,7 @@ MATRIX = "matrix"
 #: In a matrix a window is short: every rank meets every other, and steady bandwidth shows after a few MiB.
 MATRIX_WINDOW_BYTES = 4 * 2**20
 #: Operations that each of these patterns has; all others have all operations.
-OFFERED = {
+OPERATIONS_OF_PATTERN = {
     "ring": ("latency", "bandwidth", "bibandwidth", "sendrecv"),
     "fan-in": ("bandwidth", "bibandwidth"),
     "fan-out": ("bandwidth", "bibandwidth"),
@@ -35,7 +35,7 @@ OFFERED = {
 }
 
 
-def arranged(name: str, pattern: str, size: int) -> Operation:
+def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
     """The entry of an operation in a pattern, among ``size`` ranks: of most patterns it is the plain one.
 
     In a matrix it is the entry of one pair.
@@ -45,7 +45,7 @@ def arranged(name: str, pattern: str, size: int) -> Operation:
         UnsupportedError: the operation makes no sense in the pattern; the sentence says which do.
     """
     plain = find_operation(name)
-    offered = OFFERED.get(pattern)
+    offered = OPERATIONS_OF_PATTERN.get(pattern)
     if offered is None:
         return plain
     if name not in offered:
@@ -55,21 +55,21 @@ def arranged(name: str, pattern: str, size: int) -> Operation:
         )
     if pattern == MATRIX:
         return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
-    make = _ARRANGED.get((pattern, name))
+    make = _COMPOSED.get((pattern, name))
     return make(plain, size) if make else plain
 
 
 # ------------------------------------------------------------------------------------------------------------- ring
 
 
-def _from_left(shape: Shape) -> list[Piece]:
+def _from_left(shape: Shape) -> list[Span]:
     return _messages(shape, [left(shape)])
 
 
-def _messages(shape: Shape, sources: Sequence[int]) -> list[Piece]:
+def _messages(shape: Shape, sources: Sequence[int]) -> list[Span]:
     """A whole message of each source, one behind the other."""
     count = shape.elements
-    return [Piece(offset=index * count, count=count, source=source) for index, source in enumerate(sources)]
+    return [Span(offset=index * count, count=count, source=source) for index, source in enumerate(sources)]
 
 
 def _places(
@@ -146,11 +146,11 @@ def _all_at_root(shape: Shape) -> int:
     return shape.elements * (shape.size - 1) if shape.is_root else 0
 
 
-def _from_others(shape: Shape) -> list[Piece]:
+def _from_others(shape: Shape) -> list[Span]:
     return _messages(shape, _others(shape)) if shape.is_root else []
 
 
-def _from_root(shape: Shape) -> list[Piece]:
+def _from_root(shape: Shape) -> list[Span]:
     return [] if shape.is_root else _messages(shape, [shape.root])
 
 
@@ -278,4 +278,4 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
     )
 
 
-_ARRANGED = {**_RING, **_FAN, ("hierarchical", "all_reduce"): _hierarchical}
+_COMPOSED = {**_RING, **_FAN, ("hierarchical", "all_reduce"): _hierarchical}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.collectives.operations import Piece
+from commbench.collectives.operations import Span
 from commbench.errors import InputError, UnsupportedError
 
 #: Elements after which content repeats: prime, so that no power-of-two shift maps it onto itself.
@@ -139,11 +139,11 @@ class KnownData:
                 f"the average of {self.dtype.name} has no exact answer: libraries round it differently"
             )
 
-    def inputs(self, pieces: Sequence[Piece]) -> Content:
+    def inputs(self, pieces: Sequence[Span]) -> Content:
         """What a rank holds before the operation."""
         return self._content(pieces)
 
-    def answer(self, pieces: Sequence[Piece]) -> Content:
+    def answer(self, pieces: Sequence[Span]) -> Content:
         """What a rank must hold after the operation."""
         power_of_two = self.size & (self.size - 1) == 0
         inexact = self.redop == "avg" and not power_of_two
@@ -155,7 +155,7 @@ class KnownData:
         tile = self.dtype.encode(np.full(TILE, float(value)))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
 
-    def cancelling(self, pieces: Sequence[Piece]) -> Content:
+    def cancelling(self, pieces: Sequence[Span]) -> Content:
         """What a rank holds so that its sum, product or average over ranks is neutral, however often it is repeated.
 
         Of each element one rank holds a value, the next one its inverse, all others the neutral element. A piece's
@@ -165,7 +165,7 @@ class KnownData:
         runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in pieces]
         return Content(runs=runs, dtype=self.dtype)
 
-    def _cancelling_tile(self, piece: Piece) -> Values:
+    def _cancelling_tile(self, piece: Span) -> Values:
         neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
         rank, others = piece.source or 0, self.size - (piece.target < self.size)
         if rank == piece.target or others < 2:  # noqa: PLR2004 - a pair
@@ -175,11 +175,11 @@ class KnownData:
         inverse = 1 / values if self.redop == "prod" else -values
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
 
-    def _content(self, pieces: Sequence[Piece], tolerance: float = 0.0) -> Content:
+    def _content(self, pieces: Sequence[Span], tolerance: float = 0.0) -> Content:
         runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in pieces]
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
-    def _tile(self, piece: Piece) -> Values:
+    def _tile(self, piece: Span) -> Values:
         if self.redop is None:
             return _moved_tile(piece.source or 0, piece.target)
         if piece.source is None:

@@ -52,7 +52,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class Span:
     """A run of elements with known content: data ``source`` holds for ``target``, or a part of a reduction.
 
     ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the piece begins within the data
@@ -67,7 +67,7 @@ class Piece:
 
 
 Layout = Callable[[Shape], int]
-Pieces = Callable[[Shape], Sequence[Piece]]
+SpanRule = Callable[[Shape], Sequence[Span]]
 
 
 def whole(shape: Shape) -> int:
@@ -95,44 +95,44 @@ def _at_ends(layout: Layout) -> Layout:
     return lambda shape: layout(shape) if shape.rank in {0, shape.last} else 0
 
 
-def own(shape: Shape) -> list[Piece]:
+def own(shape: Shape) -> list[Span]:
     """The rank's own message."""
-    return [Piece(offset=0, count=shape.elements, source=shape.rank)]
+    return [Span(offset=0, count=shape.elements, source=shape.rank)]
 
 
-def _own_block(shape: Shape) -> list[Piece]:
-    return [Piece(offset=0, count=shape.block, source=shape.rank)]
+def _own_block(shape: Shape) -> list[Span]:
+    return [Span(offset=0, count=shape.block, source=shape.rank)]
 
 
-def _block_per_rank(shape: Shape) -> list[Piece]:
+def _block_per_rank(shape: Shape) -> list[Span]:
     block = shape.block
-    return [Piece(offset=r * block, count=block, source=r) for r in range(shape.size)]
+    return [Span(offset=r * block, count=block, source=r) for r in range(shape.size)]
 
 
-def _for_each_target(shape: Shape) -> list[Piece]:
+def _for_each_target(shape: Shape) -> list[Span]:
     block = shape.block
-    return [Piece(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)]
+    return [Span(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)]
 
 
-def _from_each_source(shape: Shape) -> list[Piece]:
+def _from_each_source(shape: Shape) -> list[Span]:
     block = shape.block
-    return [Piece(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
+    return [Span(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
 
 
-def _from(source: Callable[[Shape], int], layout: Layout = whole) -> Pieces:
-    return lambda shape: [Piece(offset=0, count=layout(shape), source=source(shape))]
+def _from(source: Callable[[Shape], int], layout: Layout = whole) -> SpanRule:
+    return lambda shape: [Span(offset=0, count=layout(shape), source=source(shape))]
 
 
-def _scattered(shape: Shape) -> list[Piece]:
-    return [Piece(offset=0, count=shape.block, source=shape.root, target=shape.rank)]
+def _scattered(shape: Shape) -> list[Span]:
+    return [Span(offset=0, count=shape.block, source=shape.root, target=shape.rank)]
 
 
-def _reduced(shape: Shape) -> list[Piece]:
-    return [Piece(offset=0, count=shape.elements, source=None)]
+def _reduced(shape: Shape) -> list[Span]:
+    return [Span(offset=0, count=shape.elements, source=None)]
 
 
-def _reduced_block(shape: Shape) -> list[Piece]:
-    return [Piece(offset=0, count=shape.block, source=None, start=shape.rank * shape.block)]
+def _reduced_block(shape: Shape) -> list[Span]:
+    return [Span(offset=0, count=shape.block, source=None, start=shape.rank * shape.block)]
 
 
 def _root(shape: Shape) -> int:
@@ -177,8 +177,8 @@ class Operation:
     kind: Kind = "collective"
     send: Layout = _nothing
     receive: Layout = _nothing
-    inputs: Pieces = lambda _: []
-    answer: Pieces = lambda _: []
+    inputs: SpanRule = lambda _: []
+    answer: SpanRule = lambda _: []
     call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
     """How ranks on such hosts are divided further, for an operation that is composed of others among fewer ranks."""

@@ -117,7 +117,7 @@ class Communicator(ABC):
         """Fill a buffer with known content."""
 
     @abstractmethod
-    def spoil(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
+    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
         """Fill a buffer with bytes that no answer holds."""
 
     @abstractmethod
@@ -278,8 +278,8 @@ class HostCommunicator(Communicator):
         """See `Communicator.write`."""
         content.write(buffer.memory)
 
-    def spoil(self, buffer: HostBuffer) -> None:
-        """See `Communicator.spoil`."""
+    def poison(self, buffer: HostBuffer) -> None:
+        """See `Communicator.poison`."""
         buffer.memory.view(np.uint8)[:] = STALE
 
     def count_wrong(self, buffer: HostBuffer, content: Content) -> int:

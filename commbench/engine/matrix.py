@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.collectives.cases import Case, shuffled
-from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
-from commbench.collectives.operations import Operation, Piece, Shape, check_ranks, window_of
+from commbench.collectives.operations import Operation, Shape, Span, check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
 from commbench.collectives.primitives import Buffers, Ends
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.records import Frozen, PairTimes
+from commbench.engine.records import FixedSettings, PairTimes
 from commbench.engine.samples import DECIMALS
 from commbench.engine.setup import check_count
 from commbench.engine.stopping import Step, batch_of
@@ -98,7 +98,7 @@ class PreparedMatrix:
 
     def verify(self, turn: Turn, calls: Sequence[Call], timer: Timer) -> int:
         """Make the calls once, in the loop that will time them: the wrong elements that this rank has received."""
-        self.communicator.spoil(self.buffers.receive)
+        self.communicator.poison(self.buffers.receive)
         timer.run(calls, 1, 1)
         self.communicator.complete()
         pair = self._pair(turn)
@@ -126,7 +126,7 @@ def time_slices(case: Case, ranks: int) -> float:
     if case.pattern != MATRIX:
         return 1.0
     try:
-        operation = arranged(case.operation, case.pattern, ranks)
+        operation = operation_in_pattern(case.operation, case.pattern, ranks)
     except UnsupportedError:
         return 1.0
     turns = (ranks - 1 + ranks % 2) * (1 + operation.is_one_way)
@@ -139,7 +139,7 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     Raises:
         UnsupportedError: there are no pairs, or the operation or the backend has none; the same on every rank.
     """
-    operation = arranged(case.operation, case.pattern, communicator.size)
+    operation = operation_in_pattern(case.operation, case.pattern, communicator.size)
     check_ranks(operation, communicator.size)
     if case.world_size is not None:
         raise UnsupportedError("a matrix is of all ranks; leave --world-sizes out")
@@ -150,7 +150,7 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     check_count(elements, communicator)
     data = KnownData(dtype=dtype, size=communicator.size, redop=None)
     buffers = Buffers(send=communicator.allocate(dtype, elements), receive=communicator.allocate(dtype, elements))
-    communicator.write(buffers.send, data.inputs([Piece(offset=0, count=elements, source=communicator.rank)]))
+    communicator.write(buffers.send, data.inputs([Span(offset=0, count=elements, source=communicator.rank)]))
     return PreparedMatrix(
         case=case,
         operation=operation,
@@ -265,11 +265,11 @@ class MatrixSampler:
     wrong: int = field(default=0, init=False)
     """Wrong elements over all pairs, on rank 0."""
 
-    def collect(self, launch: int, frozen: Frozen | None) -> tuple[Frozen, list[PairTimes]]:
+    def collect(self, launch: int, fixed: FixedSettings | None) -> tuple[FixedSettings, list[PairTimes]]:
         """Measure every pair; what was settled, and on rank 0 the pairs sorted by source and target."""
         turns = self.matrix.turns(launch)
         self.timer.sync.plan.reset()
-        settled = frozen or self._settle(turns[0])
+        settled = fixed or self._settle(turns[0])
         per = settled.batch * self.matrix.window * self.matrix.operation.operations_per_call
         found: list[PairTimes] = []
         for turn in turns:
@@ -281,16 +281,16 @@ class MatrixSampler:
                 self.wrong += times.wrong
         return settled, sorted(found, key=lambda pair: (pair.source, pair.target))
 
-    def _settle(self, turn: Turn) -> Frozen:
+    def _settle(self, turn: Turn) -> FixedSettings:
         """Agree on how many operations to time together, from the fastest pair of a turn."""
         calls = self.matrix.calls(turn)
         self.timer.run(calls, 1, 1)
         seen = self.timer.run(calls, 1 + WARMUPS, 1)
         typical = self.control.gather(float(np.median(seen.end_ns - seen.start_ns)) if calls else np.inf)
         batch = batch_of(min(typical), self.reading_ns) if typical else 1
-        return self.control.broadcast(Frozen(warmups=WARMUPS, batch=batch))
+        return self.control.broadcast(FixedSettings(warmups=WARMUPS, batch=batch))
 
-    def _measure(self, turn: Turn, settled: Frozen, turn_s: float) -> _TurnTimes:
+    def _measure(self, turn: Turn, settled: FixedSettings, turn_s: float) -> _TurnTimes:
         """One turn: verified, warmed up, repeated; the times are filled in on rank 0."""
         calls = self.matrix.calls(turn)
         wrong = self.matrix.verify(turn, calls, self.timer)

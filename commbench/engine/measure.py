@@ -13,7 +13,7 @@ import numpy as np
 
 from commbench.collectives.algorithms import transport_by
 from commbench.collectives.cases import Case
-from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
@@ -22,7 +22,7 @@ from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, try_out
-from commbench.engine.records import Frozen, Overlap, PairTimes, Record
+from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record
 from commbench.engine.samples import Samples, carried_by, timed_groups, wrong_record
 from commbench.engine.setup import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
@@ -174,18 +174,18 @@ class Session:
 
 
 def measure(
-    case: Case, communicator: Communicator, session: Session, *, launch: int, frozen: Frozen | None = None
+    case: Case, communicator: Communicator, session: Session, *, launch: int, fixed: FixedSettings | None = None
 ) -> Record | None:
     """Measure one case; the record on rank 0, None elsewhere.
 
-    ``frozen`` is what the first launch found out; None in the first launch. What the backend cannot do becomes a record
+    ``fixed`` is what the first launch found out; None in the first launch. What the backend cannot do becomes a record
     with status ``unsupported``, wrong data one with status ``wrong`` and no times.
     """
     stopwatch = Stopwatch()
     session.refresh_clock()
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
-        return _measure_matrix(record, communicator, session, stopwatch, frozen)
+        return _measure_matrix(record, communicator, session, stopwatch, fixed)
     make = partial(_prepared, case, communicator, session)
     prepared, timer, refusal = _ready(case, communicator, session, make)
     if not prepared or not timer:
@@ -198,11 +198,11 @@ def measure(
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
-        timer = _suit_clock(prepared, communicator, timer, session, frozen)
+        timer = _suit_clock(prepared, communicator, timer, session, fixed)
         record = replace(record, **_conditions(prepared, timer))
         sampler = _sampler(prepared, timer, session)
         together = prepared.captured  # a batch counts operations, the sampler calls
-        calls = sampler.settle(frozen and replace(frozen, batch=max(1, frozen.batch // together)))
+        calls = sampler.settle(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
         settled = replace(calls, batch=calls.batch * together)
         before = session.read_clock(communicator)  # warm: an idle GPU's clock is low, and rises at the first operation
         samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
@@ -235,9 +235,9 @@ def measure(
     return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
 
 
-def frozen_from(record: Record) -> Frozen | None:
+def fixed_settings_of(record: Record) -> FixedSettings | None:
     """What later launches keep of a case's record in an earlier one; None if it was not measured."""
-    return Frozen(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
+    return FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
 
 
 class Stopwatch:
@@ -261,7 +261,7 @@ class Stopwatch:
 
 
 def _measure_matrix(
-    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, frozen: Frozen | None
+    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, fixed: FixedSettings | None
 ) -> Record | None:
     """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
     make = partial(prepare_matrix, record.case, communicator)
@@ -276,7 +276,7 @@ def _measure_matrix(
         reading_ns=session.reading_ns(timer),
     )
     with stopwatch.measuring():
-        settled, pairs = sampler.collect(record.launch, frozen)
+        settled, pairs = sampler.collect(record.launch, fixed)
     record = replace(
         record,
         **_conditions(matrix, timer),
@@ -358,14 +358,14 @@ def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepa
 
 
 def _suit_clock(
-    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, frozen: Frozen | None
+    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, fixed: FixedSettings | None
 ) -> Timer:
     """The timed loop for an operation of this length: how ranks start together may depend on it."""
     case = prepared.case
     if case.sync != "auto" or session.clock.exact or communicator.own_threads:
         return timer
-    if frozen and frozen.sync:
-        return session.timer(replace(case, sync=frozen.sync), communicator)
+    if fixed and fixed.sync:
+        return session.timer(replace(case, sync=fixed.sync), communicator)
     lasting_us = 0.0
     for share in (0.0, PROBING_SHARE):  # the first is for warming up
         affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
@@ -384,7 +384,7 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
         rule=session.rule,
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
-        watched=prepared.participants if prepared.several else (0,),
+        watched=prepared.participants if prepared.reports_groups else (0,),
     )
 
 
@@ -460,5 +460,5 @@ def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -
 
 def _operations(record: Record) -> int:
     """Operations in one repetition."""
-    operation = arranged(record.case.operation, record.case.pattern, record.group_size)
+    operation = operation_in_pattern(record.case.operation, record.case.pattern, record.group_size)
     return record.batch * record.window * operation.operations_per_call

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypedDict, overload
 import numpy as np
 
 from commbench.collectives.cases import Case, check_case
-from commbench.collectives.composed import arranged
+from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import check_flags
 from commbench.errors import InputError, UnsupportedError
 from commbench.schema import Ranks, check_as, read_as
@@ -296,7 +296,7 @@ def _check_record(record: Record) -> None:
     for group in record.groups:
         check_flags(group.flags)
     if len(record.times_us):
-        arranged(record.case.operation, record.case.pattern, max(1, record.group_size))
+        operation_in_pattern(record.case.operation, record.case.pattern, max(1, record.group_size))
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
@@ -318,7 +318,7 @@ def _read_pairs(data: object) -> PairTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frozen:
+class FixedSettings:
     """What the first launch found out about a case and later launches keep, so that launches are alike."""
 
     warmups: int

@@ -109,7 +109,7 @@ def carried_by(transports: Sequence[str], ranks: Sequence[int]) -> str:
 
 def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record:
     """The record of wrong data, with the number of wrong elements in each group where they are reported each."""
-    groups = _groups(prepared, checked) if prepared.several else ()
+    groups = _groups(prepared, checked) if prepared.reports_groups else ()
     where = ", ".join(group.group for group in groups if group.wrong)
     reason = f"{checked.wrong} elements differ from the known answer{f' in group {where}' if where else ''}"
     return replace(record, status="wrong", wrong=checked.wrong, reason=reason, groups=groups)
@@ -127,7 +127,7 @@ def timed_groups(
         transports: what each rank of the launch says.
         per: operations in one repetition.
     """
-    if not prepared.several or not samples.valid:
+    if not prepared.reports_groups or not samples.valid:
         return ()
     timed = []
     for group, ranks in zip(_groups(prepared, checked), prepared.active, strict=True):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commbench.collectives.cases import Case
-from commbench.collectives.composed import arranged
+from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, DataType, KnownData
-from commbench.collectives.operations import Operation, Piece, Shape, check_ranks, true_message_bytes, window_of
+from commbench.collectives.operations import Operation, Shape, Span, check_ranks, true_message_bytes, window_of
 from commbench.collectives.patterns import Group, groups_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
@@ -83,7 +83,7 @@ class Prepared:
         return tuple(sorted(rank for ranks in self.active for rank in ranks))
 
     @property
-    def several(self) -> bool:
+    def reports_groups(self) -> bool:
         """Whether groups are reported each: there are several, or ranks that stand aside."""
         return len(self.groups[0]) < self.world_size
 
@@ -182,11 +182,11 @@ class Prepared:
         content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(pieces)
         for buffers in self._sets:
             if buffers.receive is not None:
-                self.communicator.spoil(buffers.receive)
+                self.communicator.poison(buffers.receive)
             if pieces:
                 self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
 
-    def _contributions(self) -> list[Piece]:
+    def _contributions(self) -> list[Span]:
         """This rank's part in a reduction in place, each piece for the rank that alone holds the result there.
 
         That rank adds what it holds again in each repetition. Of an all_reduce there is none such.
@@ -195,9 +195,9 @@ class Prepared:
             return []
         rank, size, block = self.shape.rank, self.shape.size, self.shape.block
         if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: a block each
-            return [Piece(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
+            return [Span(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
         keeper = self.shape.root if self.operation.rooted else size
-        return [Piece(offset=0, count=self.shape.elements, source=rank, target=keeper)]
+        return [Span(offset=0, count=self.shape.elements, source=rank, target=keeper)]
 
     def _count_wrong(self) -> int:
         pieces = self.operation.answer(self.shape) if self.shape else []
@@ -279,7 +279,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
         UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
-    operation = arranged(case.operation, case.pattern, len(placed))
+    operation = operation_in_pattern(case.operation, case.pattern, len(placed))
     communicator = communicator.using(case.algorithm)
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.records import Frozen
+from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
@@ -61,15 +61,15 @@ class Sampler:
     _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
 
-    def settle(self, frozen: Frozen | None) -> Frozen:
+    def settle(self, fixed: FixedSettings | None) -> FixedSettings:
         """Warm up, as often as the first launch found necessary or (None) until times are steady; agree on a batch."""
         self._begun = time.perf_counter()
         self._spanned_ns = 0
         self.timer.sync.plan.reset()
         first = self._run(1, 1)
-        if frozen:
-            self._run(frozen.warmups - 1, 1)
-            return frozen
+        if fixed:
+            self._run(fixed.warmups - 1, 1)
+            return fixed
         times = self._run(self._guesses(_typical_ns(first)), 1)
         window = self._window(_typical_ns(times))
         while True:
@@ -79,7 +79,7 @@ class Sampler:
                 break
             times += self._run(step.repetitions, 1)
         batch = batch_of(_typical_ns(times[-WARMUP_WINDOW:]), self.reading_ns)
-        return self.control.broadcast(Frozen(warmups=1 + len(times), batch=batch))
+        return self.control.broadcast(FixedSettings(warmups=1 + len(times), batch=batch))
 
     def collect(self, samples: Samples, batch: int) -> Samples | None:
         """Repeat until sure or out of time; the samples on rank 0, None elsewhere."""

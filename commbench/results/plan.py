@@ -12,8 +12,8 @@ from typing import Any
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.matrix import time_slices
-from commbench.engine.measure import frozen_from
-from commbench.engine.records import Frozen
+from commbench.engine.measure import fixed_settings_of
+from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.stats.budgets import Budget
@@ -39,7 +39,7 @@ class RunRequest:
     """Wall time that the run may take up to the end of this stage, in seconds; None: as long as it needs."""
     whole_limit_s: float | None = None
     """Wall time that all stages may take, which ``fewest_launches`` of this one may use up; None: ``time_limit_s``."""
-    frozen: Mapping[str, Frozen] = field(default_factory=dict)
+    frozen: Mapping[str, FixedSettings] = field(default_factory=dict)
     """By case key, what another run has fixed that this one is to be compared with; the first launch finds the rest."""
     training: Terms | None = None
     """How training cases are trained; None for collectives."""
@@ -97,7 +97,7 @@ class PlannedCase:
     """A case and what an earlier launch has fixed about it; None in a case's first launch, and of training."""
 
     case: AnyCase
-    frozen: Frozen | None = None
+    frozen: FixedSettings | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class LaunchPlan:
         case_class = TrainingCase if data["training"] else Case
         cases = [
             PlannedCase(
-                case=case_class(**planned["case"]), frozen=Frozen(**planned["frozen"]) if planned["frozen"] else None
+                case=case_class(**planned["case"]), frozen=FixedSettings(**planned["frozen"]) if planned["frozen"] else None
             )
             for planned in data["cases"]
         ]
@@ -160,10 +160,10 @@ def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int)
     return sorted(order, key=lambda case: case.key in broken)
 
 
-def frozen_values(records: Iterable[AnyRecord]) -> dict[str, Frozen]:
+def frozen_values(records: Iterable[AnyRecord]) -> dict[str, FixedSettings]:
     """By case key, what the lowest launch that measured a collective has fixed for all others."""
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
-    found = {record.case.key: frozen_from(record) for record in ordered if record.status == "ok"}
+    found = {record.case.key: fixed_settings_of(record) for record in ordered if record.status == "ok"}
     return {key: frozen for key, frozen in found.items() if frozen}
 
 

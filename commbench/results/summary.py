@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.algorithms import AUTO
-from commbench.collectives.composed import arranged
+from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.system.process import without_collector
@@ -368,7 +368,7 @@ def _bandwidths(row: Row) -> dict[str, Any]:
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
         return {}
-    operation = arranged(row.operation, row.pattern, size)
+    operation = operation_in_pattern(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
     return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 

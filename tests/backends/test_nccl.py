@@ -22,8 +22,8 @@ from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.control import Control, run_threads
-from commbench.engine.measure import Session, frozen_from, measure
-from commbench.engine.records import Frozen
+from commbench.engine.measure import Session, fixed_settings_of, measure
+from commbench.engine.records import FixedSettings
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress
@@ -229,14 +229,14 @@ def test_without_nccl_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------ cadences and buffers
 
 
-def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, frozen: Frozen | None = None) -> list[Any]:
+def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None) -> list[Any]:
     """What rank 0 records of cases on so many ranks, and last what its communicator was asked for."""
     budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.02)
 
     def work(control: Control) -> list[Any]:
         communicator = nccl.NcclCommunicator(control)
         session = Session(control=control, budget=budget, progress=Progress())
-        found = [measure(case, communicator, session, launch=0, frozen=frozen) for case in cases]
+        found = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
         token, asked = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator
         return [*found, ([address for address in asked.addresses if address != token], asked.calls)]
@@ -285,7 +285,7 @@ def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
 def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
     """Replay as many operations together as the first launch did."""
     first, _ = records_of(nccl, 2, [plain_case(graph=True)])
-    second, _ = records_of(nccl, 2, [plain_case(graph=True)], frozen=frozen_from(first))
+    second, _ = records_of(nccl, 2, [plain_case(graph=True)], fixed=fixed_settings_of(first))
     assert (first.batch, first.warmups) == (second.batch, second.warmups)
 
 

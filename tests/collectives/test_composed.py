@@ -11,7 +11,13 @@ from launching import records_from_lab
 
 from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Case, Sweep
-from commbench.collectives.composed import MATRIX, MATRIX_WINDOW_BYTES, OFFERED, _hierarchy, arranged
+from commbench.collectives.composed import (
+    MATRIX,
+    MATRIX_WINDOW_BYTES,
+    OPERATIONS_OF_PATTERN,
+    _hierarchy,
+    operation_in_pattern,
+)
 from commbench.collectives.operations import OPERATIONS, WINDOW_BYTES, Operation, Shape, window_of
 from commbench.collectives.patterns import PATTERNS
 from commbench.collectives.primitives import Buffers
@@ -19,7 +25,7 @@ from commbench.engine.records import Row
 from commbench.errors import UnsupportedError
 from commbench.results.summary import _bandwidths
 
-RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in OFFERED[p]]
+RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in OPERATIONS_OF_PATTERN[p]]
 MIB = 2**20
 
 
@@ -27,18 +33,18 @@ MIB = 2**20
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
     """Give an entry of the operation's name, or one sentence that says which operations the pattern is for."""
-    if name in OFFERED.get(pattern, OPERATIONS):
-        assert name == arranged(name, pattern, 4).name
+    if name in OPERATIONS_OF_PATTERN.get(pattern, OPERATIONS):
+        assert name == operation_in_pattern(name, pattern, 4).name
     else:
         with pytest.raises(UnsupportedError, match=rf"^pattern {pattern} is for .*{name} was asked for; use"):
-            arranged(name, pattern, 4)
+            operation_in_pattern(name, pattern, 4)
 
 
 def test_groups_run_the_plain_operation() -> None:
     """Change nothing where a pattern only says who belongs together."""
     for pattern in ("flat", "node", "cross", "split:2", "pairs:inter", "bisection"):
-        assert all(OPERATIONS[name] is arranged(name, pattern, 4) for name in OPERATIONS)
-    assert OPERATIONS["sendrecv"] is arranged("sendrecv", "ring", 4)
+        assert all(OPERATIONS[name] is operation_in_pattern(name, pattern, 4) for name in OPERATIONS)
+    assert OPERATIONS["sendrecv"] is operation_in_pattern("sendrecv", "ring", 4)
 
 
 @pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
@@ -46,7 +52,7 @@ def test_groups_run_the_plain_operation() -> None:
 @pytest.mark.parametrize("root", [0, 1])
 def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) -> None:
     """Cover each rank's inputs and answers without gap or overlap; what arrives was sent by another rank."""
-    operation = arranged(name, pattern, size)
+    operation = operation_in_pattern(name, pattern, size)
     for rank in range(size):
         shape = Shape(rank=rank, size=size, elements=12, root=root)
         for pieces, length in (
@@ -111,7 +117,7 @@ def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[
 def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
     """Match every message with a rank that awaits it, between the ranks that the pattern names."""
     root = size - 1
-    sent, received = sent_and_received(arranged(name, pattern, size), size, root)
+    sent, received = sent_and_received(operation_in_pattern(name, pattern, size), size, root)
     assert sorted(sent) == sorted(received)
     data = {(source, target) for source, target, is_empty in sent if not is_empty}
     ring = {(rank, (rank + 1) % size) for rank in range(size)}
@@ -128,11 +134,11 @@ def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
 
 def test_windows_share_what_may_be_in_flight() -> None:
     """Keep all windows of the busiest rank together within the bytes of one; those of a matrix are short."""
-    assert 64 == window_of(arranged("bandwidth", "ring", 9), MIB)
-    assert 32 == window_of(arranged("bibandwidth", "ring", 9), MIB)
-    assert WINDOW_BYTES // MIB // 8 == window_of(arranged("bandwidth", "fan-in", 9), MIB)
-    assert 1 == window_of(arranged("bandwidth", "fan-out", 1000), MIB)
-    assert MATRIX_WINDOW_BYTES // MIB == window_of(arranged("bandwidth", MATRIX, 1000), MIB)
+    assert 64 == window_of(operation_in_pattern("bandwidth", "ring", 9), MIB)
+    assert 32 == window_of(operation_in_pattern("bibandwidth", "ring", 9), MIB)
+    assert WINDOW_BYTES // MIB // 8 == window_of(operation_in_pattern("bandwidth", "fan-in", 9), MIB)
+    assert 1 == window_of(operation_in_pattern("bandwidth", "fan-out", 1000), MIB)
+    assert MATRIX_WINDOW_BYTES // MIB == window_of(operation_in_pattern("bandwidth", MATRIX, 1000), MIB)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,7 @@ def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, exp
 
 def test_a_hop_is_the_time_of_one() -> None:
     """Divide a token's way round by the number of ranks."""
-    assert 7 == arranged("latency", "ring", 7).operations_per_call
+    assert 7 == operation_in_pattern("latency", "ring", 7).operations_per_call
 
 
 def test_sweeps_vary_the_root_of_a_fan() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.collectives.datatypes import DTYPES, TILE, DataType, KnownData, find_dtype
-from commbench.collectives.operations import REDOPS, Piece
+from commbench.collectives.operations import REDOPS, Span
 from commbench.engine.communicator import STALE
 from commbench.errors import InputError, UnsupportedError
 
@@ -25,14 +25,14 @@ def contributions(dtype: DataType, size: int, redop: str) -> np.ndarray:
     known = KnownData(dtype=dtype, size=size, redop=redop)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        known.inputs([Piece(offset=0, count=TILE, source=rank)]).write(buffer)
+        known.inputs([Span(offset=0, count=TILE, source=rank)]).write(buffer)
     return np.stack([dtype.decode(buffer) for buffer in memory])
 
 
 def moved(source: int, target: int = 0, count: int = TILE, start: int = 0) -> np.ndarray:
     """Return moved int32 data."""
     buffer = np.empty(count, dtype=np.int32)
-    piece = Piece(offset=0, count=count, source=source, target=target, start=start)
+    piece = Span(offset=0, count=count, source=source, target=target, start=start)
     KnownData(dtype=DTYPES["int32"], size=8, redop=None).inputs([piece]).write(buffer)
     return buffer
 
@@ -52,7 +52,7 @@ def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: i
     """Reduce all ranks' contributions with numpy, in rank order, and find the known answer in every element."""
     dtype = DTYPES[name]
     folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (size if redop == "avg" else 1)
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Piece(offset=0, count=TILE, source=None)])
+    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Span(offset=0, count=TILE, source=None)])
     assert 0 == answer.count_wrong(dtype.encode(folded))
 
 
@@ -84,7 +84,7 @@ def test_no_answer_is_what_a_buffer_holds_before(name: str, redop: str | None, s
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
     source = None if redop else size - 1
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Piece(offset=0, count=TILE, source=source)])
+    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Span(offset=0, count=TILE, source=source)])
     assert TILE == answer.count_wrong(stale)
 
 
@@ -125,7 +125,7 @@ def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, ta
     target = min(target, size)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        known.cancelling([Piece(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
+        known.cancelling([Span(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
     held = np.stack([dtype.decode(buffer) for buffer in memory])
     neutral = dtype.decode(known.neutral(TILE).runs[0][2])
     assert 0 == known.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))
@@ -167,7 +167,7 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
     """Count each flipped element once, wherever it is, also where only its lowest bit differs."""
     dtype = DTYPES[name]
     buffer = np.empty(count + 2, dtype=dtype.storage)
-    known = KnownData(dtype=dtype, size=3, redop=None).answer([Piece(offset=1, count=count, source=2, target=1)])
+    known = KnownData(dtype=dtype, size=3, redop=None).answer([Span(offset=1, count=count, source=2, target=1)])
     known.write(buffer)
     flipped = data.draw(st.sets(st.integers(1, count), max_size=20))
     raw = buffer.view(np.uint8).reshape(-1, dtype.itemsize)
@@ -181,7 +181,7 @@ def test_not_a_number_is_wrong() -> None:
     """Count elements that are not a number, within a tolerance too."""
     for size in (2, 3):
         known = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer(
-            [Piece(offset=0, count=7, source=None)]
+            [Span(offset=0, count=7, source=None)]
         )
         assert 7 == known.count_wrong(np.full(7, np.nan, dtype=np.float32))
 

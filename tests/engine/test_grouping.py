@@ -12,7 +12,7 @@ from faking import EXACT, FakeRun, fake_case
 
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import Script
-from commbench.engine.measure import frozen_from
+from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import Record, Row
 from commbench.results import Run
 from commbench.results.summary import overlap_rows, summarise_run
@@ -98,7 +98,7 @@ def test_wrong_data_is_named_by_group() -> None:
 def test_later_launches_keep_what_the_first_found_out() -> None:
     """Freeze warm-up and batch of a case with groups as of any other."""
     records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
-    assert {frozen_from(records[0])} == {frozen_from(record) for record in records}
+    assert {fixed_settings_of(records[0])} == {fixed_settings_of(record) for record in records}
     assert [3, 3] == [row.launches for row in rows_of(records)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.records import Frozen
+from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.stopping import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
 from commbench.engine.timing.loops import Call, Repetitions
@@ -60,14 +60,14 @@ def sample(
     time_ns: Callable[[int, int], float],
     *,
     ranks: int = 1,
-    frozen: Frozen | None = None,
+    fixed: FixedSettings | None = None,
     late: Callable[[int, int], bool] = lambda _r, _i: False,
     apart_ns: int = 10**9,
     **changes: Any,
-) -> tuple[Frozen, Samples, list[list[tuple[int, int]]], int]:
+) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
     """Sample ``time_ns(rank, n)``; what was settled, rank 0's samples, all ranks' chunks, the last slack."""
 
-    def work(control: ThreadControl) -> tuple[Frozen, Samples | None, list[tuple[int, int]], int]:
+    def work(control: ThreadControl) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
         timer = ScriptedTimer(
             control,
             time_ns=lambda i: time_ns(control.rank, i),
@@ -76,7 +76,7 @@ def sample(
         )
         settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
-        settled = sampler.settle(frozen)
+        settled = sampler.settle(fixed)
         samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
         return settled, samples, timer.asked, timer.sync.plan.slack_ns
 
@@ -124,9 +124,9 @@ def test_a_long_operation_is_tried_a_few_times_only() -> None:
 
 def test_what_is_frozen_is_obeyed() -> None:
     """Warm up as often and batch as much as the first launch did, whatever is seen."""
-    frozen = Frozen(warmups=7, batch=8)
-    settled, _, asked, _ = sample(lambda _r, i: 10_000 * (1 + i), frozen=frozen)
-    assert frozen == settled
+    fixed = FixedSettings(warmups=7, batch=8)
+    settled, _, asked, _ = sample(lambda _r, i: 10_000 * (1 + i), fixed=fixed)
+    assert fixed == settled
     assert 7 == sum(repetitions for repetitions, batch in asked[0] if batch == 1)
     assert {1, 8} == {batch for _, batch in asked[0]}
 
@@ -144,14 +144,14 @@ def test_repeating_goes_on_until_sure() -> None:
     """Repeat half as often again until the interval is narrow enough."""
     noise = np.random.default_rng(3).lognormal(0, 0.5, 10_000)
     rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-    _, samples, asked, _ = sample(lambda _r, i: 10_000 * noise[i], frozen=Frozen(warmups=1, batch=1), rule=rule)
+    _, samples, asked, _ = sample(lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule)
     assert rule.satisfied([time / 1e6 for time in samples.slowest_us(1)])
     assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == asked[0][:5]
 
 
 def test_repetitions_within_a_moment_are_not_enough() -> None:
     """Go on until repetitions span 5 ms, however well those of the first moment agree."""
-    _, samples, *_ = sample(lambda _r, _i: 10_000, apart_ns=100_000, frozen=Frozen(warmups=1, batch=1))
+    _, samples, *_ = sample(lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1))
     assert 51 <= samples.valid <= 77
 
 
@@ -171,7 +171,7 @@ def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None
         ranks=2,
         late=lambda rank, i: rank == 1 and i % share == 0,
         rule=rule,
-        frozen=Frozen(warmups=1, batch=1),
+        fixed=FixedSettings(warmups=1, batch=1),
     )
     assert samples.late > 0
     assert widened == (slack_ns > 1000)

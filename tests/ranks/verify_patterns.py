@@ -12,11 +12,11 @@ from verify_all import findings
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
-from commbench.collectives.composed import MATRIX, OFFERED
+from commbench.collectives.composed import MATRIX, OPERATIONS_OF_PATTERN
 from commbench.collectives.operations import REDOPS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.measure import Session, frozen_from, measure
+from commbench.engine.measure import Session, fixed_settings_of, measure
 from commbench.engine.records import Record
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import Progress
@@ -37,7 +37,7 @@ def cases(backend: str, size: int) -> list[Case]:
     return all_cases(
         [
             Sweep(operations=operations, patterns=[pattern], sizes=[4 * elements for elements in ELEMENTS], **common)
-            for pattern, operations in OFFERED.items()
+            for pattern, operations in OPERATIONS_OF_PATTERN.items()
             if pattern not in {"hierarchical", MATRIX}
         ],
         size,
@@ -115,13 +115,13 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
     def add(name: str, record: Record | None) -> None:
         found[name] = record and record.to_json()
 
-    for operation in OFFERED[MATRIX]:
+    for operation in OPERATIONS_OF_PATTERN[MATRIX]:
         case = matrix_case(communicator.backend, operation)
         record = measure(case, communicator, session, launch=0)
         add(operation, record)
         if operation == "bandwidth":
-            frozen = control.broadcast(frozen_from(record) if record else None)
-            add(f"{operation} again", measure(case, communicator, session, launch=1, frozen=frozen))
+            frozen = control.broadcast(fixed_settings_of(record) if record else None)
+            add(f"{operation} again", measure(case, communicator, session, launch=1, fixed=frozen))
         with lying(communicator):
             add(f"{operation} spoiled", measure(case, communicator, session, launch=2))
     for loop in communicator.loops:

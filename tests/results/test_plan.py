@@ -10,7 +10,7 @@ from launching import make_request
 from commbench.collectives.cases import shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Frozen
+from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
 from commbench.results.plan import LaunchPlan, PlannedCase, RunRequest, exceeds_aim, frozen_values, launch_entry, missing_cases, next_launch, plan_launch, single_stage, slice_seconds, steps_of_blocks
 from commbench.stats.budgets import BUDGETS
@@ -33,7 +33,7 @@ def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[in
 
 def test_a_plan_comes_back_as_it_went() -> None:
     """Carry a plan in one line of JSON."""
-    planned = [PlannedCase(case=CASES[0], frozen=Frozen(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
+    planned = [PlannedCase(case=CASES[0], frozen=FixedSettings(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
     assert plan == LaunchPlan.from_json(plan.to_json())
     assert "\n" not in plan.to_json()
@@ -139,8 +139,8 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
         make_record(CASES[2], launch=0, status="failed"),
     ]
     expected = {
-        CASES[0].key: Frozen(warmups=4, batch=2, sync="round-time"),
-        CASES[1].key: Frozen(warmups=5, batch=1, sync="round-time"),
+        CASES[0].key: FixedSettings(warmups=4, batch=2, sync="round-time"),
+        CASES[1].key: FixedSettings(warmups=5, batch=1, sync="round-time"),
     }
     assert expected == frozen_values(records)
 
@@ -150,7 +150,7 @@ def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
-    assert {CASES[0]: Frozen(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
+    assert {CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
         p.case: p.frozen for p in plan.cases
     }
     assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)
@@ -228,10 +228,10 @@ def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
     """Batch and warm up as the run does that this one is to be compared with."""
     case = make_case()
     request = RunRequest(
-        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], frozen={case.key: Frozen(warmups=9, batch=4)}
+        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], frozen={case.key: FixedSettings(warmups=9, batch=4)}
     )
     (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
-    assert Frozen(warmups=9, batch=4) == planned.frozen
+    assert FixedSettings(warmups=9, batch=4) == planned.frozen
 
 
 def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:

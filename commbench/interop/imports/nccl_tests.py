@@ -19,7 +19,7 @@ from commbench.interop.imports.reading import (
     Place,
     Reading,
     Timed,
-    arranged_among,
+    importable_operation,
     number,
     own_setting,
     whole_lines,
@@ -301,7 +301,7 @@ def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading)
     if "N/A" in {half["algbw"], half["busbw"]}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
-    factor = arranged_among(shared["operation"], shared["pattern"], shared["ranks"]).busbw_factor(shared["ranks"])
+    factor = importable_operation(shared["operation"], shared["pattern"], shared["ranks"]).busbw_factor(shared["ranks"])
     rounding = 0.5 * (factor * _last_digit(half["algbw"]) + _last_digit(half["busbw"]))
     if abs(busbw - factor * algbw) > 1.01 * rounding:
         reading.assume(

@@ -19,7 +19,7 @@ from commbench.interop.imports.reading import (
     OwnSetting,
     Reading,
     Timed,
-    arranged_among,
+    importable_operation,
     number,
     own_setting,
     whole_lines,
@@ -140,7 +140,7 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
     stated = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
     ranks = stated if operation.kind == "pair" and not test.own else reading.ranks(asked, stated, operation.name)
     shared = _shared(test, operation, int(ranks or 0), reading, asked)
-    operation = arranged_among(operation.name, shared["pattern"], shared["ranks"])
+    operation = importable_operation(operation.name, shared["pattern"], shared["ranks"])
     for place, words in test.rows:
         with reading.noting():
             if len(words) != len(test.columns):

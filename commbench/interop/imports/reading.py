@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.collectives.cases import Case
-from commbench.collectives.composed import MATRIX, arranged
+from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import check_pattern, makes_groups
@@ -167,7 +167,7 @@ def whole_number(word: str) -> int:
     return int(word)
 
 
-def arranged_among(operation: str, pattern: str, ranks: int) -> Operation:
+def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
     """The entry of an operation in a pattern, among so many ranks.
 
     Raises:
@@ -175,7 +175,7 @@ def arranged_among(operation: str, pattern: str, ranks: int) -> Operation:
     """
     try:
         check_pattern(pattern)
-        found = arranged(operation, pattern, ranks)
+        found = operation_in_pattern(operation, pattern, ranks)
     except (InputError, UnsupportedError) as error:
         raise LeftOutError(str(error)) from error
     if makes_groups(pattern) or pattern == MATRIX:
@@ -220,7 +220,7 @@ class Timed:
         Raises:
             LeftOutError: there is no such case here.
         """
-        operation = arranged_among(self.operation, self.pattern, self.ranks)
+        operation = importable_operation(self.operation, self.pattern, self.ranks)
         if operation.moves_data and self.dtype not in DTYPES:
             raise LeftOutError(f"element type {self.dtype} is not known here")
         if operation.moves_data and not self.message_bytes:
