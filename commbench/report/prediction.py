@@ -29,7 +29,7 @@ _ALGORITHMS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(( and |, )({'|'
 
 
 def declined(rows: Iterable[AnyOutlook]) -> list[str]:
-    """Each reason once: sentences that differ in ranks, sizes, operation or hook alone become one that counts them."""
+    """Each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
     alike: dict[str, list[AnyOutlook]] = {}
     for row in rows:
         if row.reason:
@@ -38,7 +38,7 @@ def declined(rows: Iterable[AnyOutlook]) -> list[str]:
 
 
 def _masked(row: AnyOutlook) -> str:
-    """The reason without what may differ."""
+    """The reason with its variable parts replaced."""
     return _NUMBER.sub("#", _ALGORITHMS.sub("#", row.reason.replace(row.subject, "#")))
 
 
@@ -58,7 +58,7 @@ _RIGHT = ("ranks", "from", "to", "start-up", "95 %", "GB/s", "95 %", "worst\nres
 
 
 def conclude_model(model: NetworkModel) -> str:
-    """One line on how far the model can be trusted; nothing without curves."""
+    """One line on the error of the model; empty without curves."""
     if not model.curves:
         return ""
     held_out, worst = _share_percent(model.held_out_error), _share_percent(model.worst_residual)
@@ -69,7 +69,7 @@ def conclude_model(model: NetworkModel) -> str:
 
 
 def render_model(model: NetworkModel) -> RenderableType:
-    """A line per segment of every curve: start-up time alpha, rate 1 / beta, their intervals, and its errors."""
+    """One line for each segment of every curve: start-up time alpha, rate 1 / beta, their intervals and errors."""
     if not model.curves:
         return Text(
             f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "
@@ -98,7 +98,7 @@ def _lines(key: CurveKey, curve: Curve) -> Iterable[tuple[str, ...]]:
 
 
 def _numbers(segment: Segment, alpha: Interval | None, beta: Interval | None) -> tuple[str, ...]:
-    """A segment's ends, start-up time and rate; intervals are in the unit of what they are of."""
+    """The range of a segment, its start-up time and its rate, with intervals."""
     start_us = 1e6 * time_unit(segment.alpha_us / 1e6)[0]
     return (
         format_size(segment.from_bytes),
@@ -123,13 +123,13 @@ def _share_percent(share: float | None) -> str:
 
 
 _AS_MEASURED = "as measured"
-#: Intervals that reach further than so many times the prediction are only called wide.
+#: An interval that ends at more than this multiple of the prediction is only called wide.
 _UNBOUNDED = 1000
-#: Beyond such a median error nothing can be decided by a prediction.
+#: Above this median error, a prediction can decide nothing.
 _USELESS = 0.5
 _WITHIN_HOST = (
-    "What was measured within one host tells nothing of a network's start-up time: across hosts everything takes at "
-    "least what is predicted."
+    "Measurements within one host do not show a network's start-up time: across hosts every predicted time is a lower "
+    "bound."
 )
 
 
@@ -140,7 +140,7 @@ _ASSUMED = (
 
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """From what is predicted, how, and how far off such predictions were."""
+    """The basis of the predictions, the method, and the error of such predictions."""
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
     table = _table("predicted from", "ranks", "link", "algorithm", "start-up", "held-out error")
     for column in table.columns:
@@ -171,13 +171,13 @@ def _hop(hops: Mapping[str, FittedHop]) -> str:
 
 def _crowded(cores: int) -> str:
     return (
-        f"The emulated hosts shared {cores} cores; what is predicted is for hosts with cores of their own, so that it "
-        "can be shorter than what was measured."
+        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores, so they can be shorter "
+        "than the measurements."
     )
 
 
 def _percent(error: float | None) -> Text:
-    """An error; one that makes predictions useless in bold."""
+    """Format an error; bold if it makes predictions useless."""
     if error is None:
         return Text("unknown")
     return Text(f"{100 * error:.0f} %", style="bold" if _is_useless(error) else "")
@@ -188,7 +188,7 @@ def _is_useless(error: float | None) -> bool:
 
 
 def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
-    """That nothing should be decided by predictions, where any of such were off by far."""
+    """A warning not to decide by predictions of which some were far off."""
     error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
@@ -220,7 +220,7 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
 
 
 def _has_level(rows: Iterable[CollectiveOutlook]) -> bool:
-    """Whether intervals rest on errors that were measured; what is only known to take longer has none."""
+    """Whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.time_us_high is not None)
 
 
@@ -252,7 +252,7 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
 
 
 def _name_of(row: StepOutlook | BreakEvenOutlook, rows: Iterable[StepOutlook | BreakEvenOutlook]) -> str:
-    """The workload, with what tells it from others."""
+    """The workload, with what distinguishes it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     named = f"{row.workload} ({', '.join(words)}"
     alike = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
@@ -260,14 +260,14 @@ def _name_of(row: StepOutlook | BreakEvenOutlook, rows: Iterable[StepOutlook | B
 
 
 def _doubts(group: Sequence[StepOutlook] | Sequence[BreakEvenOutlook]) -> list[RenderableType]:
-    """That the network's errors are assumed, and that predictions were off by far."""
+    """State that the network's errors are assumed, or that predictions were far off."""
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
 
 
 def _has_level_of_steps(rows: Iterable[StepOutlook | BreakEvenOutlook]) -> bool:
-    """Whether intervals rest on errors that were measured; what is only known to take longer has none."""
+    """Whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
@@ -276,7 +276,7 @@ def _has_interval(row: StepOutlook | BreakEvenOutlook) -> bool:
 
 
 def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
-    """What the steps rest on, and how far off such were."""
+    """The basis of the step predictions, and the error of such predictions."""
     how = "as measured"
     if row.ranks_a_core > 1:
         how = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
@@ -300,7 +300,7 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
 
 
 def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
-    """The map of break-even densities: a line for each number of ranks, a column for each rate of the links."""
+    """The map of break-even densities: a line for each number of ranks, a column for each link rate."""
     parts: list[RenderableType] = []
     for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
         group = list(members)
@@ -331,7 +331,7 @@ def _below(density: float | None) -> str:
 
 
 def _algorithm(names: str) -> str:
-    """At most two by name."""
+    """At most two names."""
     known = names.split(" or ")
     return names if len(known) < 3 else f"one of {len(known)}"  # noqa: PLR2004 - as above
 
@@ -376,7 +376,7 @@ def _any_ok(rows: Iterable[AnyOutlook]) -> bool:
 
 
 def _reasons(rows: Iterable[AnyOutlook]) -> list[RenderableType]:
-    """Why there is no prediction, each reason once."""
+    """The reasons for missing predictions, each once."""
     return [Text(f"- {reason}") for reason in declined(rows)]
 
 

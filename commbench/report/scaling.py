@@ -1,4 +1,4 @@
-"""A scaling study as a table: time on each number of ranks, and how it grows."""
+"""A scaling study as a table: time on each number of ranks, and the growth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commbench.units import format_size
 
 
 def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
-    """The table of a scaling study; nothing where there is none."""
+    """The table of a scaling study; empty for other runs."""
     if not growths:
         return []
     ranks = sorted({number for growth in growths for number in growth.rows})
@@ -32,7 +32,7 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
         table.add_row(
             growth.case.backend, f"{growth.case.operation}{pattern}", size, *times, _ratio(growth), growth.law or "-"
         )
-    said = "Scaling: time on the first n ranks, and that on the most over that on the fewest"
+    said = "Scaling: time on the first n ranks; the last column is time on the most ranks over time on the fewest"
     return [Text(f"\n{said}", style="bold"), table]
 
 

@@ -1,4 +1,4 @@
-"""The main curves of runs in a terminal: bandwidth over message size, step over bucket size, in braille."""
+"""The main curves of runs in a terminal, in braille: bandwidth over message size, step over bucket size."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ Point = tuple[float, float]
 HEIGHT, MOST_WIDE, LABEL = 12, 72, 9
 _STYLES = ("blue", "dark_orange3", "green", "magenta", "yellow", "cyan", "red", "white")
 _LETTERS = "abcdefgh"
-#: The bit of a braille character that is the dot in column x, row y of its 2 x 4.
+#: The bit of a braille character for the dot in column x, row y of its 2 x 4.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 _NOTHING = (
     "Nothing to draw: no operation at two sizes (those of ranks that share a GPU do not count), no training with two "
     "bucket sizes."
 )
-#: An axis of steps spans at least such a share of the longest.
+#: The least share of the longest step that an axis of steps spans.
 _LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over a common x, drawn as wide as the console allows."""
+    """Curves over a common x, drawn as wide as the console."""
 
     title: str
     curves: dict[str, list[Point]]
     """By name, at most eight; points from left to right."""
     limits: tuple[float, float]
-    """The least and the largest y that are shown."""
+    """The lowest and the highest y shown."""
     x_labels: dict[float, str]
-    """What stands below some places of x."""
+    """Labels at some x positions."""
     is_log: bool
-    """Whether y is a logarithm of what its labels say."""
+    """Whether y is the logarithm of its labels."""
     note: str
-    """What is not drawn."""
+    """A note on what is not drawn."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield title, canvas with axes, what each letter stands for, and what is missing."""
+        """Yield title, canvas with axes, legend, and notes."""
         width = max(20, min(MOST_WIDE, options.max_width) - LABEL - 2)
         yield Text(f"\n{self.title}", style="bold")
         yield from _lines(self, width)
@@ -61,7 +61,7 @@ class Chart:
 
 
 def sketch(runs: Sequence[Run]) -> list[RenderableType]:
-    """A chart of each operation's busbw and of each workload's step, as the page has them; a sentence without any."""
+    """Charts of each operation's busbw and of each workload's step; a sentence without any."""
     sizes = (_bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation))
     caps = (_steps(group) for group in groups(runs))
     charts = [chart for chart in (*sizes, *caps) if chart is not None]
@@ -69,7 +69,7 @@ def sketch(runs: Sequence[Run]) -> list[RenderableType]:
 
 
 def _bandwidths(family: Family) -> Chart | None:
-    """Bus bandwidth over message size; None where there are no two sizes."""
+    """Bus bandwidth over message size; None with fewer than two sizes."""
     able = [curve for curve in family.curves if not curve.is_unsupported]
     shown = able[:MOST_SERIES]
     curves = {curve.name: points for curve in shown if (points := _rates(curve))}
@@ -92,7 +92,7 @@ def _bandwidths(family: Family) -> Chart | None:
 
 
 def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
-    """The least and the largest, at least so far apart: on a narrower axis noise looks like a trend."""
+    """The ends of the axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
     low, high = min(values), max(values)
     room = max(0.0, least - (high - low)) / 2
     return low - room, high + room
@@ -104,7 +104,7 @@ def _rates(curve: Curve) -> list[Point]:
 
 
 def _steps(group: Group) -> Chart | None:
-    """The step over bucket size, the default first; None where there are no two sizes. Lists are no sizes."""
+    """The step over bucket size, the default first; None with fewer than two sizes. Lists of sizes are left out."""
     able = [line for trial in group.trials for line in lines_of(trial)]
     shown = able[:MOST_SERIES]
     caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
@@ -140,7 +140,7 @@ def _cap(text: str) -> float:
 
 
 def _lines(chart: Chart, width: int) -> Iterable[Text]:
-    """The canvas from top to bottom with the labels of y before it, the axis and the labels of x."""
+    """The lines of the canvas from top to bottom, with y labels, the axis and x labels."""
     left, right = min(chart.x_labels), max(chart.x_labels)
     low, high = chart.limits
     canvas = _Canvas(width)
@@ -157,7 +157,7 @@ def _lines(chart: Chart, width: int) -> Iterable[Text]:
 
 
 class _Canvas:
-    """Characters of 2 x 4 dots each."""
+    """A canvas of characters with 2 x 4 dots each."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -166,11 +166,11 @@ class _Canvas:
         self._letters: dict[tuple[int, int], str] = {}
 
     def place(self, across: float, up: float) -> tuple[int, int]:
-        """Column and row in dots from the top left of a point given in shares of width and height."""
+        """Column and row in dots from the top left, for a point in shares of width and height."""
         return round(across * (2 * self._width - 1)), round((1 - up) * (4 * HEIGHT - 1))
 
     def draw(self, places: Sequence[tuple[int, int]], letter: str, style: str) -> None:
-        """A line through places, each marked with a letter."""
+        """Draw a line through points, each marked with a letter."""
         for (x, y), (to_x, to_y) in itertools.pairwise(places):
             for step in range(count := max(abs(to_x - x), abs(to_y - y), 1)):
                 column, row = x + (to_x - x) * step // count, y + (to_y - y) * step // count
@@ -181,7 +181,7 @@ class _Canvas:
             self._styles[row // 4][column // 2] = style
 
     def lines(self) -> Iterable[Text]:
-        """From top to bottom."""
+        """The lines from top to bottom."""
         for row, (dots, styles) in enumerate(zip(self._dots, self._styles, strict=True)):
             line = Text()
             for column, (dot, style) in enumerate(zip(dots, styles, strict=True)):
@@ -190,13 +190,13 @@ class _Canvas:
 
 
 def _number(value: float) -> str:
-    """Three digits, and an exponent where these have no room."""
+    """Three digits, with an exponent if they do not fit."""
     text = three_digits(value)
     return text if len(text) <= LABEL else f"{value:.2e}"
 
 
 def _below(labels: dict[float, str], left: float, right: float, width: int) -> str:
-    """The labels of x, as many as do not touch; the last one ends with the axis."""
+    """The x labels that do not overlap; the last one ends with the axis."""
     text = ""
     for x, label in labels.items():
         start = min(round((x - left) / (right - left) * (width - 1)), width - len(label))

@@ -1,4 +1,4 @@
-"""How far a run came, where its time went and which of its files to look at, each in a sentence."""
+"""The state of a run, its time shares and its main files, each in a sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIME = "median over launches of the slowest rank's median"
 
 
 def unfinished(run: Run) -> str:
-    """Return why a run is not complete and how to go on; empty if it is complete."""
+    """Why a run is incomplete and how to resume it; empty for a complete run."""
     status = run.info.get("status", "complete")
     if status == "complete":
         return ""
@@ -27,7 +27,7 @@ def unfinished(run: Run) -> str:
 
 
 def undecided(run: Run) -> str:
-    """That a tuning's first look is not complete, so that nothing is recommended yet; empty where it is."""
+    """State that a tuning's first decision is still missing; empty otherwise."""
     found, planned = run.recommendation, run.info.get("first_look") or 0
     if not found or run.info.get("status") != "partial" or found.get("launches", 0) >= planned:
         return ""
@@ -35,7 +35,7 @@ def undecided(run: Run) -> str:
 
 
 def time_spent(run: Run) -> str:
-    """What shares of the time went where; empty where no launch has ended."""
+    """The shares of the run's time; empty before the first launch has ended."""
     launches = run.info.get("launches") or []
     total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
@@ -55,7 +55,7 @@ def time_spent(run: Run) -> str:
 
 
 def tools_of(run: Run) -> dict[str, list[str]]:
-    """The other tools that measured an imported run, with the files of their output; empty where commbench did."""
+    """The other tools behind an imported run, with their output files; empty for commbench's own runs."""
     files: dict[str, list[str]] = {}
     for output in run.info.get("imported") or ():
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
@@ -64,12 +64,12 @@ def tools_of(run: Run) -> dict[str, list[str]]:
 
 
 def origins(run: Run) -> list[str]:
-    """Which other tools measured an imported run, a sentence each; empty where commbench did."""
+    """The other tools behind an imported run, a sentence for each."""
     return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
 
 
 def explain_time(runs: Iterable[Run]) -> str:
-    """What the times of collectives are: of imported runs what their tools call a time."""
+    """The meaning of the times; imported runs have their tool's definition."""
     stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
     told = " or the ".join(sorted(stated - {""}))
     if not told:
@@ -78,20 +78,20 @@ def explain_time(runs: Iterable[Run]) -> str:
 
 
 def counted_energy(energy_of: str) -> str:
-    """What an energy counts, for people: ``the GPUs alone``; see `commbench.engine.records.Record.energy_of`."""
+    """The counters behind an energy, as text: ``the GPUs alone``; see `commbench.engine.records.Record.energy_of`."""
     whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
     return whole.get(energy_of) or f"the {_KINDS.get(energy_of, energy_of)} alone"
 
 
 def unmetered(run: Run) -> list[str]:
-    """Whose energy was not counted and why, a sentence each."""
+    """Energy that was not counted and why, a sentence for each kind."""
     energy = run.info.get("energy")
     missing = energy["missing"] if energy else {}
     return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in missing.items()]
 
 
 def result_files(run: Run) -> list[Path]:
-    """The table to look at first, and that of pairs where it only sums them up; a run that was killed has none."""
+    """The main table, and the table of pairs if the main one only summarises it; empty for a killed run."""
     tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
     others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]

@@ -1,4 +1,4 @@
-"""Tables of results for a terminal or a log, and the warnings that belong under them."""
+"""Tables of results for a terminal or a log, and the warnings below them."""
 
 import itertools
 from collections import Counter
@@ -22,7 +22,7 @@ from commbench.results.sharing import measures_interconnect
 from commbench.stats.budgets import BUDGETS
 from commbench.units import format_size, format_time
 
-#: What tells columns of one backend apart, tried from the left until every cell holds one row.
+#: Fields that split columns of one backend, tried in order until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend",),
     ("backend", "algorithm_requested"),
@@ -34,28 +34,28 @@ Columns = dict[str, list[Row]]
 
 
 class Flagged(Protocol):
-    """A row of any table, with what is doubtful about it."""
+    """A row of any table, with its flags."""
 
     @property
     def flags(self) -> str:
-        """Its doubts, separated by ``;``."""
+        """Names of its flags, separated by ``;``."""
 
     @property
     def status(self) -> str:
-        """How it ended, ``ok`` or otherwise."""
+        """``ok`` or another status."""
 
     @property
     def reason(self) -> str:
-        """One sentence where it is not ok."""
+        """One sentence if the status is not ok."""
 
 
-#: What nobody scrolls through is not printed: so many tables of so many rows.
+#: Most tables, and most rows in each: longer output is not read.
 MOST_TABLES, MOST_ROWS = 60, 600
 
-#: What stands above what a framework adds, where ranks shared a GPU.
-TIME_SLICES = "Ranks shared a GPU: these are times of its time slices and of TCP, not what torch adds elsewhere."
+#: Shown above the overhead of a framework if ranks shared a GPU.
+TIME_SLICES = "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank per GPU."
 
-#: An interval that reaches so many times the time itself says "wide" instead of its ends.
+#: An interval that ends beyond this multiple of the time is shown as "wide".
 UNBOUNDED = 20
 
 
@@ -63,19 +63,19 @@ UNBOUNDED = 20
 
 
 def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) -> RenderableType:
-    """Rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
+    """Return rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
 
-    One table per operation, pattern, dtype, redop, in_place and root. Backends that do not fit beside each other in
-    ``width`` characters follow below. A cell without a result says ``unsupported``, ``failed``, ``hung`` or ``wrong``.
-    A pattern of several groups has a line for each of them (of more than 8 for the slowest, the median and the fastest)
-    and one with the sum of their rates, and the slowest is named, with its place where ``hosts`` gives that by rank.
+    One table for each operation, pattern, dtype, redop, in_place and root. Backends that do not fit into ``width``
+    characters follow below. A cell without a result says ``unsupported``, ``failed``, ``hung`` or ``wrong``. A
+    pattern with several groups has a line for each (of more than 8 for the slowest, the median and the fastest) and
+    one with their combined rate; the slowest group is named, with its host if ``hosts`` gives it by rank.
     """
     if not rows:
         return Text("Nothing has been measured yet.")
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
     shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
     left = len(rows) - sum(map(len, shown))
-    more = [Text(f"\n{_count(left, len(rows))} are left out here: see collectives.csv.", style="bold")] if left else []
+    more = [Text(f"\n{_count(left, len(rows))} are not shown: see collectives.csv.", style="bold")] if left else []
     return Group(*(part for group in shown for part in _render_group(group, width, hosts)), *more, *legend(rows))
 
 
@@ -94,7 +94,7 @@ def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
 
 
 def render_overheads(found: Sequence[Overhead]) -> RenderableType:
-    """What a framework adds to the library that it calls, per case."""
+    """The time that a framework's call adds to the library's call, for each case."""
     table = Table(title="What torch.distributed adds to NCCL", title_justify="left", title_style="bold", box=None)
     for heading in ("operation", "pattern"):
         table.add_column(heading)
@@ -119,7 +119,7 @@ def _table_order(row: Row) -> tuple[Any, ...]:
 
 
 def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list[RenderableType]:
-    """The tables of one group under one heading, as few as fit, and the reasons of what has no result."""
+    """The tables of one group under one heading, and the reasons for missing results."""
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
@@ -133,7 +133,7 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
-    """Split rows by backend, and by as many details as it takes until ``unique`` tells the rows of a column apart."""
+    """Split rows by backend, and by further fields until ``unique`` distinguishes the rows of a column."""
     rows = list(rows)
     columns: Columns = {}
     for details in _DETAILS:
@@ -148,7 +148,7 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
 
 
 def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
-    """Split the columns, in order, into tables that fit the width; a column alone is never split."""
+    """Split the columns, in order, into tables that fit the width; a single column is never split."""
     names = list(columns)
     while names:
         count = len(names)
@@ -185,13 +185,13 @@ def _build_table(columns: Columns, groups: int) -> Table:
 
 
 def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[RenderableType]]:
-    """The cells of one size: one line, more only where nothing tells two rows of a column apart."""
+    """The cells of one size: one line, or several if no field distinguishes two rows of a column."""
     for line in itertools.zip_longest(*at_size):
         yield [cell for row in line for cell in _cells(row, rated=rated)]
 
 
 def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) -> Iterable[list[RenderableType]]:
-    """The cells of one size for several groups: a line for each that is shown, then what all of them move together."""
+    """The cells of one size for several groups: a line for each group shown, then their combined rate."""
     shown = [chosen(rows, groups) for rows in at_size]
     for label in dict.fromkeys(label for by_label in shown for label in by_label):
         line = [by_label.get(label) for by_label in shown]
@@ -203,7 +203,7 @@ def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) 
 
 
 def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[RenderableType]:
-    """Time, with the group where the line does not name it, bandwidths where the table has them, and marks."""
+    """Time, group if the line does not name it, bandwidths if the table has them, and flag marks."""
     if row is None:
         return [""] * (4 if rated else 2)
     rates = [_format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps)] if rated else []
@@ -214,7 +214,7 @@ def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[Rendera
 
 
 def _time_cell(row: Row) -> Text:
-    """The time with its interval, or in a word why there is none."""
+    """The time with its interval, or one word that says why there is none."""
     if row.status == "ok":
         return Text(format_time_us(row) or "no time")
     if row.status == "wrong":
@@ -223,7 +223,7 @@ def _time_cell(row: Row) -> Text:
 
 
 def format_time_us(row: Row) -> str:
-    """The row's time with its interval in the same unit and digits: ``1.23 us [1.20, 1.31]``; empty without a time."""
+    """The row's time with its interval in one unit: ``1.23 us [1.20, 1.31]``; empty without a time."""
     if row.time_us is None:
         return ""
     text = format_time(row.time_us * 1e-6)
@@ -233,20 +233,20 @@ def format_time_us(row: Row) -> str:
     decimals = len(number.partition(".")[2])
     scale = {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
     if row.time_us_ci_high > UNBOUNDED * row.time_us:
-        return f"{text} [wide]"  # two launches that differ leave an interval of many powers of ten
+        return f"{text} [wide]"  # two launches that differ give an interval over many orders of magnitude
     low, high = (f"{bound * scale:.{decimals}f}" for bound in (row.time_us_ci_low, row.time_us_ci_high))
     return f"{text} [{low}, {high}]"
 
 
 def _format_rate(rate: float | None) -> str:
-    """Three digits, never an exponent for a large rate."""
+    """Three digits, without an exponent for large rates."""
     if rate is None:
         return ""
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
 
 
 def title_of(rows: Sequence[Row]) -> str:
-    """What rows of one operation have in common: operation, type, pattern, and on how many ranks and launches."""
+    """The heading of rows of one operation: operation, type, pattern, ranks and launches."""
     first = rows[0]
     words: list[object] = [first.operation, *_common(rows, "dtype"), *_common(rows, "redop")]
     words += ["in place" if in_place else "out of place" for in_place in _common(rows, "in_place")]
@@ -256,13 +256,13 @@ def title_of(rows: Sequence[Row]) -> str:
 
 
 def _common(rows: Iterable[Row], name: str) -> list[Any]:
-    """The value of a column in a list, empty where rows differ in it or it does not apply."""
+    """The common value of a column as a list item; empty if rows differ or it does not apply."""
     values = {getattr(row, name) for row in rows}
     return [value for value in values if len(values) == 1 and value is not None]
 
 
 def _setting(rows: Sequence[Row]) -> str:
-    """On how many ranks and hosts, and over how many launches."""
+    """The numbers of ranks, hosts and launches."""
     first = rows[0]
     parts = []
     if first.world_size:
@@ -307,7 +307,7 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
 
 
 class Things(NamedTuple):
-    """What to call what is counted."""
+    """The nouns for what is counted."""
 
     one: str
     several: str
@@ -317,35 +317,35 @@ ROWS = Things("row", "rows")
 
 
 def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROWS) -> list[str]:
-    """What is doubtful about the rows, each kind once: what was seen, with the count, then what to try.
+    """Return the warnings about rows, each once: the observation with its count, then the remedy.
 
     Args:
         rows: the rows of a run.
-        info: as ``run.json`` holds it; read are ``relative_half_width`` and ``budget`` (its name, or an object with
-            ``name``), so that no option is proposed that is in use already.
-        things: what to call the rows.
+        info: the content of ``run.json``; ``relative_half_width`` and ``budget`` (a name, or an object with ``name``)
+            keep remedies from proposing an option that is already in use.
+        things: the nouns for the rows.
     """
     return [one.text for one in warned(rows, info, things=things)]
 
 
 class Warned(NamedTuple):
-    """Something doubtful about rows."""
+    """A warning about rows."""
 
     rows: str
-    """How many of them."""
+    """The number of rows and the noun."""
     seen: str
-    """What was seen, as a sentence goes on after that."""
+    """The observation, as the predicate of a sentence."""
     remedy: str = ""
-    """What to try."""
+    """The remedy."""
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole sentence."""
         return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
 
 
 def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
-    """As `warnings_for`, in its parts: first what failed, then a part for each flag."""
+    """As `warnings_for`, in parts: failures first, then one part for each flag."""
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     target = info.get("relative_half_width")
     values = {"more_launches": _more_launches(info)}
@@ -359,7 +359,7 @@ def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Wa
 
 
 def budget_of(info: RunInfo) -> str | None:
-    """The name of the budget of a run, None where it is not stated."""
+    """The name of the run's budget; None if unknown."""
     plan = info.get("plan")
     stated = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
     name = stated.get("name") if isinstance(stated, Mapping) else stated
@@ -371,7 +371,7 @@ def _count(count: int, rows: int, things: Things = ROWS) -> str:
 
 
 def failures(rows: Sequence[Flagged], total: int) -> list[str]:
-    """What has no result, each kind once, out of ``total`` rows."""
+    """Rows without a result, each status once, out of ``total`` rows."""
     return [one.text for one in _failed(rows, total, ROWS)]
 
 
@@ -402,7 +402,7 @@ def _example(rows: Sequence[Flagged]) -> str:
 
 
 def _more_launches(info: RunInfo) -> str:
-    """The next budget up that has more launches; none is left above the last."""
+    """The next larger budget with more launches; none above the largest."""
     names = list(BUDGETS)
     budget = budget_of(info)
     if budget == names[-1]:

@@ -1,4 +1,4 @@
-"""Rows in the text formats of other tools, so that parsers written for nccl-tests and OSU read commbench too."""
+"""Rows in the text formats of nccl-tests and OSU, so that their parsers can read commbench."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,15 +19,15 @@ Key = tuple[object, ...]
 
 
 def render(rows: Sequence[Row], style: str) -> str:
-    """The rows as text that ends in a newline.
+    """Return the rows as text that ends in a newline.
 
     Args:
-        rows: the rows of a run, in the order to print them.
-        style: ``nccl-tests`` (one block per backend and operation), ``osu`` (one block per test) or ``csv`` (as
-            ``collectives.csv``).
+        rows: the rows of a run, in print order.
+        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one block for each test) or ``csv``
+            (as ``collectives.csv``).
 
     Raises:
-        InputError: there is no such style.
+        InputError: the style is unknown.
     """
     if style not in STYLES:
         raise InputError(f"Unknown format {style!r}; choose from {', '.join(STYLES)}.")
@@ -35,7 +35,7 @@ def render(rows: Sequence[Row], style: str) -> str:
 
 
 def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]) -> Iterator[list[Row]]:
-    """Group rows by ``block`` and backend, and further where ``unique`` does not tell the rows of a block apart."""
+    """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a block."""
     blocks: dict[Key, list[Row]] = {}
     for row in rows:
         blocks.setdefault(block(row), []).append(row)
@@ -44,12 +44,12 @@ def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[
 
 
 def _group_of(row: Row) -> str:
-    """The row's group where its pattern makes groups: each has a block of its own, as from a run of its own."""
+    """The group of a row if its pattern makes groups: each group has its own block."""
     return row.group if makes_groups(row.pattern) else ""
 
 
 def _missing(rows: Iterable[Row]) -> Iterator[str]:
-    """Comment lines for the rows whose case did not end well."""
+    """Comment lines for rows without a valid result."""
     for row in rows:
         if row.status != "ok":
             size = "" if row.message_bytes is None else f" {row.message_bytes} B"
@@ -127,7 +127,7 @@ _NCCL_HEADER = (
 
 
 def _nccl_lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
-    """Rows that share a line, by whether they are in place; operations without that choice count as out of place."""
+    """Rows that share a line, by in place or not; operations without that choice count as out of place."""
     lines: dict[Key, dict[bool, Row]] = {}
     for row in rows:
         if row.time_us is not None:
@@ -140,7 +140,7 @@ def _nccl_key(row: Row) -> Key:
 
 
 def _nccl_case(line: dict[bool, Row]) -> str:
-    """Size, count, type, redop and root; the count is of one rank's share where the message is made of shares."""
+    """Size, count, type, redop and root; the count is one rank's share if the message consists of shares."""
     row = next(iter(line.values()))
     size, dtype = row.message_bytes or 0, row.dtype or ""
     share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
@@ -158,7 +158,7 @@ def _nccl_side(row: Row | None) -> str:
 
 
 def _fitted(value: float | None, width: int) -> str:
-    """As many of two decimals as fit the width, and an exponent where not even the whole number does."""
+    """Two decimals or fewer if they do not fit, then an exponent."""
     if value is None:
         return f"{'N/A':>{width}}"
     texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]
@@ -206,7 +206,7 @@ def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _osu_line(row: Row) -> Iterator[str]:
-    """One size and its value; nothing for a row that has no value (MB = 1e6 bytes)."""
+    """One size and its value; empty for a row without a value (MB = 1e6 bytes)."""
     if OPERATIONS[row.operation].windowed:
         value = None if row.algbw_GBps is None else 1e3 * row.algbw_GBps
     else:

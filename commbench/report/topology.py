@@ -1,4 +1,4 @@
-"""The topology of a host for people: tables, and what in it slows communication down."""
+"""The topology of a host as tables, and what in it slows communication."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from commbench.units import counted, format_size
 
 
 def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[RenderableType]:
-    """Tables of what there is, and last one sentence for each thing to know.
+    """Tables of the topology, then one sentence for each remark.
 
     Args:
         host: its name.
         topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json.
-        cpus: those that this process may use; none where the topology is of another host.
+        cpus: CPUs that this process may use; empty for the topology of another host.
     """
     counts = [_count(topology[f"{name}s"], name) for name in ("socket", "core", "thread")]
     caches = [
@@ -33,11 +33,13 @@ def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] 
 
 
 def topology_remarks(topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[str]:
-    """What slows communication down or must not be taken for real, each in a sentence; see `render_topology`."""
+    """Remarks on what slows communication or is emulated, each in a sentence; see `render_topology`."""
     remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
-        remarks.append(f"NUMA node {_listed(bare)} has no memory of its own: ranks there work on that of other nodes.")
+        remarks.append(
+            f"NUMA node {_listed(bare)} has no memory of its own: ranks there use the memory of other nodes."
+        )
     for port in topology["network"]:
         if port["emulated"]:
             rate = f"its rate of {_speed(port['speed_Mbps'])}" if port["speed_Mbps"] else "that it is a link of its own"
@@ -46,7 +48,7 @@ def topology_remarks(topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> l
 
 
 def _far_gpus(topology: Mapping[str, Any]) -> list[str]:
-    """GPUs that reach no adapter in use but across sockets."""
+    """GPUs that reach an active adapter across sockets only."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
     adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
@@ -63,7 +65,7 @@ def _far_gpus(topology: Mapping[str, Any]) -> list[str]:
 
 
 def _placement(topology: Mapping[str, Any], cpus: Sequence[int]) -> list[str]:
-    """Where this process may run, as against the adapters in use."""
+    """The NUMA nodes of this process, compared with those of the active adapters."""
     here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     there = sorted({node for node in ports.values() if node is not None})
     sentence = ""
@@ -81,7 +83,7 @@ def _placement(topology: Mapping[str, Any], cpus: Sequence[int]) -> list[str]:
 
 
 def _in_use(topology: Mapping[str, Any]) -> dict[str, int | None]:
-    """NUMA nodes of the adapters that are up, by name: RDMA devices and, where there are none, network interfaces."""
+    """NUMA nodes of the active adapters, by name: RDMA devices, or network interfaces if there are none."""
     active = {port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"}
     up = {port["name"]: port["numa_node"] for port in topology["network"] if port["state"] == "up" and port["pci"]}
     return active or up

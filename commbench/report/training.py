@@ -27,10 +27,10 @@ _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 
 
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
-    """Return what to print of a run's training: tables and doubts.
+    """Return the tables and warnings of a run's training.
 
     One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the fastest first. A
-    table narrows to the console: what does not fit is left out from the least telling column on, and named.
+    table narrows to the console: the least informative columns are left out first, and named.
     """
     rows = run.training_rows
     if not rows:
@@ -45,22 +45,22 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
 
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-    """The rows that a table holds: those of one workload, number of ranks and batch."""
+    """The rows of each table: one workload, number of ranks and batch."""
     groups = itertools.groupby(rows, key=lambda row: (row.workload, row.world_size, row.batch_per_rank))
     return [list(members) for _, members in groups]
 
 
 def training_warnings(run: Run) -> list[str]:
-    """What is doubtful about a run's training, each kind once."""
+    """The warnings about a run's training, each once."""
     rows = run.training_rows
-    if run.info.get("candidates"):  # a tuning's launches are planned, so that only what failed is worth a word
+    if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
         return failures([row for row in rows if row.status != "ok"], len(rows))
-    doubted = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same doubts
+    doubted = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same flags
     return [*warnings_for(doubted, run.info), *_undecidable(doubted)]
 
 
 def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
-    """The paragraph and the snippet of what ``recommendation.json`` holds."""
+    """The paragraph and the snippet of a recommendation."""
     found = Recommendation.from_json(conclusion)
     return [Text(f"\n{paragraph(found)}\n"), Padding(Text(found.snippet.rstrip()), (0, 0, 0, 4))]
 
@@ -70,25 +70,25 @@ def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A column: its heading, what it shows of a row that has a time, and when it gives way."""
+    """A column: its heading, its text for a row with a time, and its priority."""
 
     heading: str
     cell: Callable[[TrainingRow], str | Text]
     justify: Literal["left", "right"] = "right"
     gives_way: int = 0
-    """In which order columns are left out where space is short, the largest first; 0: never."""
+    """The order in which columns are left out if space is short, the largest first; 0: never."""
     always: bool = False
     """Whether rows without a time show it too."""
 
 
 class ConfigurationTable:
-    """Configurations as lines, in as many columns as the console is wide."""
+    """Settings as lines, in as many columns as fit the console."""
 
     def __init__(self, rows: Sequence[TrainingRow]) -> None:
         self.rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, and what it had no space for."""
+        """Yield the table, and the columns that did not fit."""
         columns = [column for column in _COLUMNS if any(str(_cell(column, row)) for row in self.rows)]
         left_out: list[str] = []
         unlimited = options.update(width=10_000)
@@ -116,7 +116,7 @@ def _cell(column: _Column, row: TrainingRow) -> str | Text:
 
 
 def hook_label(row: TrainingRow | PredictionRow) -> str:
-    """The hook as it is typed, and what else differs from the defaults but the buckets."""
+    """The hook as typed, and other settings that differ from the defaults, without buckets."""
     words = [hook_words(row.hook, row.density, row.hook_options)]
     words += [] if row.precision == "fp32" else [row.precision]
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
@@ -126,7 +126,7 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
 
 
 def _step(row: TrainingRow) -> Text:
-    """The step with its interval, or in a word why there is none."""
+    """The step with its interval, or one word that says why there is none."""
     if row.status != "ok":
         return Text(row.status, style="red")
     if row.step_ms is None:
@@ -140,7 +140,7 @@ def _speedup(row: TrainingRow) -> str:
 
 
 def _with_interval(value: float, low: float | None, high: float | None, decimals: int) -> str:
-    """``1.31 [1.28, 1.34]``; two launches that differ leave an interval of many powers of ten: that is ``wide``."""
+    """``1.31 [1.28, 1.34]``; ``wide`` for an interval over many orders of magnitude."""
     text = f"{value:.{decimals}f}"
     if low is None or high is None:
         return text
@@ -148,7 +148,7 @@ def _with_interval(value: float, low: float | None, high: float | None, decimals
 
 
 def _short(value: float | None) -> str:
-    """Three digits, never an exponent for a large number."""
+    """Three digits, without an exponent for large numbers."""
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
@@ -183,7 +183,7 @@ _COLUMNS = (
 
 
 def training_title(rows: Sequence[TrainingRow]) -> str:
-    """What was trained, where, over how many launches, of rows that were trained together."""
+    """The title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
     parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
@@ -198,7 +198,7 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
 
 
 def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
-    """A sentence on the step without DDP, and how near the default and the fastest configuration come to it."""
+    """A sentence on the step without DDP, compared with the default and the fastest setting."""
     known = [row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None]
     if not known:
         return []
@@ -209,7 +209,7 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
 
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
-    """Whether the verdicts cannot but be inconclusive: so few launches find no lone change among so many."""
+    """Whether every verdict must be inconclusive: too few launches for a family of this size."""
     judged = [row for row in rows if row.verdict]
     launches = max((row.launches or 0 for row in judged), default=0)
     if not judged or not family_hint(len(judged), launches, launches):
@@ -226,12 +226,12 @@ def _percent(row: TrainingRow) -> str:
 
 
 def named_setting(row: TrainingRow) -> str:
-    """A configuration in a few words: its hook and its buckets."""
+    """A setting in a few words: its hook and its buckets."""
     return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
 def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:
-    """Why configurations have no result."""
+    """The reasons for settings without a result."""
     return [
         Padding(Text(f"{named_setting(row)}: {row.status}: {row.reason}", style="dim"), (0, 0, 0, 2))
         for row in rows
@@ -239,7 +239,7 @@ def _reasons(rows: Sequence[TrainingRow]) -> list[RenderableType]:
     ]
 
 
-#: So many settings that were only predicted are shown; the others are in the file.
+#: Most settings shown that were only predicted; the file has all.
 MOST_UNMEASURED = 3
 _HEADINGS = (
     "step, ms\npredicted",
@@ -253,7 +253,7 @@ _HEADINGS = (
 
 
 def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
-    """What was measured and the most promising of the rest, the fastest by prediction first; nothing without rows."""
+    """Measured settings and the most promising others, the fastest prediction first; empty without rows."""
     if not rows:
         return []
     ranked = sorted(rows, key=lambda row: row.predicted_step_ms or 0.0)
@@ -279,11 +279,11 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
 
 
 def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, Any]] = ()) -> Text:
-    """How many steps were made, as a share of a full sweep's, and how long all of it took, the network included.
+    """The number of steps made, as a share of a full sweep, and the total time, network included.
 
     Args:
-        conclusion: what ``recommendation.json`` holds.
-        launches: as ``run.json`` lists them.
+        conclusion: the recommendation.
+        launches: from ``run.json``.
     """
     measured, full = conclusion["measured_steps"], conclusion["exhaustive_steps"]
     share = f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes" if full else ""
@@ -295,7 +295,7 @@ def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, A
 
 
 def prediction_title(rows: Iterable[PredictionRow]) -> str:
-    """From what the predictions are, and how far off they were."""
+    """The basis of the predictions, and their error."""
     return f"Predicted from the calibration{_said(held_out_accuracy(rows))}"
 
 
