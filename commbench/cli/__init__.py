@@ -1,4 +1,4 @@
-"""The command line: every command is a function of a module here, and this one puts them together."""
+"""The command line: every command is a function of a module here, and this module registers them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from commbench.launch.signals import leave_by_exit
 
 app = typer.Typer(
     name="commbench",
-    help="Time collectives over MPI and Gloo and real DDP training; say what to use, and how sure the numbers are.",
+    help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,7 +53,7 @@ app.add_typer(lab.app, name="lab")
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
         sys.stdout.write(f"commbench {__version__}\n")
@@ -62,7 +62,7 @@ def _root(
 
 @contextlib.contextmanager
 def _ending_with_its_reader() -> Iterator[None]:
-    """Where who reads stdout has enough, as ``head``, end as tools do that SIGPIPE ends: without a word, code 141."""
+    """Exit silently with 141 when the reader of stdout closes the pipe, as tools do that SIGPIPE ends."""
     try:
         try:
             yield
@@ -71,12 +71,14 @@ def _ending_with_its_reader() -> Iterator[None]:
     except (BrokenPipeError, SystemExit) as ending:
         if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the interpreter flushes what is left to
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # where the interpreter flushes its buffers at exit
         sys.exit(128 + signal.SIGPIPE)
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code (see `commbench.errors`)."""
+    """Run the command line and exit with its code (see `commbench.errors`)."""
     leave_by_exit()
     try:
         with _ending_with_its_reader():

@@ -1,4 +1,4 @@
-"""The command that compares runs: what became faster or slower, and how sure that is."""
+"""The command ``compare``: which cases became faster or slower, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commbench.results import runs_in
 from commbench.stats import MARGIN
 
 FORMATS = ("table", "csv", "json", "html")
-#: Columns of a table that goes to a file.
+#: Width of a table written to a file.
 _FILE_WIDTH = 120
 
 
@@ -32,43 +32,45 @@ def compare(
         typer.Argument(
             metavar="A... B",
             show_default=False,
-            help="The run to compare with, or several, or a folder of runs; and last the run that is judged.",
+            help="One or more baseline runs, or a folder of runs, followed by the run to judge.",
         ),
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option("--baseline", metavar="A", help="A run to compare with, or a folder of runs; may be repeated."),
+        typer.Option("--baseline", metavar="A", help="A baseline run, or a folder of runs; may be repeated."),
     ] = None,
     threshold: Annotated[
         str,
         typer.Option(
-            "--threshold", metavar="SHARE", help="End with 5 only for what is slower by more, e.g. 5% or 0.05."
+            "--threshold",
+            metavar="SHARE",
+            help="Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
         ),
     ] = f"{100 * MARGIN:g}%",
-    sort: Annotated[bool, typer.Option("--sort", help="Worst first, in place of the order of the rows.")] = False,
+    sort: Annotated[bool, typer.Option("--sort", help="Sort the cases, the slowest first.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Compare also where conditions differ that should be alike.")
+        bool, typer.Option("--force", help="Compare even if the runs were measured under different conditions.")
     ] = False,
     output_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="STYLE", help=f"{listed(FORMATS)}; by default what --out ends with, or table."
+            "--format", metavar="STYLE", help=f"{listed(FORMATS)}; by default from the suffix of --out, else table."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the comparison there and print the table all the same."),
+        typer.Option("--out", metavar="FILE", help="Also write the comparison to this file."),
     ] = None,
 ) -> int:
-    """Say which cases of run B are faster or slower than in run A, with confidence intervals.
+    """Compare run B with run A, or with several baselines: faster and slower cases, with confidence intervals.
 
-    Exit code 5 if any became slower or broke, 2 if the runs cannot be compared.
+    Exit code 5 if any case became slower or broke, 2 if the runs cannot be compared.
     """
     style, limit = _style_of(output_format, out), _share(threshold)
     before, after = _parted(runs, baseline or [])
     table = compare_runs(before, after, force=force)
     if not table.cases and not table.broken:
-        raise InputError(f"{after} has no case in common with what it is to be compared with; measure the same cases.")
+        raise InputError(f"{after} has no case in common with its baseline; measure the same cases.")
     table = table.worst_first() if sort else table
     console = make_console()
     if out is not None:
@@ -90,7 +92,7 @@ def _style_of(asked: str | None, out: Path | None) -> str:
 
 
 def _share(text: str) -> float:
-    """A threshold as people write it, 5% or 0.05, as a share."""
+    """Parse a threshold, ``5%`` or ``0.05``, into a share."""
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
     if not found:
         raise InputError(f"--threshold {text} is no share: write 5% or 0.05.")
@@ -106,7 +108,7 @@ def _share(text: str) -> float:
 
 
 def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
-    """The runs to compare with, folders opened, and the one that is judged."""
+    """The baseline runs, with folders opened, and the run to judge."""
     *first, judged = runs
     if baselines and first:
         raise InputError(
@@ -117,7 +119,7 @@ def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path]
         raise InputError(f"There is no run to compare {judged} with: name it first, as in commbench compare A B.")
     before: dict[Path, Path] = {}
     for run in (run for path in (*baselines, *first) for run in runs_in(path)):
-        before.setdefault(run.resolve(), run)  # a link to a run, or one named beside its folder, is that run
+        before.setdefault(run.resolve(), run)  # follow links, and names beside the folder
     if len(before) > 1 and judged.resolve() in before:
         raise InputError(f"{judged} is among its own baselines; keep them in a folder of their own.")
     return list(before.values()), judged

@@ -1,4 +1,4 @@
-"""What all commands that measure share: who this process is, what starts ranks, seeing the run through, printing it."""
+"""Shared by all commands that measure: this process's role, the launcher, carrying out the run, printing it."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ from commbench.results.info import is_complete
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
 
-#: Ranks that are started where nobody says how many and the host has more cores.
+#: Most ranks started on one host if neither the person nor GPUs decide.
 DEFAULT_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run is measured: its number of ranks, how many of them share a host, and whether MPI sees them."""
+    """The place of a run: number of ranks, ranks on this host, and whether MPI sees the ranks."""
 
     ranks: int
     ranks_here: int
     carries_mpi: bool = True
     started: bool = False
-    """Whether the ranks run already; each may then see GPUs of its own."""
+    """Whether the ranks run already; each may then see different GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a command has to measure."""
+    """The work of a command."""
 
     name: str
-    """Of the suite or the workload; it names the directory of results."""
+    """The name of the suite or workload, used for the directory of results."""
     requests: Sequence[RunRequest]
-    """Of the stages that are known beforehand: they identify the run, and a dry run lists them."""
+    """Requests of the stages that are known in advance: they identify the run, and a dry run lists them."""
     stages: Sequence[Stage]
     left_out: Sequence[str] = ()
-    """A sentence for each thing that is not measured, and why."""
+    """One sentence for each thing that is not measured, with the reason."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What run.json is to state besides."""
+    """Further entries of run.json."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What must be equal, beside the requests, for a run to be resumed."""
+    """What must be equal, beside the requests, to resume a run."""
     conclude: Callable[[Store], None] = lambda _: None
-    """Called when the stages have ended, however, and before the run is printed."""
+    """Called after the stages, however they ended, before the run is printed."""
     then: str = ""
-    """What follows of which the details are not known beforehand."""
+    """Stages whose details are not known in advance, as text."""
     seconds: float | None = None
-    """What the run may take at most; None: what its requests say."""
+    """Time limit of the run in seconds; None: the limits of the requests."""
     draws_page: bool = False
-    """Whether the conductor ends by drawing a page."""
+    """Whether the conductor draws a page at the end."""
 
     @property
     def extent(self) -> str:
@@ -80,12 +80,12 @@ class Task:
         return ", then ".join([*parts, *([self.then] if self.then else [])])
 
     def header(self) -> Mapping[str, Any]:
-        """What run.json says from the first moment on."""
+        """The initial entries of run.json."""
         left_out = {"left_out": list(self.left_out)} if self.left_out else {}
         return run_header(self.name, self.requests, {**self.info, **left_out}, self.identity)
 
     def estimate_s(self) -> float:
-        """What the run takes at most, in seconds."""
+        """Longest time of the run, in seconds."""
         if self.seconds is not None:
             return self.seconds
         return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)
@@ -94,12 +94,12 @@ class Task:
 def carry_out(
     settings: Settings, plan: Callable[[Place], Task], by_gpus: Callable[[], int | None] = lambda: None
 ) -> int:
-    """Measure a task as conductor, or as a rank of a launch that somebody else has started; return the exit code.
+    """Measure a task as conductor, or as a rank of a launch that another launcher has started; return the exit code.
 
     Args:
-        settings: how.
-        plan: makes the task for a place; called once, on every rank where this process is one.
-        by_gpus: how many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
+        settings: how to measure.
+        plan: makes the task for a place; called once, on every rank if this process is one.
+        by_gpus: number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
 
     Raises:
         CommbenchError: the task cannot be carried out.
@@ -121,10 +121,10 @@ def carry_out(
 
 
 def find_launcher(settings: Settings) -> Launcher:
-    """The launcher that was asked for, else the one found.
+    """Return the requested launcher, else the one found.
 
     Raises:
-        InputError: there is none, or it cannot do what was asked.
+        InputError: there is none, or it does not support a requested option.
     """
     return choose_launcher(
         requested=settings.launcher,
@@ -138,9 +138,9 @@ def find_launcher(settings: Settings) -> Launcher:
 
 
 def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda: None) -> int:
-    """How many ranks to start where nobody says: as many as were asked for on each host, else one for every slot.
+    """Return the default number of ranks: the ranks per node on each host, else one for every slot.
 
-    On this host alone one for each GPU that is measured, and no more than `DEFAULT_RANKS` where GPUs do not decide.
+    On this host alone: one for each measured GPU, or at most `DEFAULT_RANKS` if GPUs do not decide.
     """
     limit = launcher.limit()
     if limit is not None:
@@ -149,12 +149,12 @@ def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda
 
 
 def complain(error: BaseException) -> None:
-    """Say on stderr why nothing came of it; of ranks that find the same, the first is enough.
+    """Print an error on stderr; of several ranks with the same error, only the first prints.
 
-    The others leave it the time to speak, as their launcher ends all ranks when the first of them is gone. Still there
-    after that, they are alone with what they have found.
+    The other ranks wait a moment, because their launcher ends all ranks when the first exits. A rank that survives that
+    prints its own error.
     """
-    with contextlib.suppress(InputError):  # which may be what there is to complain about
+    with contextlib.suppress(InputError):  # the host name lookup may be the error
         identity = identify(os.environ)
         if identity.rank:
             time.sleep(AFTER_RANK_0_S)
@@ -180,7 +180,7 @@ def _show(task: Task, messages: Console) -> int:
 
 
 def _candidates(task: Task) -> list[str]:
-    """What a tuning chooses from, a sentence for each hook."""
+    """The settings that a tuning chooses from, a sentence for each hook."""
     by_hook: dict[str, list[str]] = {}
     for key in task.info.get("candidates") or ():
         case = TrainingCase.from_key(key)
@@ -210,7 +210,7 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
 
 
 def _draw_page(run: Run, messages: Console) -> None:
-    """Draw the page of a run and say where it is; what goes wrong costs nobody the run."""
+    """Draw the page of a run and print its path; a failure here does not fail the run."""
     try:
         print_page(write_page([run], run.path), messages)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
@@ -218,10 +218,10 @@ def _draw_page(run: Run, messages: Console) -> None:
 
 
 def _take_interface(settings: Settings, ranks: int) -> None:
-    """Use the interface that was asked for; what only a launcher can do comes too late, as do other ``ranks``.
+    """Apply the requested interface; refuse options that only a launcher can apply, and another number of ranks.
 
     Raises:
-        InputError: it does, or this host has no such interface.
+        InputError: such an option was given, or this host has no such interface.
     """
     late = (
         ("--launcher", settings.launcher),
@@ -244,7 +244,7 @@ def _take_interface(settings: Settings, ranks: int) -> None:
 
 
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
-    """Be one rank of a launch that somebody else has started; does not return."""
+    """Run as one rank of a launch that another launcher has started; does not return."""
     place = Place(
         ranks=identity.world_size,
         ranks_here=identity.local_size,

@@ -42,7 +42,7 @@ def export(
         ),
     ] = None,
 ) -> int:
-    """Write a run for Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
+    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
     if style not in EXPORTS:
         raise InputError(f"Unknown format {style!r}; choose from {listed(EXPORTS)}.")
     make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)
@@ -61,28 +61,34 @@ def import_(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("-n", "--ranks", metavar="RANKS", help="Number of ranks, where an output does not say."),
+        typer.Option("-n", "--ranks", metavar="RANKS", help="Number of ranks, if the output does not state it."),
     ] = None,
     tool: Annotated[
         str | None,
-        typer.Option("--tool", metavar="NAME", help=f"The tool, else told from the content: {listed(TOOLS)}."),
+        typer.Option(
+            "--tool", metavar="NAME", help=f"The tool; by default detected from the content: {listed(TOOLS)}."
+        ),
     ] = None,
     operation: Annotated[
         str | None,
-        typer.Option("--operation", metavar="NAME", help="Operation, where an output does not say (old nccl-tests)."),
+        typer.Option(
+            "--operation", metavar="NAME", help="Operation, if the output does not state it (old nccl-tests)."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="NAME", help=f"Element type, where an output does not say: {listed(DTYPES)}."),
+        typer.Option(
+            "--dtype", metavar="NAME", help=f"Element type, if the output does not state it: {listed(DTYPES)}."
+        ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {listed(PARAM_BACKENDS)}."),
     ] = None,
 ) -> int:
-    """Make a run of what nccl-tests, OSU, IMB or PARAM printed, for report, compare and predict.
+    """Import the output of nccl-tests, OSU, IMB or PARAM as a run, for report, compare and predict.
 
-    The same case in several files counts as several launches, so that there is an interval.
+    The same case in several files counts as several launches, which give an interval.
     """
     asked = Asked(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
     _check_asked(asked)
@@ -118,7 +124,7 @@ def _read_source(file: str) -> Source:
 
 
 def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
-    """Write the run, or what is missing of one that was cut short; return how many rows it has."""
+    """Write the run, or the missing rest of an interrupted import; return its number of rows."""
     header = {
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
@@ -141,12 +147,12 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
 
 
 def _digest(records: Iterable[Record]) -> str:
-    """The SHA-256 of what was read, on which all that is said of an output has its effect: -n, --dtype and so on."""
+    """The SHA-256 of the outputs and of the options that affect how they are read."""
     return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
 
 
 def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:
-    """What was imported, what was assumed, and what was left out and why."""
+    """Print what was imported, what was assumed, and what was left out and why."""
     for tool, reading in imported.readings:
         version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
         found = counted(len(reading.records), "measurement")
@@ -157,7 +163,7 @@ def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:
         _list(console, f"Not imported of {reading.name}: ", texts)
     launches = {record.launch for record in imported.records}
     if len(launches) == 1:
-        console.print("Each case has one launch, so that there are no intervals; import several outputs for some.")
+        console.print("Each case has one launch, so there are no intervals; import several outputs of it to get them.")
     wrong = sum(record.status == "wrong" for record in imported.records)
     if wrong:
         console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")

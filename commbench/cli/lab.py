@@ -1,4 +1,4 @@
-"""The commands of the emulated cluster."""
+"""The commands of the emulated cluster: ``lab run``, ``up``, ``exec``, ``status``, ``link``, ``down``."""
 
 from __future__ import annotations
 
@@ -35,29 +35,35 @@ app = typer.Typer(
 
 Hosts = Annotated[int, typer.Option("--hosts", metavar="N", help=f"Hosts to emulate, at most {MAX_HOSTS}.")]
 Rate = Annotated[str, typer.Option("--rate", metavar="RATE", help=f"Rate of each host's link: {RATE_HINT}.")]
-RanksPerHost = Annotated[int, typer.Option("--ranks-per-host", metavar="N", help="Slots of each host in the hostfile.")]
+RanksPerHost = Annotated[int, typer.Option("--ranks-per-host", metavar="N", help="Slots of each host.")]
 Slow = Annotated[
     list[str] | None,
-    typer.Option("--slow", metavar="HOST=RATE", help="Another rate for one host's link, both ways; may be repeated."),
+    typer.Option(
+        "--slow", metavar="HOST=RATE", help="A different rate for one host's link, both ways; may be repeated."
+    ),
 ]
 Racks = Annotated[
     int,
     typer.Option(
-        "--racks", metavar="K", help="Spread the hosts over K rack switches, in order; uplinks join them to a core."
+        "--racks", metavar="K", help="Connect the hosts to K rack switches, in order, and the racks to a core switch."
     ),
 ]
 Uplink = Annotated[
     str | None,
-    typer.Option("--uplink", metavar="RATE", help="Rate of each rack's uplink, both ways; by default a host's rate."),
+    typer.Option(
+        "--uplink", metavar="RATE", help="Rate of each rack's uplink, both ways; by default the rate of a host."
+    ),
 ]
 
 
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Which lab; several can be there at once.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab; several can run at once.")]
 
 
 @app.command(epilog=NOT_EMULATED)
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run on the first host, after --.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="The command to run on the first host, after --.")
+    ],
     hosts: Hosts = 2,
     rate: Rate = "1gbit",
     ranks_per_host: RanksPerHost = 1,
@@ -65,10 +71,10 @@ def run(
     racks: Racks = 1,
     uplink: Uplink = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What to call the lab; by default a fresh name.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default a new one.")
     ] = None,
 ) -> int:
-    """Run a command on the first of several emulated hosts; its exit code is this one's, and the lab ends with it."""
+    """Emulate a cluster, run a command on its first host, and remove the cluster; the exit code is the command's."""
     return run_in_lab(
         hosts,
         rate,
@@ -91,15 +97,15 @@ def up(
     uplink: Uplink = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call the lab.")] = DEFAULT_NAME,
 ) -> int:
-    """Start an emulated cluster that stays, also when this terminal is closed, until `commbench lab down`."""
+    """Start an emulated cluster that stays until `commbench lab down`, even after this terminal closes."""
     plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink)
     lab = start_lab(plan, name)
     option, console = _option(lab), make_console()
     _print(lab, console)
     for use, what in (
         (f"exec{option} -- COMMAND", f"runs a command on {plan.hosts[0].name}, or on --host HOST"),
-        (f"link{option} HOST down", "cuts a host's link; up or a rate in place of down mends or changes it"),
-        (f"status{option}", "shows the hosts and what runs there"),
+        (f"link{option} HOST down", "cuts a host's link; up restores it, a rate changes it"),
+        (f"status{option}", "shows the hosts and their processes"),
         (f"down {name}", "ends everything"),
     ):
         console.print(f"  commbench lab {use}  {what}", markup=False, soft_wrap=True)
@@ -109,13 +115,13 @@ def up(
 
 @app.command("exec")
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run on the host, after --.")],
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where; by default the first.")] = None,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command to run on the host, after --.")],
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="The host; by default the first.")] = None,
     name: Name = DEFAULT_NAME,
 ) -> int:
-    """Run a command on a host of a lab that is up, as `lab run` would; its exit code is this one's.
+    """Run a command on a host of a running lab, as `lab run` does; the exit code is the command's.
 
-    What the command has started ends with it.
+    Processes that the command started end with it.
     """
     check_machine()
     return Lab.find(name).execute(command, host=host)
@@ -123,9 +129,9 @@ def execute(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Which lab; by default all.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default all.")] = None,
 ) -> int:
-    """List the labs that are up: their hosts, links and racks, since when they are there, what runs."""
+    """List the running labs: hosts, links, racks, start time and processes."""
     check_machine()
     console = make_console()
     if name is not None:
@@ -135,7 +141,7 @@ def status(
     if not labs:
         console.print("There is no emulated cluster; `commbench lab up` starts one.", markup=False)
     for lab in labs:
-        with contextlib.suppress(InputError):  # it has just ended
+        with contextlib.suppress(InputError):  # it ended a moment ago
             _print(lab, console)
     return 0
 
@@ -143,10 +149,12 @@ def status(
 @app.command()
 def link(
     host: Annotated[str, typer.Argument(metavar="HOST", help="Whose link.")],
-    state: Annotated[str, typer.Argument(metavar="down|up|RATE", help="Cut it, mend it, or give it another rate.")],
+    state: Annotated[
+        str, typer.Argument(metavar="down|up|RATE", help="down cuts it, up restores it, a rate changes it.")
+    ],
     name: Name = DEFAULT_NAME,
 ) -> int:
-    """Cut a host's link, mend it, or change its rate, both ways, while the lab runs: what do programs make of it?"""
+    """Cut a host's link, restore it, or change its rate, both ways, while the lab runs, to see how programs react."""
     check_machine(shaped=state not in {"up", "down"})
     Lab.find(name).set_link(host, state)
     return 0
@@ -155,16 +163,16 @@ def link(
 @app.command()
 def down(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Which lab; by default {DEFAULT_NAME}.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All labs that `lab up` has started.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all labs that `lab up` has started.")] = False,
 ) -> int:
-    """End a lab and everything that runs there; returns when it has gone."""
+    """Remove a lab and end all its processes; returns when it is gone."""
     check_machine()
     if everything and name is not None:
         raise InputError(f"The lab {name!r} and --all were both given; choose one of them.")
     for lab in [lab for lab in find_all() if lab.stays] if everything else [Lab.find(name or DEFAULT_NAME)]:
         lab.end()
         make_console().print(f"The emulated cluster {lab.name} has ended.", markup=False)
-    check_machine()  # what the last one has left goes, too
+    check_machine()  # also leftovers of earlier labs
     return 0
 
 
@@ -173,7 +181,7 @@ def _option(lab: Lab) -> str:
 
 
 def _print(lab: Lab, console: Console) -> None:
-    """Show a lab: its shape, its hosts, one a line, and what runs on each."""
+    """Print a lab: its shape, and its hosts with their processes, one on each line."""
     plan, running = lab.plan, lab.running()
     uplinks = f", {plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}" if plan.racks > 1 else ""
     end = f"until `commbench lab down {lab.name}`" if lab.stays else "until its command ends"

@@ -1,4 +1,4 @@
-"""The commands that time collectives."""
+"""The commands ``bench`` and ``run``, which time collectives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from commbench.collectives.suites import Suite, load_suite
 from commbench.launch.conductor import single_stage
 from commbench.stats.budgets import Budget
 
-#: Share of a time limit for the collectives where `bench` trains too.
+#: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
 
 
@@ -65,19 +65,19 @@ def bench(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        typer.Option("--launches", metavar="R", help="Launches of the collectives in place of the budget's."),
+        typer.Option("--launches", metavar="R", help="Launches of the collectives; by default from the budget."),
     ] = None,
     like: Like = None,
     backend: Backend = None,
     train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend its settings.")
+        bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend settings.")
     ] = True,
     output_format: Format = "table",
 ) -> int:
-    """Measure this machine or cluster, and say what to do.
+    """Measure this machine or cluster, and recommend DDP settings.
 
-    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB; then trains a small model with DDP under
-    several bucket sizes and hooks, on GPUs where each rank has one, and recommends a setting. Last it draws a page,
+    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB. Then trains a small model with DDP under
+    several bucket sizes and hooks, on GPUs if each rank has one, and recommends a setting. Finally draws a page,
     report.html, beside the results.
     """
     settings = replace(settings, style=output_format)
@@ -88,7 +88,7 @@ def bench(
 
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
-        if trains_over == "nccl" and not lack:  # named for collectives, which may do without torch or on other hosts
+        if trains_over == "nccl" and not lack:  # a launcher named for collectives may lack torch or start other hosts
             lack = try_device("torch-nccl").refusal
         asked = None if lack else trains_over
         limit_s = settings.time_limit
@@ -112,7 +112,7 @@ def bench(
 
 
 def _trains_over(backends: Sequence[str] | None) -> str | None:
-    """What DDP trains over beside collectives over these backends, None: all there are; None where none suits it."""
+    """The training backend beside collectives over these backends; None: all of them. None if none is usable."""
     if backends is None:
         return AUTO_BACKEND
     suitable = ["gloo"] if "gloo" in backends else []
@@ -126,7 +126,8 @@ def run(
     suite: Annotated[
         str,
         typer.Argument(
-            help="One of ours (quick, collectives, p2p, patterns, matrix, parallelism), or a file that sets SUITE."
+            help="A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file "
+            "that sets SUITE."
         ),
     ] = "quick",
     collective: Collective = None,
@@ -153,7 +154,7 @@ def run(
     like: Like = None,
     output_format: Format = "table",
 ) -> int:
-    """Measure a suite, or parts of it: each option replaces one of the suite's axes.
+    """Measure a suite of collectives; each option replaces one axis of the suite.
 
     Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the command with the same --out to
     add launches.
@@ -183,14 +184,14 @@ def run(
 
 
 def _override(suite: Suite, axes: Mapping[str, Any]) -> Suite:
-    """The suite with those of its axes replaced that were given."""
+    """The suite with the given axes replaced."""
     return suite.override({axis: value for axis, value in axes.items() if value is not None})
 
 
 def _planner(
     whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, asked: bool
 ) -> Callable[[Place], Task]:
-    """What plans a suite, whose backends a person has ``asked`` for or not, for a place."""
+    """Return the planner of a suite for a place; ``asked``: whether a person named the backends."""
 
     def plan(place: Place) -> Task:
         suite, left_out = usable_suite(

@@ -24,7 +24,7 @@ from commbench.results import load_run
 
 
 def listed(names: Any) -> str:  # noqa: ANN401 - any iterable of names
-    """Names as people list them."""
+    """Return names as a list for people."""
     return ", ".join(names)
 
 
@@ -38,14 +38,14 @@ Sizes = Annotated[
         "--sizes",
         metavar="SIZES",
         help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are 1024-based. "
-        "The size is nccl-tests': the larger of a rank's send and receive buffer.",
+        "A size is that of nccl-tests: the larger of a rank's send and receive buffer.",
     ),
 ]
 MinBytes = Annotated[
-    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, in nccl-tests' letter.")
+    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, as in nccl-tests.")
 ]
 MaxBytes = Annotated[
-    str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: this one.")
+    str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: the only size.")
 ]
 StepFactor = Annotated[
     int | None,
@@ -53,25 +53,28 @@ StepFactor = Annotated[
         "-f",
         "--step-factor",
         metavar="N",
-        help="Factor between sizes, 2 unless given (nccl-tests would then add 1 MiB each time, its -i).",
+        help="Factor between sizes; by default 2 (nccl-tests adds 1 MiB instead, its -i).",
     ),
 ]
 OsuRange = Annotated[
     str | None,
     typer.Option(
-        "-m", "--message-size", metavar="[MIN:]MAX", help="As in OSU's benchmarks, but our sizes; MIN is 4 B."
+        "-m",
+        "--message-size",
+        metavar="[MIN:]MAX",
+        help="As in OSU, with commbench's size units; by default MIN is 4 B.",
     ),
 ]
 Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {listed(BACKENDS)}.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {listed(DTYPES)}.")]
 Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {listed(REDOPS)}.")]
-Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Roots of rooted operations and of fans.")]
+Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Root ranks of rooted operations and fans.")]
 InPlace = Annotated[
     str | None,
     typer.Option(
         "--in-place",
         metavar="WHICH",
-        help=f"One of {listed(IN_PLACE)}; by default reductions to all or one are in place, others not.",
+        help=f"One of {listed(IN_PLACE)}; by default reductions are in place and other operations are not.",
     ),
 ]
 Pattern = Annotated[
@@ -83,8 +86,8 @@ WorldSizes = Annotated[
         "--world-sizes",
         "--world-size",
         metavar="RANKS",
-        help="Scaling study, e.g. 2,4,8: measure everything on so many of the run's first ranks in turn, while the "
-        "others stand aside, and say how time grows.",
+        help="Scaling study, e.g. 2,4,8: measure every case on the first 2, 4 and 8 ranks in turn, and report how "
+        "time grows.",
     ),
 ]
 Algorithm = Annotated[
@@ -101,21 +104,21 @@ Sync = Annotated[
     typer.Option(
         "--sync",
         metavar="HOW",
-        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant where ranks share a clock or "
-        "theirs agree closely enough, else a dissemination barrier; Gloo gets a barrier.",
+        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant if the ranks' clocks agree closely "
+        "enough, else a dissemination barrier; a barrier for Gloo.",
     ),
 ]
 Loop = Annotated[
     str | None,
-    typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {listed(LOOPS)}. auto: native where the backend has it."),
+    typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {listed(LOOPS)}. auto: native if the backend has it."),
 ]
 Cadence = Annotated[
     str | None,
     typer.Option(
         "--cadence",
         metavar="NAMES",
-        help=f"How operations follow each other: {listed(CADENCES)}. isolated: ranks start each together; pipelined: "
-        "at once, as by --sync none; graph: replayed from a CUDA graph, several in one (NCCL).",
+        help=f"How operations follow each other: {listed(CADENCES)}. isolated: ranks start each operation together; "
+        "pipelined: back to back, as with --sync none; graph: replayed from a CUDA graph (NCCL).",
     ),
 ]
 BufferKinds = Annotated[
@@ -123,9 +126,9 @@ BufferKinds = Annotated[
     typer.Option(
         "--buffers",
         metavar="NAMES",
-        help=f"Memory that messages are in: {listed(BUFFERS)}. hot (by default): the same each repetition; rotated: "
-        "sets that together exceed the last-level cache (the L2 of a GPU) take turns; registered and symmetric: known "
-        "to NCCL beforehand (torch-nccl).",
+        help=f"Message buffers: {listed(BUFFERS)}. hot (default): the same buffers in each repetition; rotated: sets "
+        "of buffers that exceed the last-level cache take turns; registered, symmetric: registered with NCCL "
+        "(torch-nccl).",
     ),
 ]
 Ranks = Annotated[
@@ -134,8 +137,8 @@ Ranks = Annotated[
         "-n",
         "--ranks",
         metavar="N",
-        help="Number of ranks; by default one for every slot, on this machine alone one for each of several GPUs, else "
-        "at most 8.",
+        help="Number of ranks; by default one for every slot; on one machine one for each of several GPUs, else at "
+        "most 8.",
     ),
 ]
 BudgetName = Annotated[
@@ -143,10 +146,13 @@ BudgetName = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): how sure to be.",
+        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): launches and target half-width of "
+        "intervals.",
     ),
 ]
-Launches = Annotated[int | None, typer.Option("--launches", metavar="R", help="Launches in place of the budget's.")]
+Launches = Annotated[
+    int | None, typer.Option("--launches", metavar="R", help="Number of launches; by default from the budget.")
+]
 Energy = Annotated[
     float | None,
     typer.Option(
@@ -158,33 +164,44 @@ Energy = Annotated[
     ),
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="S", help="Seconds that the whole run may take.")
+    float | None, typer.Option("--time-limit", metavar="S", help="Time limit of the whole run in seconds.")
 ]
 CaseTimeout = Annotated[
-    float, typer.Option("--case-timeout", metavar="S", help="A case without progress for so many seconds is hung.")
+    float,
+    typer.Option("--case-timeout", metavar="S", help="Seconds without progress after which a case counts as hung."),
 ]
 FailFast = Annotated[
     bool,
-    typer.Option("--fail-fast", help="End the run at the first case that fails or hangs; else it goes on without it."),
+    typer.Option(
+        "--fail-fast", help="End the run at the first case that fails or hangs, instead of continuing without it."
+    ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Run directory; the same command on the same one resumes it."),
+    typer.Option(
+        "--out", metavar="DIR", help="Run directory; the same command with the same directory resumes the run."
+    ),
 ]
 Like = Annotated[
     Path | None,
-    typer.Option("--like", metavar="RUN", help="Batch and warm up as that run did: to compare with it in every case."),
+    typer.Option(
+        "--like",
+        metavar="RUN",
+        help="Use the batch sizes and warm-ups of this run, so that every case can be compared with it.",
+    ),
 ]
 Hostfile = Annotated[
-    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the form of your mpirun.")
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the format of your mpirun.")
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Allow more ranks than slots; where they share CPUs, rows are flagged.")
+    bool, typer.Option("--oversubscribe", help="Allow more ranks than slots; rows whose ranks share CPUs are flagged.")
 ]
 LauncherName = Annotated[
     str | None,
     typer.Option(
-        "--launcher", metavar="NAME", help=f"What starts the ranks: {listed(LAUNCHERS)}, or a path; found by itself."
+        "--launcher",
+        metavar="NAME",
+        help=f"What starts the ranks: {listed(LAUNCHERS)}, or a path; by default detected.",
     ),
 ]
 LauncherArguments = Annotated[
@@ -192,20 +209,20 @@ LauncherArguments = Annotated[
     typer.Option(
         "--launcher-arg",
         metavar="WORDS",
-        help='More options for the launcher, as they are, e.g. --launcher-arg "--mca btl tcp,self"; may be repeated.',
+        help='Further launcher options, passed unchanged, e.g. --launcher-arg "--mca btl tcp,self"; may be repeated.',
     ),
 ]
 RanksPerNode = Annotated[
     int | None,
-    typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as many as it has slots."),
+    typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default one for every slot."),
 ]
 BindTo = Annotated[
     str | None,
     typer.Option(
         "--bind-to",
         metavar="WHAT",
-        help=f"What to bind each rank to: {listed(BINDINGS)}; by default a core where ranks have one each, and a NUMA "
-        "node for ranks that train.",
+        help=f"Bind each rank to: {listed(BINDINGS)}; by default a core if there is one for each rank, and a NUMA "
+        "node for training.",
     ),
 ]
 Interface = Annotated[
@@ -213,23 +230,26 @@ Interface = Annotated[
     typer.Option(
         "--interface",
         metavar="NAME",
-        help="Network interface for MPI over TCP, Gloo and NCCL; by default their choice.",
+        help="Network interface for MPI over TCP, Gloo and NCCL; by default each library chooses.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the time they may take; measure nothing.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded in run.json in run.json."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the estimated time; measure nothing.")]
 Format = Annotated[
-    str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: table, {listed(STYLES)}.")
+    str, typer.Option("--format", metavar="STYLE", help=f"Output format of rows: table, {listed(STYLES)}.")
 ]
 RoleName = Annotated[
     str | None,
-    typer.Option("--role", metavar="ROLE", help="conductor or rank, where the launcher is not recognised."),
+    typer.Option("--role", metavar="ROLE", help="conductor or rank, if the launcher is not recognised."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything about a run but what is measured, and how often; each field from `commbench.cli.options` is an option.
+    """The conditions of a run besides its cases; each field from `commbench.cli.options` is an option.
 
     ``--help`` lists the options in this order.
     """
@@ -250,10 +270,10 @@ class Settings:
     dry_run: DryRun = False
     role: RoleName = None
     style: str = "table"
-    """How rows are printed; only some commands have an option for it."""
+    """The output format of rows; only some commands have an option for it."""
 
     def known_seed(self) -> int | None:
-        """The seed that was given, else that of the run that is to be resumed: its order of cases goes on."""
+        """The given seed, else the seed of the run to resume, whose order of cases continues."""
         if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
             return self.seed
         seed = load_run(self.out).info.get("seed")
@@ -261,9 +281,9 @@ class Settings:
 
 
 def takes_settings(command: Callable[Concatenate[Settings, ...], int]) -> Callable[..., int]:
-    """Decorate a command whose first parameter is the settings: on the command line it takes their options instead.
+    """Decorate a command whose first parameter is the settings: the command line takes their options instead.
 
-    They follow its own options. typer finds the options of a command in its signature and its annotations.
+    They follow the command's own options. typer finds the options of a command in its signature and annotations.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     fields = inspect.signature(Settings, eval_str=True).parameters.values()

@@ -1,4 +1,4 @@
-"""The command ``predict``, and its parameters from the words of its options."""
+"""The command ``predict``, and the parsing of its options."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
-#: Ranks beyond which nothing is predicted, and the fewest that exchange anything.
+#: Most and fewest ranks of a prediction.
 MOST_RANKS, FEWEST_RANKS = 10_000, 2
 _RATE_HINT = "write rates such as 200mbit,1gbit,25gbit, or measured"
 _RANKS_HINT = "write ranks such as 8, 6,8 or 8:1024"
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """Numbers of ranks of a list with ranges, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
+    """Parse numbers of ranks, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
 
     Raises:
-        InputError: it is no such list, or a number is not between 2 and 10000.
+        InputError: the text is no such list, or a number is not between 2 and 10000.
     """
     found: set[int] = set()
     for item in text.split(","):
@@ -65,7 +65,7 @@ def parse_world_sizes(text: str) -> list[int]:
 
 
 def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterable[int]:
-    """The numbers of one item of a list."""
+    """Parse one item of a list."""
     if high is not None and high < low:
         raise InputError(f"World sizes {item!r} end below their start; write the fewer ranks first, as in 8:1024.")
     if factor < 2:  # noqa: PLR2004 - the smallest factor that grows
@@ -78,10 +78,10 @@ def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterab
 
 
 def parse_rates(text: str | None) -> list[float | None]:
-    """Bits per second of a list of rates; None, also for ``measured``, is the rate that was measured.
+    """Parse rates into bits per second; None, also for ``measured``, is the measured rate.
 
     Raises:
-        InputError: one is not a rate.
+        InputError: an item is no rate.
     """
     rates: list[float | None] = []
     for part in ("measured" if text is None else text).split(","):
@@ -93,10 +93,10 @@ def parse_rates(text: str | None) -> list[float | None]:
 
 
 def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
-    """The hooks of a list, by name as `TrainingCase.hook_name` has it; None for none.
+    """Parse hooks into names as in `TrainingCase.hook_name`; None if no hook was given.
 
     Raises:
-        InputError: one is no hook, or was not ``trained``.
+        InputError: an item is no hook, or was not ``trained``.
     """
     if text is None:
         return None
@@ -110,7 +110,7 @@ def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
 
 
 def hook_name(text: str) -> str:
-    """The name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
+    """The canonical name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
 
     Raises:
         InputError: it is no hook.
@@ -119,10 +119,10 @@ def hook_name(text: str) -> str:
 
 
 def parse_message_sizes(text: str | None, dtypes: Iterable[str]) -> tuple[int, ...] | None:
-    """Message sizes in bytes; None for none.
+    """Parse message sizes into bytes; None if none was given.
 
     Raises:
-        InputError: one is not a whole number of elements, 1 or more, of every data type.
+        InputError: a size is not a positive whole number of elements of every data type.
     """
     if text is None:
         return None
@@ -142,7 +142,7 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
     """Check that "as measured" means one rate.
 
     Raises:
-        InputError: it is asked for, and the runs were measured over links of several rates.
+        InputError: it was asked for, and the runs used links of several rates.
     """
     found = sorted({link.rate_bps for link in links if link.rate_bps is not None})
     if None not in rates_bps or len(found) < 2:  # noqa: PLR2004 - several
@@ -160,7 +160,9 @@ FORMATS = ("table", "csv", "json")
 def predict(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories, measured alike: collectives, training, or both."),
+        typer.Argument(
+            metavar="RUN...", help="Run directories measured under the same conditions: collectives, training, or both."
+        ),
     ],
     world_size: Annotated[
         str,
@@ -174,26 +176,27 @@ def predict(
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="RATES", help="What if every host's link were so fast: e.g. measured,1gbit,25gbit."
+            "--rate", metavar="RATES", help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit."
         ),
     ] = None,
     ranks_per_node: Annotated[
         int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three that were measured.")
+        str | None,
+        typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option("--workload", metavar="NAME", help="Of several that were trained, this one only.")
+        str | None, typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones.")
     ] = None,
     hook: Annotated[
-        str | None, typer.Option("--hook", metavar="HOOKS", help="Of the hooks that were trained, these only.")
+        str | None, typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones.")
     ] = None,
     output_format: Annotated[
         str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")
     ] = "table",
 ) -> int:
-    """Predict collectives and DDP training on more ranks and other links, from runs alone, and how far off that may be.
+    """Predict collectives and DDP training on more ranks and other links from runs alone, with the expected error.
 
     Needs neither torch nor MPI.
     """
@@ -230,7 +233,7 @@ def _hosts(asked: int | None, measured: int) -> int:
 
 
 def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
-    """Over which links was measured, and trained."""
+    """The links of the measurements and of the training."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
     return [*trained, *(one.link for curve in network.curves.values() for one in curve.measured)]
 
@@ -242,8 +245,8 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
     names = " and ".join(str(run.path) for run in runs)
     if any(row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows):
         return (
-            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs is of ranks that share one, which tells "
-            "nothing of an interconnect; measure with a GPU for each rank (a smaller -n)."
+            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs comes from ranks that share a GPU, "
+            "which does not show the interconnect; measure with a GPU for each rank (a smaller -n)."
         )
     backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
     return (
@@ -258,7 +261,7 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Outlook:
-    """All that is printed."""
+    """Everything that is printed."""
 
     runs: Sequence[str]
     """By name."""
@@ -267,7 +270,7 @@ class _Outlook:
     steps: Sequence[StepOutlook] = ()
     break_evens: Sequence[BreakEvenOutlook] = ()
     missing: Sequence[str] = ()
-    """What of the training cannot be predicted, a sentence each."""
+    """Trainings that cannot be predicted, one sentence each."""
 
     @property
     def rows(self) -> list[AnyOutlook]:
@@ -282,7 +285,7 @@ def _with_training(
     workload: str | None,
     hooks: Sequence[str] | None,
 ) -> _Outlook:
-    """With the training that the runs hold."""
+    """Add the training of the runs."""
     steps: list[StepOutlook] = []
     break_evens: list[BreakEvenOutlook] = []
     missing: list[str] = []
@@ -308,7 +311,7 @@ def _with_training(
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
-    """The records by what is alike but for the setting."""
+    """Group records by everything except the setting."""
     groups: dict[tuple[Any, ...], list[TrainingRecord]] = {}
     for record in records:
         if workload in {None, record.case.workload}:
@@ -317,19 +320,19 @@ def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[lis
 
 
 def _check_own_gpus(run: Run, backend: str) -> None:
-    """Raise `InputError` where a run trained on ranks that took turns on a GPU: so would computing seem to take."""
+    """Raise `InputError` if ranks of a training shared a GPU: its step times include waiting for it."""
     if shares_gpu(backend, run.info):
         raise InputError(
-            f"The ranks of {run.path} shared a GPU, so that its steps tell nothing of ranks with one each; train with "
-            "a GPU for each rank (a smaller -n)."
+            f"The ranks of {run.path} shared a GPU, so its steps do not hold for one GPU for each rank; train with a "
+            "GPU for each rank (a smaller -n)."
         )
 
 
 def _facts(run: Run, workload: str) -> WorkloadFacts:
-    """What the run says about its workload.
+    """The facts about the workload in the run.
 
     Raises:
-        InputError: it says nothing.
+        InputError: there are none.
     """
     if not run.info.get("facts"):
         raise InputError(
@@ -340,7 +343,7 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
 
 
 def _rate_bps(run: Run) -> float | None:
-    """The rate of the links that a run trained over, where that is known."""
+    """The rate of the links used in training, if known."""
     rate_bps = link_of(run.info, "").rate_bps
     return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
 

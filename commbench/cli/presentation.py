@@ -1,4 +1,4 @@
-"""What commands print of a run: rows, doubts, advice, and where the time went."""
+"""What commands print about a run: rows, warnings, advice, time shares."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from commbench.tuner.accuracy import predictions
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
-    """Rows in the style asked for; with the table also doubts, where the time went, and last what to do.
+    """Print rows in the given style; with tables also warnings, time shares and advice.
 
-    ``hint``: say how a page is drawn of it, too.
+    ``hint``: also say how to draw a page.
     """
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
-    if predictions(run_):  # what was timed of the network is an ingredient: a line is enough
+    if predictions(run_):  # collectives are an input of the tuning: one line is enough
         if sentence := conclude_model(network_model(run_)):
             console.print(sentence, markup=False)
     elif run_.records or not run_.training_records:
@@ -58,7 +58,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
 
 
 def _print_conclusion(run_: Run, console: Console) -> None:
-    """What is recommended and what it cost; of a tuning nothing before its first look is complete."""
+    """Print the recommendation and its cost; nothing for a tuning without its first decision."""
     found = run_.recommendation
     if not found:
         return
@@ -72,7 +72,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
 
 
 def _texts(run_: Run, style: str) -> list[str]:
-    """What there is of each kind, as text that ends in a newline."""
+    """The tables of each kind as text that ends in a newline."""
     collectives = [render(run_.rows, style)] if run_.records or not run_.training_records else []
     if not run_.training_records:
         return collectives
@@ -102,13 +102,13 @@ def _print_collectives(run_: Run, console: Console) -> None:
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
-    """Print why a run is not complete and how to go on; nothing if it is complete."""
+    """Print why a run is incomplete and how to resume it; nothing for a complete run."""
     if sentence := unfinished(run_):
         console.print(sentence, markup=False, soft_wrap=True)
 
 
 def print_page(page: Path, console: Console) -> None:
-    """Say where a page is."""
+    """Print the path of a page."""
     console.print(f"Page: {page}", markup=False, soft_wrap=True)
 
 
@@ -119,10 +119,10 @@ def check_style(style: str) -> None:
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """Facts by name, one a line; None is unknown."""
+    """Print facts by name, one on each line; None is unknown."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is no style
+        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is text
     return table

@@ -1,4 +1,4 @@
-"""The commands that read: runs that have been measured, and this machine."""
+"""The commands ``report`` and ``env``, which read runs and this machine."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Where the page goes; by default into the run, of several into results/."
+            "--out",
+            metavar="DIR",
+            help="Directory of the page; by default the run itself, for several runs a new one in results/.",
         ),
     ] = None,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Draw the main curves here, in the terminal, in place of the page.")
+        bool, typer.Option("--terminal", help="Draw the main curves in the terminal instead of the page.")
     ] = False,
     model: Annotated[
         bool,
-        typer.Option("--model", help="Print the model of the network alone: start-up times, rates, and their error."),
+        typer.Option("--model", help="Print only the network model: start-up times, rates, and their error."),
     ] = False,
 ) -> int:
-    """Print a run's rows again and draw a page of it, report.html, from its files; needs neither torch nor MPI.
+    """Print a run's rows and draw its page, report.html; needs neither torch nor MPI.
 
-    Several runs are laid over each other on one page. With --format the rows are printed and no page is drawn.
+    Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
     """
     check_style(output_format)
     _check_asked(paths, output_format, out=out, terminal=terminal, model=model)
@@ -87,7 +89,7 @@ def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, termina
 
 
 def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:
-    """Print the table of one run, write the page, and say last where it is."""
+    """Print the table of one run, write the page, and print its path last."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
     check_writable(folder)
     if len(runs) == 1:
@@ -99,17 +101,20 @@ def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> Non
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
     with_mpi: Annotated[
-        bool, typer.Option("--mpi/--no-mpi", help="Start two MPI ranks to see the library, its transport and MPI_Init.")
+        bool,
+        typer.Option(
+            "--mpi/--no-mpi", help="Start two MPI ranks and report the library, its transport and the time of MPI_Init."
+        ),
     ] = True,
     topology: Annotated[
-        bool, typer.Option("--topology", help="Print sockets, NUMA nodes, GPUs, network adapters and their links only.")
+        bool, typer.Option("--topology", help="Print only sockets, NUMA nodes, GPUs, network adapters and their links.")
     ] = False,
 ) -> int:
-    """Print what a record would state about this machine, and what to do about it."""
+    """Print what a run would record about this machine, and advice on conditions that distort measurements."""
     if topology:
         return _print_topology(as_json=as_json)
     host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
-    mpi = probe_mpi() if with_mpi else {}  # in processes of its own: a broken MPI must not take this one along
+    mpi = probe_mpi() if with_mpi else {}  # in separate processes: a broken MPI must not end this one
     facts: dict[str, Any] = {
         "host": host,
         "versions": versions,
@@ -137,7 +142,7 @@ def env(
         versions=versions,
         variables=variables,
     )
-    console.print("Advice" if advice else "No advice: nothing here is known to spoil measurements.", style="bold")
+    console.print("Advice" if advice else "No advice: no known condition here distorts measurements.", style="bold")
     for item in advice:
         console.print(f"- {item}", markup=False)
     return 0

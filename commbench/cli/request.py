@@ -1,4 +1,4 @@
-"""Turning what a person typed into a request: axes, ranks, memory, the run's identity and its directory."""
+"""Turns options into a request: axes, ranks, memory, the run's identity and directory."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from commbench.system.gpus import gpu_addresses
 from commbench.system.software import git_commit
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
-#: Send and receive buffer of every rank are counted twice over: messages also stage inside libraries.
+#: Send and receive buffers of every rank are counted twice: libraries stage messages too.
 BUFFERS_PER_RANK = 3
-#: Train over whichever backend suits the machine.
+#: Train over the backend that suits the machine.
 AUTO_BACKEND = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """The three spellings of message sizes: ours, nccl-tests' and OSU's."""
+    """The three spellings of message sizes: commbench's, nccl-tests' and OSU's."""
 
     sizes: str | None = None
     min_bytes: str | None = None
@@ -48,7 +48,7 @@ class SizeOptions:
     osu_range: str | None = None
 
     def parse(self) -> tuple[int, ...] | None:
-        """Sizes in bytes; None where nothing was asked.
+        """Sizes in bytes; None if none was given.
 
         Raises:
             InputError: several spellings at once, or one that does not parse.
@@ -67,7 +67,7 @@ class SizeOptions:
         return None
 
     def _nccl_sizes(self) -> tuple[int, ...]:
-        """-b to -e as in nccl-tests, but one size where either is missing, and by a factor: there is no step -i."""
+        """-b to -e as in nccl-tests; a single size if one is missing; growth by a factor only: there is no step -i."""
         low = self.min_bytes or self.max_bytes or "32M"
         high = self.max_bytes or low
         if parse_size(low) == parse_size(high):
@@ -93,12 +93,12 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
     """``1,4`` as a tuple of numbers; None stays None.
 
     Args:
-        option: what was given so.
-        text: the numbers.
-        of: what they are and how they are written, for the sentence of a refusal.
+        option: the option that was given.
+        text: its value.
+        of: what the numbers are and how to write them, for the error message.
 
     Raises:
-        InputError: an empty name, or one that is no number.
+        InputError: an empty item, or one that is no number.
     """
     names = split_names(text)
     if names is None:
@@ -114,22 +114,22 @@ def usable_suite(
 ) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
-    Nobody misses NCCL who has not asked for it and has no GPU: of that nothing is said. Nor is it worth the time of one
-    who has not asked for it where ranks would have to share GPUs.
+    Without a GPU, NCCL is left out silently unless it was named. It is also left out if ranks would have to share GPUs
+    and nobody named it.
 
     Args:
-        suite: what is to be measured.
+        suite: what to measure.
         asked: whether a person named the backends.
         carries_mpi: see `lacking`.
         ranks_here: see `lacking`.
         started: see `lacking`.
 
     Raises:
-        InputError: a backend was asked for by name and is missing, or none is left.
+        InputError: a named backend is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
     tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
-    sharing = ranks_here if on_hosts else None  # who wrote a suite for GPUs alone has named them
+    sharing = ranks_here if on_hosts else None  # a suite for GPUs only names its backends
     lacks = {
         backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
         for backend in tried
@@ -148,14 +148,14 @@ def usable_suite(
 def lacking(
     backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
 ) -> str | None:
-    """One sentence on why ``backend`` cannot be used on this machine; None where it can.
+    """One sentence on why ``backend`` cannot be used on this machine; None if it can.
 
     Args:
         backend: its name.
-        asked: whether a person named it: then GPUs are not tried here, for the ranks may run on other machines.
-        carries_mpi: whether MPI sees the ranks, however they are started.
-        ranks_here: how many of them use the GPUs of a host, of which this one stands for all; None: not known.
-        started: whether they run already: a launcher may then show each GPUs of its own, and the host's are counted.
+        asked: whether a person named it: GPUs are then not checked here, because ranks may run on other machines.
+        carries_mpi: whether MPI sees the ranks.
+        ranks_here: number of ranks that use the GPUs of a host like this one; None: unknown.
+        started: whether the ranks run already: a launcher may then show each rank different GPUs.
     """
     if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
@@ -175,7 +175,7 @@ def lacking(
 
 
 def check_training_backend(asked: str) -> str:
-    """What was asked for to train over; raises `InputError` if there is no such thing."""
+    """The requested training backend."""
     known = (AUTO_BACKEND, *TRAINING_BACKENDS)
     if asked not in known:
         raise InputError(f"Unknown training backend {asked!r}; choose from {', '.join(known)}.")
@@ -183,7 +183,7 @@ def check_training_backend(asked: str) -> str:
 
 
 def choose_training_backend(asked: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
-    """What DDP trains over: what was ``asked`` for, or for ``auto`` NCCL where each rank has a GPU, else Gloo.
+    """The training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
 
     Args:
         asked: one of `commbench.ddp.plan.cases.BACKENDS`, or ``auto``.
@@ -191,7 +191,7 @@ def choose_training_backend(asked: str, *, ranks_here: int, started: bool = Fals
         started: see `lacking`.
 
     Returns:
-        Its name, and where there are GPUs that ``auto`` does not use a sentence on why.
+        Its name, and a sentence on why ``auto`` does not use existing GPUs.
     """
     if asked != AUTO_BACKEND:
         return asked, []
@@ -202,9 +202,9 @@ def choose_training_backend(asked: str, *, ranks_here: int, started: bool = Fals
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
-    """How many ranks give each GPU of this machine one, where some of the backends use GPUs.
+    """Number of ranks that gives each rank a GPU of this machine, if a backend uses GPUs.
 
-    None where GPUs do not decide: there are none that can be used, or a single one beside backends without.
+    None if GPUs do not decide: none is usable, or there is one GPU beside backends without.
     """
     using = [backend for backend in backends if backend in GPU_BACKENDS]
     if not using or not has_gpus():
@@ -214,10 +214,10 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
 
 
 def find_budget(name: str, launches: int | None, energy_s: float | None = None) -> Budget:
-    """The budget called ``name``, with another number of launches and time for the energy where such are given.
+    """The budget ``name``, with another number of launches or energy time if given.
 
     Raises:
-        InputError: unknown, less than one launch, or no time.
+        InputError: unknown name, less than one launch, or no time.
     """
     if name not in BUDGETS:
         raise InputError(f"Unknown budget {name!r}; choose from {', '.join(BUDGETS)}.")
@@ -242,10 +242,10 @@ def make_request(
 ) -> RunRequest:
     """The request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
 
-    ``like``: a run whose batch sizes and warm-ups are taken over, so that the two can be compared in every case.
+    ``like``: a run whose batch sizes and warm-ups are reused, so that every case can be compared.
 
     Raises:
-        InputError: nothing to measure, or a message beyond this host's memory.
+        InputError: nothing to measure, or a message exceeds this host's memory.
     """
     if ranks < 1:
         raise InputError(f"-n {ranks} was asked for; give at least 1 rank.")
@@ -263,15 +263,15 @@ def make_request(
 
 
 def draw_seed(seed: int | None) -> int:
-    """The seed that was given, 0 too, else one by chance."""
+    """The given seed, including 0, else a random one."""
     return secrets.randbelow(2**31) if seed is None else seed
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
-    """Refuse messages whose buffers would not fit into this host's memory; where a GPU's is full, that is a row.
+    """Refuse messages whose buffers exceed this host's memory; a full GPU becomes a row instead.
 
     Raises:
-        InputError: the largest does not; the sentence says how much there is.
+        InputError: the largest message does not fit; the sentence states the available memory.
     """
     largest = max((case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0)
     needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
@@ -283,7 +283,7 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
 
 
 def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
-    """What must be equal for a run to be resumed in the same directory: of the stages that are known beforehand."""
+    """What must be equal to resume a run in its directory, for the stages that are known in advance."""
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     terms = next((request.training for request in requests if request.training), None)
@@ -304,13 +304,13 @@ def run_header(
     info: Mapping[str, Any] = MappingProxyType({}),
     identity: Mapping[str, Any] = MappingProxyType({}),
 ) -> Mapping[str, Any]:
-    """What ``run.json`` says from the first moment on.
+    """The initial entries of ``run.json``.
 
     Args:
-        name: of the suite or the workload.
+        name: of the suite or workload.
         requests: as for `plan_identity`.
-        info: what else is to stand there.
-        identity: what else must be equal for the run to be resumed.
+        info: further entries.
+        identity: what else must be equal to resume the run.
     """
     return {
         **info,

@@ -1,4 +1,4 @@
-"""What a run shows at the terminal: a progress bar where there is one, plain lines elsewhere."""
+"""Progress of a run in the terminal: a progress bar, or plain lines in a log."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from commbench.results.record_types import AnyRecord
 from commbench.results.tables import visible
 from commbench.units import format_duration
 
-#: Columns when nobody says how wide the output may be (a log file).
+#: Columns if the width is unknown (a log file).
 PLAIN_WIDTH = 110
-#: Nothing in a text is markup: names such as ``[red]`` or ``:smile:`` are shown as they are.
+#: No text is markup: names such as ``[red]`` or ``:smile:`` are shown unchanged.
 LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 
 
 def make_console(stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH) -> Console:
-    """A console on ``stream`` (stdout); in a file or a pipe it writes plain text, so many columns wide.
+    """A console on ``stream`` (stdout); into a file or pipe it writes plain text of this width.
 
-    ``plain``: also elsewhere, for ranks, whose launcher shows them a terminal that is not the person's.
+    ``plain``: also on a terminal, for ranks, whose launcher shows them a terminal that is not the person's.
     """
     stream = stream or sys.stdout
     if plain or not stream.isatty():
@@ -34,10 +34,10 @@ def make_console(stream: TextIO | None = None, *, plain: bool = False, width: in
 
 
 class SafeConsole(Console):
-    """A console that shows control characters in what it prints, and obeys none: names and reasons are others'."""
+    """A console that shows control characters instead of obeying them: names and reasons come from outside."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, with control characters in texts as escapes."""
+        """Render as rich does, with control characters escaped."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -46,12 +46,12 @@ class SafeConsole(Console):
 
 
 def make_display(console: Console) -> Display:
-    """The display that suits where output goes."""
+    """The display for this output."""
     return BarDisplay(console) if console.is_terminal else LineDisplay(console)
 
 
 class LineDisplay:
-    """A line when a launch begins and when it ends: what a log file should hold."""
+    """One line when a launch begins and one when it ends, for logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -60,16 +60,16 @@ class LineDisplay:
         self._place = (0, 0)
 
     def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
-        """Say which launch begins."""
+        """Print which launch begins."""
         self._place, self._eta_s = (0, 0), 0.0
         self._launch = f"{stage + ' ' if stage else ''}launch {launch + 1} of {launches}"
 
     def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch
-        """Remember how far the run is."""
+        """Store the progress."""
         self._place, self._eta_s = (done, total), eta_s
 
     def record(self, record: AnyRecord) -> None:
-        """Count what is finished, and say what cannot be shown later: a case that failed."""
+        """Count a finished case, and print a failure at once."""
         done, total = self._place
         self._place = (min(done + (record.status not in {"failed", "hung"}), total), total)
         if record.status in {"failed", "hung", "wrong"}:
@@ -80,12 +80,12 @@ class LineDisplay:
         self._console.print(f"warning: {text}", markup=False)
 
     def output(self, lines: Sequence[str]) -> None:
-        """Print what the ranks said last."""
+        """Print the last output of the ranks."""
         for line in lines:
             self._console.print(f"  | {line}", markup=False)
 
     def launch_finished(self, seconds: float) -> None:
-        """Say how long it took and how far the run is."""
+        """Print the duration and the progress."""
         done, total = self._place
         left = f", about {format_duration(self._eta_s)} left" if done < total else ""
         place = f", {done} of {total} measurements{left}" if total else ", nothing was measured"
@@ -93,7 +93,7 @@ class LineDisplay:
 
 
 class BarDisplay(LineDisplay):
-    """A progress bar: what is running, how much is left, when it will end."""
+    """A progress bar: current case, number of cases left, estimated end."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -101,7 +101,7 @@ class BarDisplay(LineDisplay):
         self._task = TaskID(0)
 
     def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
-        """Show that ranks are being started."""
+        """Show that ranks are starting."""
         super().launch_started(launch, launches, stage)
         self._update(f"{self._launch}: starting ranks")
 
@@ -112,7 +112,7 @@ class BarDisplay(LineDisplay):
         self._update(f"{self._launch}: {text}", done, total, f"{format_duration(eta_s)} left, ends {ends}")
 
     def launch_finished(self, seconds: float) -> None:  # noqa: ARG002 - the bar has shown it
-        """Take the bar away: what follows may be the result."""
+        """Remove the bar, so that the result can follow."""
         if self._bar:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""The command that trains: which bucket size and which hook DDP should use."""
+"""The command ``train``: which bucket size and which hook DDP should use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from commbench.tuner.accuracy import with_search
 from commbench.tuner.recommendation import recommend
 from commbench.tuner.sweep import TrainingPlan
 
-#: What is swept where nothing is named: enough to see a trend in a minute.
+#: The default sweep: enough to see a trend in a minute.
 DEFAULT_WORKLOAD = "mlp"
 DEFAULT_CAPS = "default,5,25,100"
 DEFAULT_HOOKS = "none,fp16,topk:0.01"
@@ -45,7 +45,7 @@ Workload = Annotated[
         "-w",
         metavar="WORKLOAD",
         help="What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
-        "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own as "
+        "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own model as "
         "FILE.py:CALLABLE, see benchmarks/own_model.py.",
     ),
 ]
@@ -84,7 +84,7 @@ WorldSizes = Annotated[
         "--world-size",
         "--world-sizes",
         metavar="NUMBERS",
-        help="Train on so many of the ranks, comma-separated.",
+        help="Train on the first N ranks, comma-separated.",
     ),
 ]
 TrainingBackend = Annotated[
@@ -92,8 +92,8 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {listed([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, of which the k-th rank "
-        "of a host takes the k-th, in turn; auto is nccl where this machine has a GPU for each rank, else gloo.",
+        help=f"One of {listed([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th rank of a "
+        "host on its k-th GPU; auto is nccl if this machine has a GPU for each rank, else gloo.",
     ),
 ]
 Steps = Annotated[
@@ -101,8 +101,8 @@ Steps = Annotated[
     typer.Option(
         "--steps",
         metavar="N",
-        help="Optimiser steps of a block, the first 3 untimed; by default what the budget's time allows, and for "
-        "digits and text as many as their metric needs.",
+        help="Optimiser steps of a block, the first 3 untimed; by default from the budget's time, for digits and "
+        "text from their metric.",
     ),
 ]
 Threads = Annotated[
@@ -113,7 +113,7 @@ TrainingBudgetName = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick (3 launches, then 6 fresh ones of the winners), standard (6 and 10) or rigorous (10 and 20).",
+        help="quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or rigorous (10 and 20).",
     ),
 ]
 MaxLossIncrease = Annotated[
@@ -121,7 +121,8 @@ MaxLossIncrease = Annotated[
     typer.Option(
         "--max-loss-increase",
         metavar="SHARE",
-        help="Recommend nothing whose loss after equal steps is higher by more, e.g. 0.05; by default it is stated.",
+        help="Never recommend a setting whose loss after equal steps is higher by more than this, e.g. 0.05; by "
+        "default the loss is only stated.",
     ),
 ]
 MaxAccuracyLoss = Annotated[
@@ -129,16 +130,16 @@ MaxAccuracyLoss = Annotated[
     typer.Option(
         "--max-accuracy-loss",
         metavar="X",
-        help="Recommend no hook, precision or accumulation whose metric may end worse by more than X, e.g. 0.01; X is "
-        "a share of the loss where there is no metric, and without a loss none of them is recommended.",
+        help="Never recommend a hook, precision or accumulation whose metric may end worse by more than X, e.g. "
+        "0.01; without a metric X is a share of the loss; without a loss none of them is recommended.",
     ),
 ]
 SweepLaunches = Annotated[
-    int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep in place of the budget's.")
+    int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep; by default from the budget.")
 ]
 ConfirmLaunches = Annotated[
     int | None,
-    typer.Option("--confirm-launches", metavar="R", help="Fresh launches of the winners in place of the budget's."),
+    typer.Option("--confirm-launches", metavar="R", help="Fresh launches of the winners; by default from the budget."),
 ]
 
 
@@ -163,11 +164,11 @@ def train(
     launches: SweepLaunches = None,
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Train a model with DDP under every combination of settings, and say which to use and how sure that is.
+    """Train a model with DDP under every combination of settings, and recommend one, with its confidence interval.
 
-    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured beside them. The
-    winners are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one
-    rank of one launch; repeat the command with the same --out to add launches.
+    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured too. The winners are
+    measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
+    one launch; repeat the command with the same --out to add launches.
     """
     asked = check_training_backend(backend)
     named = TrainingSweep(
@@ -198,7 +199,7 @@ def train(
 
 
 def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]:
-    """What DDP trains a workload over at a place, see `choose_training_backend`."""
+    """The training backend of a workload at a place, see `choose_training_backend`."""
     backend, left_out = choose_training_backend(asked, ranks_here=place.ranks_here, started=place.started)
     if asked == AUTO_BACKEND and backend == "nccl" and _computes_on_hosts(workload):
         sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
@@ -207,16 +208,16 @@ def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]
 
 
 def _computes_on_hosts(workload: str) -> bool:
-    """Whether it is a trace that keeps cores busy, wherever its gradients are."""
+    """Whether the workload is a trace that keeps cores busy."""
     kind, _, name = workload.partition(":")
     return kind == "trace" and load_trace(name).device == "cpu"
 
 
 def training_ranks(backend: str) -> int | None:
-    """How many ranks this machine's GPUs ask for where nobody says; None where they do not decide.
+    """Number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
 
     Raises:
-        InputError: there is a single GPU to train on, and nothing else was asked for.
+        InputError: there is one GPU to train on, and no number was given.
     """
     if backend == AUTO_BACKEND:
         return ranks_by_gpus(["gloo", "torch-nccl"])
@@ -230,12 +231,12 @@ def training_ranks(backend: str) -> int | None:
 
 
 def default_sweep() -> TrainingSweep:
-    """What is swept where nothing is named."""
+    """The default sweep."""
     return TrainingSweep(workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(","))
 
 
 def join_training(task: Task, training: TrainingPlan) -> Task:
-    """The task with a training sweep after what it measures already, and a recommendation at the end."""
+    """The task with a training sweep after its other stages, and a recommendation at the end."""
     return dataclasses.replace(
         task,
         requests=[*task.requests, training.sweep_request()],
@@ -259,7 +260,7 @@ def plan_training(
     threads: int | None = None,
     begins_s: float = 0.0,
 ) -> TrainingPlan:
-    """Try the workload out and plan its sweep.
+    """Try the workload and plan its sweep.
 
     Raises:
         InputError: the workload cannot be trained with DDP, or a number is out of range.
@@ -282,14 +283,14 @@ def plan_training(
 
 
 def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Raise `InputError` if a number that was given, by its option, is not above 0."""
+    """Raise `InputError` if a given number is not above 0."""
     for option, number in counts.items():
         if number is not None and number < 1:
             raise InputError(f"{option} {number} was asked for; give at least 1.")
 
 
 def check_accuracy_loss(allowed: float | None) -> float | None:
-    """What --max-accuracy-loss was given.
+    """The value of --max-accuracy-loss.
 
     Raises:
         InputError: it is below 0 or no number.
@@ -300,7 +301,7 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
 
 
 def write_recommendation(store: Store) -> None:
-    """Conclude from what the store holds, as far as it goes."""
+    """Conclude from the records in the store so far."""
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:
@@ -309,10 +310,10 @@ def write_recommendation(store: Store) -> None:
 
 
 def find_training_budget(name: str, launches: int | None = None, confirm_launches: int | None = None) -> TrainingBudget:
-    """The budget of that name, with other numbers of launches where given.
+    """The budget of that name, with other numbers of launches if given.
 
     Raises:
-        InputError: there is none, or a number is not above 0.
+        InputError: unknown name, or a number is not above 0.
     """
     if name not in TRAINING_BUDGETS:
         raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
@@ -324,7 +325,7 @@ def find_training_budget(name: str, launches: int | None = None, confirm_launche
         budget,
         launches=launches or budget.launches,
         confirm_launches=confirm_launches or budget.confirm_launches,
-        aim_s=None,  # who names numbers wants them
+        aim_s=None,  # a person who names numbers wants them
     )
 
 
@@ -335,6 +336,6 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
 
 
 def short_name(command: str, workload: str) -> str:
-    """A name for the directory of results: ``train-resnet18``, ``train-own_model`` for a file."""
+    """A name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a file."""
     stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
     return f"{command}-{stem}"

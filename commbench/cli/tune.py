@@ -1,4 +1,4 @@
-"""The command that finds the best settings without measuring them all: tune."""
+"""The command ``tune``: the best settings without measuring all of them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from commbench.stats.budgets import TUNING_BUDGETS, TuningBudget
 from commbench.tuner.recommendation import INSTRUMENTS
 from commbench.tuner.stages import TuningPlan
 
-#: Bucket sizes of all different layouts.
+#: All bucket sizes with different layouts.
 AUTO = "auto"
-#: Steps of a block at least: 3 that are never timed, and 3 to take a median of.
+#: Fewest steps of a block: 3 untimed ones, and 3 for a median.
 FEWEST_STEPS = 6
 
 Allow = Annotated[
@@ -45,8 +45,8 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="HOOKS",
-        help="What may be recommended, comma-separated, as --hook of train; topk is topk:0.01, randomk randomk:0.01, "
-        "powersgd powersgd:2. DDP without a hook always may.",
+        help="Hooks that may be recommended, comma-separated, as in train --hook; topk means topk:0.01, randomk "
+        "randomk:0.01, powersgd powersgd:2. DDP without a hook is always allowed.",
     ),
 ]
 Caps = Annotated[
@@ -54,19 +54,19 @@ Caps = Annotated[
     typer.Option(
         "--bucket-cap-mb",
         metavar="SIZES",
-        help="Bucket sizes to choose from, as train takes them; auto: one for each layout that DDP makes of the model.",
+        help="Bucket sizes to choose from, as in train; auto: one for each different layout of the model's buckets.",
     ),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Samples per rank; by default the workload's own number.")
+    int | None, typer.Option("--batch", metavar="N", help="Samples per rank; by default from the workload.")
 ]
 BudgetName = Annotated[
     str,
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick, standard or rigorous: a full sweep would make 3, 6 or 10 launches, and up to 6, 10 or 20 fresh "
-        "ones decide.",
+        help="quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide (a full sweep takes 3, 6 or 10 "
+        "more).",
     ),
 ]
 
@@ -85,11 +85,11 @@ def tune(
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Find the DDP setting that trains a model fastest without measuring all of them: for about a quarter of the steps.
+    """Find the DDP setting that trains a model fastest for about a quarter of the steps of a full sweep.
 
     Times the network and a few steps, predicts every setting from them, measures the promising ones beside the default,
-    and compares the best with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
-    process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
+    and compares the best one with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun
+    this process is one rank of one launch; repeat the command with the same --out until it says that nothing is left.
     """
     if settings.time_limit is not None and not settings.time_limit > 0:
         raise InputError(f"--time-limit {settings.time_limit:g} was asked for; give more than 0 s.")
@@ -130,7 +130,7 @@ def tune(
 
 
 def tuning_task(plan: TuningPlan) -> Task:
-    """What a tuning measures, in what order, and what it concludes."""
+    """The stages of a tuning, and its conclusion."""
     return Task(
         name=short_name("tune", plan.workload),
         requests=[plan.network_request(), plan.calibrate_request()],
@@ -149,9 +149,9 @@ def tuning_task(plan: TuningPlan) -> Task:
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
-    """The workload as it was seen when the run that is to be resumed was begun: all is decided from that.
+    """The facts of the workload when the run to resume was begun; every decision uses these.
 
-    None where there is no such run, or it is of another workload or batch.
+    None without such a run, or if it has another workload or batch.
     """
     if settings.out is None or not (settings.out / "run.json").is_file():
         return None
@@ -178,11 +178,11 @@ def _hooks(allow: str) -> list[str]:
     for hook in hooks:
         if parse_hook(hook)["hook"] in INSTRUMENTS:
             raise InputError(
-                f"--allow {hook} is never recommended, as it sends what DDP sends by itself; leave it out."
+                f"--allow {hook} is never recommended, because it sends the same as DDP without a hook; leave it out."
             )
     return hooks
 
 
 def _caps(text: str) -> list[str]:
-    """The bucket sizes that were named; none for `AUTO`."""
+    """The named bucket sizes; none for `AUTO`."""
     return [] if text.strip() == AUTO else [canonical_cap(cap) for cap in split_names(text) or ()]

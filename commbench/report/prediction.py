@@ -171,7 +171,8 @@ def _hop(hops: Mapping[str, FittedHop]) -> str:
 
 def _crowded(cores: int) -> str:
     return (
-        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores, so they can be shorter "
+        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores, so they can be "
+        "shorter "
         "than the measurements."
     )
 
