@@ -153,7 +153,7 @@ class Session:
             self.clock.refresh()
 
     def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
-        """Our own cost per operation: the same loop around an operation among one rank, median, in microseconds.
+        """Overhead per operation: the same loop around an operation among one rank, median, in microseconds.
 
         A loop on the host needs no other ranks for that. One of events would not be the same without them: what the
         host does is hidden only where ranks start together.

@@ -17,7 +17,7 @@ import numpy as np
 
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
-from commbench.engine.flags import check_flags
+from commbench.engine.flags import OVERHEAD, check_flags
 from commbench.errors import InputError, UnsupportedError
 from commbench.schema import Ranks, check_as, read_as
 
@@ -389,7 +389,7 @@ class Row:
     algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})  # noqa: N815 - a unit
     busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})  # noqa: N815 - a unit
     wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
-    harness_us: float | None = field(default=None, metadata={"about": "our own cost per operation, never subtracted"})
+    harness_us: float | None = field(default=None, metadata={"about": f"{OVERHEAD}, per operation; never subtracted"})
     algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
     algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
     energy_J: float | None = field(  # noqa: N815 - a unit

@@ -20,7 +20,7 @@ from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
 MANY_LAUNCHES = 6
-#: Share of the time above which our own cost is a doubt.
+#: Share of the time above which the overhead is flagged.
 HARNESS_SHARE = 0.05
 #: A half width of so many clock ticks is as narrow as the clock allows.
 TICKS = 2

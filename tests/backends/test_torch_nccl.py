@@ -70,7 +70,7 @@ def test_the_barrier_waits(found: dict[str, Any]) -> None:
     "how", ["plain", "in place", "algorithm", "narrow", "pipelined", "rotated", "groups", "barrier"]
 )
 def test_cases_are_measured_by_events(found: dict[str, Any], how: str) -> None:
-    """Measure through the whole engine: verified, timed by events, with our own cost beside it."""
+    """Measure through the whole engine: verified, timed by events, with the overhead beside it."""
     if how in {"in place", "barrier"} and found["size"] == 1:
         assert "among one rank torch-nccl has nothing to do in place" in found["measured"][how]["reason"]
         return

@@ -38,7 +38,7 @@ def test_collectives_are_tables_of_numbers_and_flags() -> None:
     assert re.search(r"Bandwidth mpi 105 GB/s \[10\d, 10\d\] at 1 MiB", page.text)
     assert "Bus bandwidth of all_reduce, the best of its 2 sizes." in page.text
     assert page.text.index("Bus bandwidth is size over time") > page.text.index("Collectives")
-    assert "own cost" not in heading
+    assert "overhead" not in heading
 
 
 def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_it() -> None:
@@ -56,7 +56,7 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
 
 
 def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
-    """Say what is doubtful about the very row that is shown, though most rows are sound: humps, and our own cost."""
+    """Say what is doubtful about the very row that is shown, though most rows are sound: modes, and overhead."""
     sizes = [make_case(message_bytes=2**power) for power in range(10, 15)]
     sound = [record for case in sizes for record in make_launches(STEADY, case)]
     best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
@@ -64,8 +64,8 @@ def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
     page = read(make_run([*sound, *best, *quick]))
     first = page.text.partition("Collectives")[0]
     assert "mpi: times are bimodal within a launch." in first
-    assert "mpi: 44 % is commbench's own overhead." in first
-    assert ["4.40"] == [line[-2] for line in page.table_with("size", "own cost")[1:]]
+    assert "mpi: 44 % is overhead of the timed loop and of the framework's call." in first
+    assert ["4.40"] == [line[-2] for line in page.table_with("size", "overhead")[1:]]
 
 
 def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() -> None:

@@ -206,7 +206,7 @@ def test_bimodal_launches_are_flagged() -> None:
 
 
 def test_harness_is_flagged_above_a_twentieth() -> None:
-    """Flag our own cost above 5 % of the time."""
+    """Flag overhead above 5 % of the time."""
     assert "harness" not in flags_of(summarise_one(make_launches(STEADY, harness_us=0.49)))
     row = summarise_one(make_launches(STEADY, harness_us=0.51))
     assert ({"harness"}, 0.51) == (flags_of(row), row.harness_us)

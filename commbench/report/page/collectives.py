@@ -105,7 +105,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
         number("p95", "time_us_p95", Row, unit="us"),
         number("algbw", "algbw_GBps", Row, unit="GB/s"),
         number("busbw", "busbw_GBps", Row, unit="GB/s"),
-        number("own cost", "harness_us", Row, unit="us"),
+        number("overhead", "harness_us", Row, unit="us"),
         number("energy", "energy_J", Row, unit="J"),
         flag_column(),
     ]
