@@ -34,11 +34,11 @@ class Identity:
 
 
 def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
-    """Tell from the environment who this process is; ``requested_role`` overrides it.
+    """Return the identity of this process by its environment; ``requested_role`` overrides it.
 
-    Variables of a launcher come before Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. Those of
-    torchrun come first: where mpirun or srun starts a torchrun on each host, its ranks inherit that one's variables,
-    equal on all of a host. A rank that was asked for where no launcher is found is the only rank of its launch.
+    Variables of a launcher precede Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. Variables of
+    torchrun precede all others: if mpirun or srun starts a torchrun on each host, its ranks inherit the variables of
+    that one process. A requested rank without a launcher is the only rank of its launch.
 
     Raises:
         InputError: an unknown role, or a rank variable that is not a number.
@@ -47,8 +47,10 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
         raise InputError(f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}.")
     if requested_role == "conductor":
         return Identity(role="conductor")
-    found = _torchrun(environ) or _openmpi(environ) or _pmi(environ) or _slurm(environ)
-    return found or Identity(role="rank" if requested_role == "rank" else "conductor")
+    for recognize in (_torchrun, _openmpi, _pmi, _slurm):
+        if identity := recognize(environ):
+            return identity
+    return Identity(role="rank" if requested_role == "rank" else "conductor")
 
 
 def _openmpi(environ: Mapping[str, str]) -> Identity | None:
@@ -61,22 +63,24 @@ def _openmpi(environ: Mapping[str, str]) -> Identity | None:
 def _pmi(environ: Mapping[str, str]) -> Identity | None:
     if "PMI_RANK" not in environ:
         return None
-    found = _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    task = None if "MPI_LOCALNRANKS" in environ else _slurm(environ)  # Slurm's PMI does not tell who shares a host
-    return replace(found, local_rank=task.local_rank, local_size=task.local_size) if task else found
+    identity = _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    task = (
+        None if "MPI_LOCALNRANKS" in environ else _slurm(environ)
+    )  # Slurm's PMI does not tell which ranks share a host
+    return replace(identity, local_rank=task.local_rank, local_size=task.local_size) if task else identity
 
 
 def _torchrun(environ: Mapping[str, str]) -> Identity | None:
     if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
         return None
-    found = _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return replace(found, carries_mpi=False)
+    identity = _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return replace(identity, carries_mpi=False)
 
 
 def _slurm(environ: Mapping[str, str]) -> Identity | None:
-    """Recognise a task of srun: a batch script or an interactive shell has SLURM_PROCID too, but no step of its own.
+    """Return the identity of a task of srun; None for a batch script or an interactive shell.
 
-    The one task of ``srun --pty`` is a person's shell.
+    Both have SLURM_PROCID too. A batch script has no step of its own, and the one task of ``srun --pty`` is a shell.
     """
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
         return None
@@ -105,7 +109,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
-    """The rank whose place the four named variables give: rank, world size, local rank, local size."""
+    """Return the rank that the four named variables describe: rank, world size, local rank, local size."""
     defaults = (0, 1, 0, 1)
     numbers = [_number(environ, name, default) for name, default in zip(names, defaults, strict=True)]
     rank, world_size, local_rank, local_size = numbers
@@ -126,16 +130,16 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-#: Ports for meetings lie below those that systems hand out to clients by themselves.
+#: Ports for the rendezvous lie below the ephemeral ports, which systems assign to clients.
 _FIRST_PORT, _PORTS = 20000, 10000
 _QUERY_S = 20
 
 
-def meeting_variables(identity: Identity, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which torch.distributed finds rank 0, for a task of srun; what is set already stays.
+def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which torch.distributed finds rank 0, for a task of srun; set variables are kept.
 
-    Rank 0 runs on the first node of the step. The port follows from the step's number, as nobody can tell the other
-    tasks which one is free; Slurm's reserved ports and MASTER_PORT come first.
+    Rank 0 runs on the first node of the step. The port follows from the step's number, as no task can tell the others
+    which port is free. Slurm's reserved ports and MASTER_PORT take precedence.
 
     Raises:
         InputError: the first node has no address that this host knows.
@@ -152,9 +156,9 @@ def meeting_variables(identity: Identity, environ: Mapping[str, str]) -> dict[st
 
 
 def first_node(nodelist: str) -> str:
-    """The first name of a list in Slurm's form: ``rack1-n07`` of ``rack1-n[07-12,20],login``."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
-    return "".join(part or "" for part in found.groups()) if found else socket.gethostname()
+    """Return the first name of a list in Slurm's form: ``rack1-n07`` of ``rack1-n[07-12,20],login``."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
+    return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
 
 
 def _port(environ: Mapping[str, str]) -> int:
@@ -166,7 +170,7 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def _address(node: str) -> str:
-    """The node's name where it resolves, else the address that Slurm itself uses for it."""
+    """Return the node's name if it resolves, else the address that Slurm uses for it."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
@@ -176,12 +180,12 @@ def _address(node: str) -> str:
 
 def _slurm_address(node: str) -> str:
     try:
-        told = subprocess.run(
+        report = subprocess.run(
             ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=_QUERY_S, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        told = ""
-    found = re.search(r"NodeAddr=(\S+)", told)
-    if not found:
+        report = ""
+    match = re.search(r"NodeAddr=(\S+)", report)
+    if not match:
         raise InputError(f"Node {node}, where the ranks are to meet, has no address; set MASTER_ADDR to one.")
-    return found[1]
+    return match[1]

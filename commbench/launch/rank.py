@@ -30,7 +30,7 @@ from commbench.engine.timing.loops import Progress
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places, refuse_unlike_software
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
-from commbench.launch.identity import Identity, identify, meeting_variables
+from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, FrameSink, LastWords, claim_stdout, say
 from commbench.launch.signals import SignalFeed
 from commbench.results.plan import LaunchPlan
@@ -291,7 +291,7 @@ def run_process(
     control: Control | None = None
     try:
         if identity.launcher == "slurm" and not identity.carries_mpi:
-            os.environ.update(meeting_variables(identity, os.environ))
+            os.environ.update(rendezvous_variables(identity, os.environ))
         control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
         refusal = refuse_unlike_software(control)
         if refusal and control.rank == 0:

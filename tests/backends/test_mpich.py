@@ -46,7 +46,7 @@ def test_mpich_is_known_by_its_answer(mpiexec: Path) -> None:
     """Choose Hydra's adapter with the library beside it."""
     launcher = choose_launcher(requested=str(mpiexec), environ={})
     assert isinstance(launcher, MpiexecLauncher)
-    assert not launcher.intel
+    assert not launcher.is_intel
     assert str(mpiexec.parent.parent / "lib" / "libmpi.so.12") == launcher.environment()["MPI4PY_LIBMPI"]
 
 

@@ -176,9 +176,9 @@ def test_ranks_per_node_and_binding_in_every_language(make: Any, expected: list[
 
 def test_intel_binds_by_variables() -> None:
     """Pin to domains, or not at all."""
-    words = " ".join(MpiexecLauncher(intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM))
+    words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM))
     assert "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN numa" in words
-    words = " ".join(MpiexecLauncher(intel=True, environ=JOB, bind_to="none").command(2, PROGRAM))
+    words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="none").command(2, PROGRAM))
     assert "-genv I_MPI_PIN off" in words
     assert "-bind-to" not in words
 
@@ -322,6 +322,7 @@ def test_too_many_ranks_are_refused_unless_asked_for() -> None:
 
 def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: set[str], **options: Any) -> Launcher:
     """Choose on a machine with this mpirun, which answers as its name says, and these packages."""
+    monkeypatch.setattr("commbench.launch.launchers.mpirun.find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
 
@@ -371,7 +372,7 @@ def test_intel_is_told_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know Intel MPI, which binds in another way, by its answer."""
     launcher = choose(monkeypatch, mpirun="intel", installed={"mpi4py"})
     assert isinstance(launcher, MpiexecLauncher)
-    assert launcher.intel
+    assert launcher.is_intel
 
 
 @pytest.fixture
@@ -415,7 +416,7 @@ def test_how_srun_speaks_to_mpi(
     monkeypatch: pytest.MonkeyPatch, extra: list[str], environ: dict[str, str], site: str | None, expected: str
 ) -> None:
     """Take what was asked for, the job's variable, the site's default, in this order."""
-    monkeypatch.setattr(slurm, "_ask", lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "")
+    monkeypatch.setattr(slurm, "_output_of", lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "")
     assert expected == slurm.mpi_type(extra, environ)
 
 
@@ -432,7 +433,7 @@ def test_an_open_mpi_without_slurm_is_told_the_nodes(
     monkeypatch: pytest.MonkeyPatch, told: str, expected: tuple[Any, ...]
 ) -> None:
     """Name the nodes of the job to an mpirun that cannot find them, and to no other."""
-    monkeypatch.setattr(slurm, "_ask", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
+    monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
     assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
     assert () == slurm.nodes_to_name("/x/mpirun", {})

