@@ -4,7 +4,6 @@ CommbenchError
 ├── InputError        2  what was asked cannot be done; nothing has been written
 ├── LaunchError       3  a rank crashed or hung; what had finished is kept
 ├── WrongDataError    4  an operation delivered wrong elements
-├── RegressionError   5  a comparison found a regression
 └── UnsupportedError  -  a backend cannot do a case; becomes a row with the reason, never a crash
 """
 
@@ -43,12 +42,6 @@ class WrongDataError(CommbenchError):
     """At least one operation delivered wrong elements."""
 
     exit_code = 4
-
-
-class RegressionError(CommbenchError):
-    """A comparison found cases that became slower."""
-
-    exit_code = 5
 
 
 class UnsupportedError(CommbenchError):

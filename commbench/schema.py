@@ -1,4 +1,8 @@
-"""Values from JSON, checked once against the annotations of the class that they become."""
+"""Values from JSON, checked once against the annotations of the class that they become.
+
+msgspec cannot replace it: its errors lack the value found, it drops the unknown entries of a TypedDict, which ``run.json``
+keeps, and its JSON decoder refuses NaN and Infinity, which losses may be.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,16 @@ from commbench.errors import InputError
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
-#: Nothing that is measured comes near it, and what is computed from smaller numbers stays finite.
+#: The largest number accepted: far above any measurement, and small enough that sums and squares stay finite.
 LARGEST = 1e18
-#: More ranks than any launch has: arrays are made as long as the highest one.
+#: The most ranks accepted, since arrays get the length of the highest rank.
 MOST_RANKS = 10**6
 _SHOWN = 40
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a number may be; without them it is finite and not negative."""
+    """The range of a number; by default finite and not negative."""
 
     low: float = 0.0
     high: float = LARGEST
@@ -33,33 +37,33 @@ class Limits:
     """Whether infinity and NaN are refused."""
 
     def check(self, numbers: Sequence[float]) -> bool:
-        """Whether all are allowed; NaN, which escapes min and max, spoils the sum."""
+        """Return whether all numbers are allowed; NaN, which min and max may miss, makes the sum NaN."""
         if not self.finite:
-            return all(self.low <= one <= self.high or one in {math.inf, -math.inf} or one != one for one in numbers)  # noqa: PLR0124 - NaN alone differs
+            return all(self.low <= n <= self.high or n in {math.inf, -math.inf} or n != n for n in numbers)  # noqa: PLR0124 - NaN alone differs
         if not numbers or not (min(numbers) >= self.low and max(numbers) <= self.high):
             return not numbers
         total = sum(numbers)
         return bool(total == total)  # noqa: PLR0124 - NaN alone differs
 
     def __str__(self) -> str:
-        """Name them for people."""
+        """Return the range in words."""
         return f"{'' if self.finite else ', also infinity and NaN,'} from {self.low:g} to {self.high:g}"
 
 
 #: A difference, which may have either sign.
 Signed = Annotated[float, Limits(low=-LARGEST)]
-#: A loss or what is computed from one: training may diverge.
+#: A loss or a number computed from one: training may diverge.
 Diverging = Annotated[float, Limits(low=-LARGEST, finite=False)]
 #: A rank, or a number of ranks.
 Ranks = Annotated[int, Limits(high=MOST_RANKS)]
 
 
 class _UnfitError(ValueError):
-    """A value is not what its annotation says: the sentence begins with where it stands."""
+    """A value does not fit its annotation; the sentence begins with the path to the value."""
 
 
 def read_as(kind: type[T], data: object) -> T:
-    """An instance of the dataclass ``kind`` from an object of JSON; fields that it does not have are ignored.
+    """Return an instance of the dataclass ``kind`` from a JSON object; unknown fields are ignored.
 
     Raises:
         InputError: a field is missing or is not what its annotation says.
@@ -82,7 +86,7 @@ def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN
 
 @cache
 def _reader(annotation: Any) -> Reader:  # noqa: ANN401 - any annotation
-    """What checks and converts values of an annotation."""
+    """Return the function that checks and converts values of an annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is not None:
         return _generic_reader(origin, arguments)
@@ -96,7 +100,7 @@ def _reader(annotation: Any) -> Reader:  # noqa: ANN401 - any annotation
 
 
 def _generic_reader(origin: Any, arguments: tuple[Any, ...]) -> Reader:  # noqa: ANN401 - any annotation
-    """As `_reader`, of an annotation with arguments."""
+    """Return the reader of an annotation with arguments."""
     if origin is Annotated:
         return _number_reader(arguments[0], arguments[1])
     if origin is Literal:
@@ -127,7 +131,7 @@ def _plain_reader(kind: type) -> Reader:
 
 
 def _numbers(kind: type) -> tuple[set[type], str]:
-    """The types that JSON gives numbers of ``kind``, and what to call them; true and false are none."""
+    """Return the types of ``kind``'s numbers in JSON, and their name; bool is not among them."""
     return ({int}, "whole number") if kind is int else ({int, float}, "number")
 
 
@@ -153,7 +157,7 @@ def _choice_reader(choices: tuple[Any, ...]) -> Reader:
 
 
 def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Of a kind of values, or null."""
+    """Return the reader of an optional value."""
     (reader,) = (_reader(kind) for kind in kinds if kind is not type(None))
     return lambda value: None if value is None else reader(value)
 
@@ -177,7 +181,7 @@ def _list_reader(kind: Any, make: Callable[[Any], Any] | None) -> Reader:  # noq
 
 
 def _numbers_reader(kind: type, limits: Limits, make: Callable[[Any], Any] | None, *, optional: bool) -> Reader:
-    """As `_list_reader`, for long lists: all numbers are looked at together. ``optional``: null may be among them."""
+    """Return the reader of a list of numbers, which checks all of them at once. ``optional`` allows null."""
     allowed, name = _numbers(kind)
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
@@ -264,7 +268,7 @@ def _check_complete(required: frozenset[str], value: Mapping[str, Any]) -> None:
 
 
 def _at(place: str, reader: Reader, value: object) -> Any:  # noqa: ANN401 - what the reader gives
-    """Read a value, and say where it stands if it is not what it should be."""
+    """Read a value; an error states its path."""
     try:
         return reader(value)
     except _UnfitError as error:
@@ -272,6 +276,6 @@ def _at(place: str, reader: Reader, value: object) -> Any:  # noqa: ANN401 - wha
 
 
 def _within(place: str, error: _UnfitError) -> _UnfitError:
-    """The same error, seen from what holds the value."""
+    """Return the error with the path of the object that holds the value."""
     text = str(error)
     return _UnfitError(f"{place}{'' if text[0] in ' [.' else '.'}{text}")

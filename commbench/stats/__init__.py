@@ -9,7 +9,6 @@ from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
 from commbench.stats.intervals import (
     Floats,
     Interval,
-    Summary,
     Values,
     fewest_launches,
     launch_interval,
@@ -17,7 +16,6 @@ from commbench.stats.intervals import (
     median,
     median_interval,
     quantiles,
-    summarise,
 )
 from commbench.stats.ratios import Effort, ratio_interval
 from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, warmup_count
@@ -30,7 +28,6 @@ __all__ = [
     "Floats",
     "Interval",
     "StoppingRule",
-    "Summary",
     "Values",
     "Verdict",
     "benjamini_hochberg",
@@ -46,6 +43,5 @@ __all__ = [
     "quantiles",
     "rank_test",
     "ratio_interval",
-    "summarise",
     "warmup_count",
 ]

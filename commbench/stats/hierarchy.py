@@ -1,4 +1,4 @@
-"""Several runs as one side of a comparison: how far a run not seen yet may lie from them if it is like them."""
+"""Comparison of one run with a sample of runs: a prediction interval for a further run like those."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from commbench.stats.ratios import resampled_medians
 from commbench.stats.student import student_p, student_t
 
 _RESAMPLES = 2000
-#: Beyond such a logarithm there is no number: from two runs next to nothing can be known.
+#: The largest logarithm of a finite number: two runs give nearly unbounded intervals.
 _LARGEST = 700.0
 
 
@@ -28,7 +28,7 @@ def median_of_runs(runs: Sequence[Floats]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRatio:
-    """How one run compares with several: a prediction interval of what a further run like these would show.
+    """The ratio of one run to a sample of runs, with the prediction interval of a further run like these.
 
     The runs' log medians are a sample of the machine's states, launch noise included, and the judged run is one more
     draw. So log(median(b) / `median_of_runs`) over `error` follows Student's t with as many degrees of freedom as there
@@ -38,9 +38,9 @@ class RunRatio:
     """
 
     runs: Sequence[Floats]
-    """Two at least; each one's launch medians, above 0."""
+    """The launch medians of each run, above 0; two runs at least."""
     b: Floats
-    """Likewise, two at least."""
+    """The launch medians of the judged run, above 0; two at least."""
 
     @cached_property
     def ratio(self) -> float:
@@ -49,20 +49,20 @@ class RunRatio:
 
     @property
     def freedom(self) -> int:
-        """With which the runs' spread is known."""
+        """Degrees of freedom of the spread of the runs."""
         return len(self.runs) - 1
 
     @property
     def draws(self) -> float:
-        """How many times a run's variance the ratio's has: once for b, and that of the median of the runs."""
+        """The variance of the ratio over that of a run: 1 for b, and the variance of the median of the runs."""
         return 1 + math.pi / 2 / len(self.runs)
 
     @cached_property
     def error(self) -> float:
         """The standard error of the ratio's logarithm.
 
-        At least what launches explain: runs may agree by chance, or because their launches fell in one of two humps.
-        Noise that b has beyond that of the runs, as one with fewer launches, comes on top.
+        It is at least what launches explain: runs may agree by chance, or because their launches fell in one of two
+        modes. If b is noisier than the runs, for example with fewer launches, the further noise is added.
         """
         own = max(self._launch_variance / len(self.b), _median_variance(self.b))
         variance = max(self._variance, self._explained) * self.draws + max(0.0, own - self._explained)
@@ -70,12 +70,12 @@ class RunRatio:
 
     @cached_property
     def state_spread(self) -> float:
-        """By how much runs differ beyond what launches explain, as a standard deviation of logarithms."""
+        """The standard deviation of the runs' logarithms beyond what launches explain."""
         return math.sqrt(max(0.0, self._variance - self._explained))
 
     @cached_property
     def p_value(self) -> float:
-        """Two-sided, that b is a run like the others."""
+        """The two-sided p-value of the hypothesis that b is a run like the others."""
         if not self.error:
             return float(self.ratio == 1)
         return student_p(math.log(self.ratio) / self.error, self.freedom)
@@ -87,12 +87,12 @@ class RunRatio:
 
     @cached_property
     def _variance(self) -> float:
-        """Of the runs' log medians."""
+        """The variance of the runs' log medians."""
         return float(np.var([math.log(np.median(run)) for run in self.runs], ddof=1))
 
     @cached_property
     def _launch_variance(self) -> float:
-        """Of the logarithm of a median, times the number of launches that it is of: what all runs say together."""
+        """The variance of the logarithm of a median times its number of launches, pooled over all runs."""
         sides = [side for side in (*self.runs, self.b) if len(side) > 1]
         return float(np.mean([len(side) * _median_variance(side) for side in sides]))
 

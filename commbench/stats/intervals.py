@@ -10,7 +10,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.errors import InputError
 from commbench.stats.student import student_t
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -18,7 +17,9 @@ Values: TypeAlias = Sequence[float] | Floats
 
 
 NORMAL = NormalDist()
-#: From so many values on numpy is the faster one.
+#: The level of all intervals unless stated otherwise.
+DEFAULT_LEVEL = 0.95
+#: From this number of values on numpy is faster than sorting a list.
 _MANY = 500
 
 
@@ -35,10 +36,6 @@ class Interval:
     def half_width(self) -> float:
         """Half of the interval's width, in the unit of its bounds."""
         return (self.high - self.low) / 2
-
-    def relative_half_width(self, centre: float) -> float:
-        """Return the half-width as a fraction of ``centre``, infinite where the centre is 0."""
-        return self.half_width / abs(centre) if centre else math.inf
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +57,7 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     return None
 
 
-def median_interval(values: Values, level: float = 0.95) -> Interval | None:
+def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
     """Return the order-statistic interval of the median, which assumes no distribution (Le Boudec, theorem 2.1).
 
     None where there are too few values for the level: fewer than 6 at 95 %, 8 at 99 %.
@@ -73,8 +70,8 @@ def median_interval(values: Values, level: float = 0.95) -> Interval | None:
     return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
-STUDENT_T_975 = {n: round(student_t(0.95, n - 1), 3) for n in range(2, 6)}
-"""Student's t at 0.975 by sample size n, that is for n - 1 degrees of freedom, as tables print it."""
+#: Student's t at 0.975 by sample size n, for n - 1 degrees of freedom, as tables print it; here scipy is not needed.
+STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def fewest_launches(level: float) -> int:
@@ -85,7 +82,7 @@ def fewest_launches(level: float) -> int:
     return math.ceil(1 - math.log2(1 - level))
 
 
-def launch_interval(medians: Values, level: float = 0.95) -> Interval | None:
+def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
     """Return the interval of a case's value from the medians of its launches.
 
     It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the logarithms: 2 to 5 at 95 %.
@@ -98,7 +95,7 @@ def launch_interval(medians: Values, level: float = 0.95) -> Interval | None:
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    t = round(student_t(level, n - 1), 3)  # as `STUDENT_T_975`
+    t = STUDENT_T_975[n] if level == DEFAULT_LEVEL else round(student_t(level, n - 1), 3)
     centre, reach = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
     return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=level)
 
@@ -113,7 +110,7 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
     low, high = np.full((2, medians.shape[1]), np.nan)
     for n in np.unique(counts).tolist():
         chosen = counts == n
-        ranks = _median_ranks(n, 0.95) if n not in STUDENT_T_975 else None
+        ranks = _median_ranks(n, DEFAULT_LEVEL) if n not in STUDENT_T_975 else None
         if ranks:
             low[chosen], high[chosen] = ordered[ranks[0] - 1, chosen], ordered[ranks[1] - 1, chosen]
         elif n in STUDENT_T_975:
@@ -150,32 +147,3 @@ def median(values: Values) -> float:
         return float(np.median(values))
     ordered = sorted(values)
     return float(ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Where a sample lies, in the unit of its values; never its mean, which one preemption can move by half."""
-
-    n: int
-    median: float
-    interval: Interval | None
-    """The 95 % interval of the median, None below 6 values."""
-    minimum: float
-    p25: float
-    p75: float
-    p95: float
-    maximum: float
-
-
-def summarise(values: Values) -> Summary:
-    """Return the summary of a sample (quantiles interpolate linearly).
-
-    Raises:
-        InputError: if ``values`` is empty.
-    """
-    if len(values) == 0:
-        raise InputError("a summary needs at least 1 value and got none: measure at least one repetition.")
-    array = np.asarray(values, dtype=float)
-    names = ("minimum", "p25", "median", "p75", "p95", "maximum")
-    quantiles = dict(zip(names, np.percentile(array, (0, 25, 50, 75, 95, 100)).tolist(), strict=True))
-    return Summary(n=len(array), interval=median_interval(array), **quantiles)

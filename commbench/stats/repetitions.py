@@ -1,4 +1,4 @@
-"""What the repetitions of a launch say of themselves: enough, steady after so many, of one hump or two."""
+"""Rules for the repetitions of a launch: when to stop, how many are warm-up, whether times drift or are bimodal."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from commbench.stats.intervals import Floats, Values, median_interval
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingRule:
-    """When a launch has repeated a case often enough; how long it may take is the caller's affair."""
+    """When a launch has repeated a case often enough; the caller limits the time."""
 
     relative_half_width: float
     """The target: half-width of the median's 95 % interval as a fraction of the median."""
@@ -99,12 +99,12 @@ _BIMODAL_SHARES = (0.979, 0.968, 0.961, 0.953, 0.961, 0.942, 0.918, 0.890, 0.868
 
 
 def is_bimodal(values: Values) -> bool:
-    """Whether the values (launch medians or repetitions) form two humps at least 5 % apart.
+    """Return whether values (launch medians or repetitions) are bimodal, with modes at least 5 % apart.
 
     The best split of the sorted logarithms in two (Otsu's criterion) must leave each side at least 20 % of the values
     and at least 2, and explain more of the variance than it does in 98 % of unimodal samples of that size. Values not
-    above 0 are left out; fewer than 6 never count. Power: humps of 60 and 40 % that lie 30 % apart with 2 % noise are
-    found in 9 of 10 samples of 10 values, 12 % apart with 3 % noise in most samples from 200 values on.
+    above 0 are left out; fewer than 6 never count. Power: modes of 60 and 40 % that lie 30 % apart with 2 % noise are
+    detected in 9 of 10 samples of 10 values, 12 % apart with 3 % noise in most samples from 200 values on.
     """
     if len(values) < _BIMODAL_SIZES[0]:
         return False
@@ -114,7 +114,7 @@ def is_bimodal(values: Values) -> bool:
     if n < _BIMODAL_SIZES[0]:
         return False
     side = max(2, math.ceil(n / 5))
-    clipped = (side - 1) // 2  # fewer than half a side: outliers join the bulk, a hump stays where it is
+    clipped = (side - 1) // 2  # fewer than half a side: outliers join the bulk, a mode stays in place
     logs = np.clip(logs, logs[clipped], logs[n - 1 - clipped])
     logs -= logs.mean()
     sizes = np.arange(side, n - side + 1)

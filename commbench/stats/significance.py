@@ -1,4 +1,4 @@
-"""Whether two sides differ at all: rank tests, and how many of a family of them may be believed."""
+"""Tests of whether two sides differ: rank tests, and the false discovery rate of a family of tests."""
 
 import math
 from functools import lru_cache
@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from commbench.stats.intervals import Floats, Values
 from commbench.stats.ratios import both_sides
 
-_EXACT = 400  # 20 against 20 launches: the largest product of counts for which rank tests count arrangements
+#: The largest product of launches of both sides with an exact p-value: 20 against 20.
+_EXACT = 400
 
 
 def rank_test(a: Values, b: Values, *, paired: bool = False) -> float:
     """Return the two-sided p-value that neither side tends to be larger.
 
-    Unpaired it is Mann-Whitney's test, paired Wilcoxon's signed-rank test without the zero differences. Both count the
-    arrangements of the midranks, so they are exact with ties too, up to 20 against 20 launches or 20 pairs; beyond that
-    they use the normal limit corrected for ties and continuity. 1 where a side is empty.
+    Unpaired it is Mann-Whitney's test, paired Wilcoxon's signed-rank test without the zero differences. Up to 20
+    against 20 launches, or 20 pairs, the p-value is exact: both tests count the arrangements of the midranks. scipy's
+    exact tests allow no ties. Larger samples use the normal approximation, corrected for ties and continuity. The
+    p-value is 1 if a side is empty.
 
     Raises:
         InputError: if sides to be paired differ in length.
@@ -46,7 +48,7 @@ def _doubled_midranks(values: Floats) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=1024)
 def _rank_sum_counts(ranks: tuple[int, ...], most: int) -> Floats:
-    """Return in [k, s] how many choices of k ranks, k = 0 ... most, have the sum s (doubles, for they grow large)."""
+    """Return in [k, s] the number of choices of k ranks, k = 0 ... most, with the sum s (doubles: counts are large)."""
     ways = np.zeros((most + 1, sum(ranks) + 1))
     ways[0, 0] = 1
     for rank in ranks:
@@ -68,19 +70,19 @@ def _normal_p(deviation: float, variance: float) -> float:
 def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
     """Return which hypotheses to reject so that on average at most a share ``q`` of the rejected are true.
 
-    These are the k smallest, k being the largest number with p_(k) <= q * k / m. Source: Benjamini and Hochberg,
-    Journal of the Royal Statistical Society B 57 (1995).
+    Source: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995).
     """
-    p = np.asarray(p_values, dtype=float)
-    ordered = np.sort(p)
-    passing = np.flatnonzero(ordered <= q * np.arange(1, len(p) + 1) / max(len(p), 1))
-    limit = ordered[passing[-1]] if len(passing) else -1.0
-    return [bool(rejected) for rejected in p <= limit]
+    if not len(p_values):
+        return []
+    from scipy.stats import false_discovery_control
+
+    return [bool(adjusted <= q) for adjusted in false_discovery_control(np.asarray(p_values, dtype=float))]
 
 
 def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:
     """Whether even the smallest p within reach, 2 / C(a + b, a), fails Benjamini-Hochberg's first step q / m.
 
-    If so, one changed case among ``m`` goes unfound whatever the change: measure more launches or compare fewer cases.
+    If so, one changed case among ``m`` is never detected, however large the change: measure more launches or compare
+    fewer cases.
     """
     return min(1.0, 2 / math.comb(launches_a + launches_b, launches_a)) > q / max(m, 1)

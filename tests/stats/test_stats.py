@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu, wilcoxon
 
 from commbench.errors import InputError
 from commbench.stats import (
     Comparison,
     Interval,
     StoppingRule,
-    Summary,
     Verdict,
     benjamini_hochberg,
     compare_family,
@@ -27,7 +27,6 @@ from commbench.stats import (
     quantiles,
     rank_test,
     ratio_interval,
-    summarise,
     warmup_count,
 )
 from commbench.stats.student import student_t
@@ -46,11 +45,9 @@ def family(samples: Floats) -> list[tuple[Floats, Floats]]:
 
 
 def test_interval_widths() -> None:
-    """Give half the width, absolute and relative to a centre."""
+    """Give half the width."""
     interval = Interval(low=9.0, high=12.0, level=0.95)
     assert interval.half_width == 1.5
-    assert interval.relative_half_width(10.0) == 0.15
-    assert interval.relative_half_width(0.0) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -137,22 +134,6 @@ def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
     for values in (random.lognormal(0, 1, size).tolist(), random.integers(0, 3, size).tolist()):
         assert np.quantile(values, shares).tolist() == quantiles(values, shares)
         assert float(np.median(values)) == median(values)
-
-
-def test_summarise_by_hand() -> None:
-    """Summarise 0 ... 100 by its own quantiles, in any order."""
-    interval = Interval(low=39.0, high=61.0, level=0.95)
-    quantiles = {"minimum": 0.0, "p25": 25.0, "median": 50.0, "p75": 75.0, "p95": 95.0, "maximum": 100.0}
-    assert Summary(n=101, interval=interval, **quantiles) == summarise([float(value) for value in range(100, -1, -1)])
-
-
-def test_summarise_small_and_empty() -> None:
-    """Summarise one value without an interval and refuse none."""
-    summary = summarise([3.0])
-    assert summary.interval is None
-    assert summary.p95 == 3.0
-    with pytest.raises(InputError, match="got none"):
-        summarise([])
 
 
 def test_stopping_rule_checkpoints() -> None:
@@ -339,6 +320,15 @@ def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.M
     assert pytest.approx(exact, rel=0.1) == rank_test(a, b)
     assert pytest.approx(exact_paired, rel=0.1) == rank_test(a, b, paired=True)
     assert rank_test([1.0] * 30, [1.0] * 30) == 1.0
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 3), (6, 6), (10, 14), (20, 20)])
+def test_rank_tests_without_ties_are_scipys(n: int, m: int) -> None:
+    """Agree with scipy's exact tests, which allow no ties."""
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(0.0, 1.0, n), rng.normal(0.7, 1.0, m)
+    assert pytest.approx(mannwhitneyu(a, b, method="exact").pvalue, abs=1e-9) == rank_test(a, b)
+    assert pytest.approx(wilcoxon(a, b[:n], method="exact").pvalue, abs=1e-9) == rank_test(a, b[:n], paired=True)
 
 
 @pytest.mark.parametrize(
