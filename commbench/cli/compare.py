@@ -13,7 +13,7 @@ import typer
 
 from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
-from commbench.cli.options import listed
+from commbench.cli.options import join_names
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
@@ -54,7 +54,7 @@ def compare(
     output_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="STYLE", help=f"{listed(FORMATS)}; by default from the suffix of --out, else table."
+            "--format", metavar="STYLE", help=f"{join_names(FORMATS)}; by default from the suffix of --out, else table."
         ),
     ] = None,
     out: Annotated[
@@ -87,7 +87,7 @@ def _style_of(asked: str | None, out: Path | None) -> str:
     ending = out.suffix.lstrip(".").lower() if out else ""
     style = asked or (ending if ending in FORMATS else "table")
     if style not in FORMATS:
-        raise InputError(f"Unknown format {style!r}; choose from {listed(FORMATS)}.")
+        raise InputError(f"Unknown format {style!r}; choose from {join_names(FORMATS)}.")
     return style
 
 

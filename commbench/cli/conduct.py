@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from commbench.cli.options import Settings, listed
+from commbench.cli.options import Settings, join_names
 from commbench.cli.presentation import check_style, print_page, print_run, print_unfinished
 from commbench.cli.request import default_out, run_header
 from commbench.cli.terminal import make_console, make_display
@@ -185,7 +185,7 @@ def _candidates(task: Task) -> list[str]:
     for key in task.info.get("candidates") or ():
         case = TrainingCase.from_key(key)
         by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
-    return [f"To choose from: {hook} with buckets of {listed(caps)} MiB" for hook, caps in by_hook.items()]
+    return [f"To choose from: {hook} with buckets of {join_names(caps)} MiB" for hook, caps in by_hook.items()]
 
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:

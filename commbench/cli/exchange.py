@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from commbench.cli.options import listed
+from commbench.cli.options import join_names
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
@@ -31,7 +31,7 @@ from commbench.units import counted
 
 def export(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {listed(EXPORTS)}.")],
+    style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -44,7 +44,7 @@ def export(
 ) -> int:
     """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
     if style not in EXPORTS:
-        raise InputError(f"Unknown format {style!r}; choose from {listed(EXPORTS)}.")
+        raise InputError(f"Unknown format {style!r}; choose from {join_names(EXPORTS)}.")
     make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)
     return 0
 
@@ -66,7 +66,7 @@ def import_(
     tool: Annotated[
         str | None,
         typer.Option(
-            "--tool", metavar="NAME", help=f"The tool; by default detected from the content: {listed(TOOLS)}."
+            "--tool", metavar="NAME", help=f"The tool; by default detected from the content: {join_names(TOOLS)}."
         ),
     ] = None,
     operation: Annotated[
@@ -78,12 +78,12 @@ def import_(
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", metavar="NAME", help=f"Element type, if the output does not state it: {listed(DTYPES)}."
+            "--dtype", metavar="NAME", help=f"Element type, if the output does not state it: {join_names(DTYPES)}."
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {listed(PARAM_BACKENDS)}."),
+        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}."),
     ] = None,
 ) -> int:
     """Import the output of nccl-tests, OSU, IMB or PARAM as a run, for report, compare and predict.
@@ -108,7 +108,7 @@ def _check_asked(asked: Asked) -> None:
     if asked.dtype is not None:
         find_dtype(asked.dtype)
     if asked.backend not in {None, *PARAM_BACKENDS}:
-        raise InputError(f"Unknown backend {asked.backend!r}; choose from {listed(PARAM_BACKENDS)}.")
+        raise InputError(f"Unknown backend {asked.backend!r}; choose from {join_names(PARAM_BACKENDS)}.")
 
 
 def _read_source(file: str) -> Source:

@@ -205,7 +205,7 @@ def _planner(
             suite,
             ranks=place.ranks,
             budget=budget,
-            seed=settings.known_seed(),
+            seed=settings.seed_or_resumed(),
             case_timeout_s=settings.case_timeout,
             time_limit_s=settings.time_limit,
             ranks_here=place.ranks_here,

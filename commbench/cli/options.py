@@ -1,10 +1,10 @@
-"""The options that commands share: name, type, default and meaning."""
+"""The options that commands share: name, type, default and help text."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, get_origin
@@ -23,29 +23,30 @@ from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 
 
-def listed(names: Any) -> str:  # noqa: ANN401 - any iterable of names
-    """Return names as a list for people."""
+def join_names(names: Iterable[str]) -> str:
+    """Return names separated by commas, as help texts and messages list them."""
     return ", ".join(names)
 
 
 Collective = Annotated[
     str | None,
-    typer.Option("--collective", "-c", metavar="NAMES", help=f"Operations, comma-separated: {listed(OPERATIONS)}."),
+    typer.Option("--collective", "-c", metavar="NAMES", help=f"Operations, comma-separated: {join_names(OPERATIONS)}."),
 ]
 Sizes = Annotated[
     str | None,
     typer.Option(
         "--sizes",
         metavar="SIZES",
-        help="Message sizes: a list and ranges, e.g. 8,1K,64K or 8:64M (factor 2) or 8:64M:4; K, M, G are 1024-based. "
-        "A size is that of nccl-tests: the larger of a rank's send and receive buffer.",
+        help="Message sizes as a list or as ranges: 8,1K,64K, or 8:64M (factor 2), or 8:64M:4. K, M and G are "
+        "1024-based. A size is the larger of a rank's send and receive buffer, as in nccl-tests.",
     ),
 ]
 MinBytes = Annotated[
-    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest size, as in nccl-tests.")
+    str | None, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest message size, as in nccl-tests.")
 ]
 MaxBytes = Annotated[
-    str | None, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest size; alone: the only size.")
+    str | None,
+    typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message size; without -b the only size."),
 ]
 StepFactor = Annotated[
     int | None,
@@ -53,7 +54,7 @@ StepFactor = Annotated[
         "-f",
         "--step-factor",
         metavar="N",
-        help="Factor between sizes; by default 2 (nccl-tests adds 1 MiB instead, its -i).",
+        help="Factor between sizes; 2 by default. nccl-tests adds 1 MiB instead; its option -i does not exist here.",
     ),
 ]
 OsuRange = Annotated[
@@ -62,23 +63,37 @@ OsuRange = Annotated[
         "-m",
         "--message-size",
         metavar="[MIN:]MAX",
-        help="As in OSU, with commbench's size units; by default MIN is 4 B.",
+        help="Range of sizes in OSU's spelling, with MIN 4 B by default. Sizes are counted as for --sizes.",
     ),
 ]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="NAMES", help=f"Backends: {listed(BACKENDS)}.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types: {listed(DTYPES)}.")]
-Redop = Annotated[str | None, typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions: {listed(REDOPS)}.")]
-Root = Annotated[str | None, typer.Option("--root", metavar="RANKS", help="Root ranks of rooted operations and fans.")]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAMES", help=f"Backends, comma-separated: {join_names(BACKENDS)}."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", "-d", metavar="NAMES", help=f"Element types, comma-separated: {join_names(DTYPES)}."),
+]
+Redop = Annotated[
+    str | None,
+    typer.Option("--redop", "-o", metavar="NAMES", help=f"Reductions, comma-separated: {join_names(REDOPS)}."),
+]
+Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="RANKS", help="Root ranks of broadcast, reduce, gather, scatter and fan patterns."),
+]
 InPlace = Annotated[
     str | None,
     typer.Option(
         "--in-place",
         metavar="WHICH",
-        help=f"One of {listed(IN_PLACE)}; by default reductions are in place and other operations are not.",
+        help=f"Whether send and receive buffer are the same: {join_names(IN_PLACE)}. By default all_reduce and reduce "
+        "are in place, the other operations are not.",
     ),
 ]
 Pattern = Annotated[
-    str | None, typer.Option("--pattern", metavar="NAMES", help=f"Who talks to whom: {listed(PATTERNS)}.")
+    str | None,
+    typer.Option("--pattern", metavar="NAMES", help=f"Which ranks communicate with which: {join_names(PATTERNS)}."),
 ]
 WorldSizes = Annotated[
     str | None,
@@ -86,8 +101,8 @@ WorldSizes = Annotated[
         "--world-sizes",
         "--world-size",
         metavar="RANKS",
-        help="Scaling study, e.g. 2,4,8: measure every case on the first 2, 4 and 8 ranks in turn, and report how "
-        "time grows.",
+        help="Scaling study: measure every case on each of these numbers of ranks, e.g. 2,4,8, and report how time "
+        "grows. The first ranks of the run take part; the others wait.",
     ),
 ]
 Algorithm = Annotated[
@@ -95,8 +110,9 @@ Algorithm = Annotated[
     typer.Option(
         "--algorithm",
         metavar="NAMES",
-        help="How NCCL is to carry collectives, e.g. auto,ring,tree/ll,ring/simple/8ch: algorithm, protocol, channels, "
-        f"any of them ({listed(ALGORITHMS)}; {listed(PROTOCOLS)}). What it cannot do becomes a row that says so.",
+        help="NCCL's algorithm, protocol and number of channels, each optional: e.g. auto,ring,tree/ll,ring/simple/8ch "
+        f"(algorithms: {join_names(ALGORITHMS)}; protocols: {join_names(PROTOCOLS)}). A combination that NCCL does "
+        "not support gets a row with the reason.",
     ),
 ]
 Sync = Annotated[
@@ -104,21 +120,23 @@ Sync = Annotated[
     typer.Option(
         "--sync",
         metavar="HOW",
-        help=f"How ranks start together: {listed(SYNCS)}. auto: an agreed instant if the ranks' clocks agree closely "
-        "enough, else a dissemination barrier; a barrier for Gloo.",
+        help=f"How ranks start an operation together: {join_names(SYNCS)}. auto: at an agreed instant if the ranks "
+        "share a clock or their clocks agree well enough, else after a dissemination barrier; Gloo: after a barrier.",
     ),
 ]
 Loop = Annotated[
     str | None,
-    typer.Option("--loop", metavar="LOOP", help=f"Timed loop: {listed(LOOPS)}. auto: native if the backend has it."),
+    typer.Option(
+        "--loop", metavar="LOOP", help=f"Timed loop: {join_names(LOOPS)}. auto: native if the backend has such a loop."
+    ),
 ]
 Cadence = Annotated[
     str | None,
     typer.Option(
         "--cadence",
         metavar="NAMES",
-        help=f"How operations follow each other: {listed(CADENCES)}. isolated: ranks start each operation together; "
-        "pipelined: back to back, as with --sync none; graph: replayed from a CUDA graph (NCCL).",
+        help=f"How operations follow each other: {join_names(CADENCES)}. isolated: ranks start each operation "
+        "together; pipelined: without waiting, as with --sync none; graph: a CUDA graph replays a sequence (NCCL).",
     ),
 ]
 BufferKinds = Annotated[
@@ -126,9 +144,9 @@ BufferKinds = Annotated[
     typer.Option(
         "--buffers",
         metavar="NAMES",
-        help=f"Message buffers: {listed(BUFFERS)}. hot (default): the same buffers in each repetition; rotated: sets "
-        "of buffers that exceed the last-level cache take turns; registered, symmetric: registered with NCCL "
-        "(torch-nccl).",
+        help=f"Message buffers: {join_names(BUFFERS)}. hot (default): the same buffers in each repetition; rotated: "
+        "buffers take turns and together exceed the last-level cache (GPU: L2); registered and symmetric: memory that "
+        "NCCL knows beforehand (torch-nccl).",
     ),
 ]
 Ranks = Annotated[
@@ -137,8 +155,8 @@ Ranks = Annotated[
         "-n",
         "--ranks",
         metavar="N",
-        help="Number of ranks; by default one for every slot; on one machine one for each of several GPUs, else at "
-        "most 8.",
+        help="Number of ranks. By default one for each slot; on this machine alone one for each GPU if there are "
+        "at least 2, else at most 8.",
     ),
 ]
 BudgetName = Annotated[
@@ -146,21 +164,21 @@ BudgetName = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick (6 launches, 5 %), standard (10, 2 %) or rigorous (20, 1 %): launches and target half-width of "
-        "intervals.",
+        help="Launches, and the half-width of the 95 % interval to aim at: quick (6 launches, 5 %), standard (10, 2 %) "
+        "or rigorous (20, 1 %).",
     ),
 ]
 Launches = Annotated[
-    int | None, typer.Option("--launches", metavar="R", help="Number of launches; by default from the budget.")
+    int | None, typer.Option("--launches", metavar="R", help="Number of launches; by default the budget's.")
 ]
 Energy = Annotated[
     float | None,
     typer.Option(
         "--energy",
         metavar="S",
-        help="Repeat each case for so many seconds more (2 or more where GPUs are counted), one operation right after "
-        "the other, for its energy alone; else it is that of the timed repetitions, waiting for each other included, "
-        "which are often over too soon for it.",
+        help="Repeat each case back to back for S more seconds to measure its energy (2 or more with GPUs). Without "
+        "this option energy is that of the timed repetitions with the waiting between them, which are often too short "
+        "for the meters.",
     ),
 ]
 TimeLimit = Annotated[
@@ -172,36 +190,33 @@ CaseTimeout = Annotated[
 ]
 FailFast = Annotated[
     bool,
-    typer.Option(
-        "--fail-fast", help="End the run at the first case that fails or hangs, instead of continuing without it."
-    ),
+    typer.Option("--fail-fast", help="End the run at the first case that fails or hangs; by default the run goes on."),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIR", help="Run directory; the same command with the same directory resumes the run."
+        "--out", metavar="DIR", help="Directory of the results. The same command with the same DIR resumes the run."
     ),
 ]
 Like = Annotated[
     Path | None,
     typer.Option(
-        "--like",
-        metavar="RUN",
-        help="Use the batch sizes and warm-ups of this run, so that every case can be compared with it.",
+        "--like", metavar="RUN", help="Use the batch sizes and warm-ups of this run, so that all cases can be compared."
     ),
 ]
 Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", metavar="FILE", help="Hosts and slots, in the format of your mpirun.")
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Allow more ranks than slots; rows whose ranks share CPUs are flagged.")
+    bool,
+    typer.Option("--oversubscribe", help="Allow more ranks than slots. Rows of ranks that share CPUs are flagged."),
 ]
 LauncherName = Annotated[
     str | None,
     typer.Option(
         "--launcher",
         metavar="NAME",
-        help=f"What starts the ranks: {listed(LAUNCHERS)}, or a path; by default detected.",
+        help=f"Program that starts the ranks: {join_names(LAUNCHERS)}, or its path. By default the first one found.",
     ),
 ]
 LauncherArguments = Annotated[
@@ -209,20 +224,20 @@ LauncherArguments = Annotated[
     typer.Option(
         "--launcher-arg",
         metavar="WORDS",
-        help='Further launcher options, passed unchanged, e.g. --launcher-arg "--mca btl tcp,self"; may be repeated.',
+        help='Further options for the launcher, unchanged, e.g. --launcher-arg "--mca btl tcp,self". Repeatable.',
     ),
 ]
 RanksPerNode = Annotated[
     int | None,
-    typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default one for every slot."),
+    typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default its number of slots."),
 ]
 BindTo = Annotated[
     str | None,
     typer.Option(
         "--bind-to",
         metavar="WHAT",
-        help=f"Bind each rank to: {listed(BINDINGS)}; by default a core if there is one for each rank, and a NUMA "
-        "node for training.",
+        help=f"CPUs to bind each rank to: {join_names(BINDINGS)}. By default a core if there is one for each rank; a "
+        "NUMA node for ranks that train.",
     ),
 ]
 Interface = Annotated[
@@ -235,15 +250,20 @@ Interface = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", help="Seed of the order of cases; recorded in run.json in run.json."),
+    typer.Option("--seed", metavar="N", help="Seed of the random order of cases; run.json records it."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases and the estimated time; measure nothing.")]
-Format = Annotated[
-    str, typer.Option("--format", metavar="STYLE", help=f"Output format of rows: table, {listed(STYLES)}.")
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List the cases and an upper estimate of the time; measure nothing.")
 ]
+Format = Annotated[str, typer.Option("--format", metavar="STYLE", help=f"Format of rows: table, {join_names(STYLES)}.")]
 RoleName = Annotated[
     str | None,
-    typer.Option("--role", metavar="ROLE", help="conductor or rank, if the launcher is not recognised."),
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="Role of this process: conductor (starts ranks) or rank (was started by a launcher that commbench does "
+        "not recognise).",
+    ),
 ]
 
 
@@ -272,7 +292,7 @@ class Settings:
     style: str = "table"
     """The output format of rows; only some commands have an option for it."""
 
-    def known_seed(self) -> int | None:
+    def seed_or_resumed(self) -> int | None:
         """The given seed, else the seed of the run to resume, whose order of cases continues."""
         if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
             return self.seed
@@ -290,11 +310,11 @@ def takes_settings(command: Callable[Concatenate[Settings, ...], int]) -> Callab
     shared = [field for field in fields if get_origin(field.annotation) is Annotated]
 
     @functools.wraps(command)
-    def called(**given: Any) -> int:  # noqa: ANN401 - a value of any option
-        settings = Settings(**{option.name: given.pop(option.name) for option in shared})
-        return command(settings, **given)
+    def command_line(**values: Any) -> int:  # noqa: ANN401 - a value of any option
+        settings = Settings(**{option.name: values.pop(option.name) for option in shared})
+        return command(settings, **values)
 
     options = [*own, *shared]
-    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # inspect's documented override
-    called.__annotations__ = {option.name: option.annotation for option in options}
-    return called
+    command_line.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # documented override
+    command_line.__annotations__ = {option.name: option.annotation for option in options}
+    return command_line

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
-from commbench.cli.options import listed
+from commbench.cli.options import join_names
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import InputError
 from commbench.report.advice import advise_run
@@ -115,7 +115,7 @@ def print_page(page: Path, console: Console) -> None:
 def check_style(style: str) -> None:
     """Raise `InputError` unless rows can be printed in ``style``."""
     if style not in ("table", *STYLES):
-        raise InputError(f"Unknown format {style!r}; choose from table, {listed(STYLES)}.")
+        raise InputError(f"Unknown format {style!r}; choose from table, {join_names(STYLES)}.")
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:

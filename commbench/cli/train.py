@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Settings, listed, takes_settings
+from commbench.cli.options import Settings, join_names, takes_settings
 from commbench.cli.request import (
     AUTO_BACKEND,
     check_training_backend,
@@ -62,11 +62,11 @@ Hooks = Annotated[
     typer.Option(
         "--hook",
         metavar="HOOKS",
-        help=f"Communication hooks, comma-separated: {listed(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
+        help=f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
         "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16.",
     ),
 ]
-Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {listed(PRECISIONS)}.")]
+Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")]
 Accumulations = Annotated[
     str, typer.Option("--accumulation", metavar="NUMBERS", help="Backward passes per optimiser step, comma-separated.")
 ]
@@ -92,7 +92,7 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {listed([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th rank of a "
+        help=f"One of {join_names([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th rank of a "
         "host on its k-th GPU; auto is nccl if this machine has a GPU for each rank, else gloo.",
     ),
 ]
@@ -166,8 +166,8 @@ def train(
 ) -> int:
     """Train a model with DDP under every combination of settings, and recommend one, with its confidence interval.
 
-    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured too. The winners are
-    measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
+    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured too. The winners
+    are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
     one launch; repeat the command with the same --out to add launches.
     """
     asked = check_training_backend(backend)
@@ -185,7 +185,7 @@ def train(
     chosen = find_training_budget(budget, launches, confirm_launches)
 
     def plan(place: Place) -> Task:
-        seed = draw_seed(settings.known_seed())
+        seed = draw_seed(settings.seed_or_resumed())
         chosen_backend, left_out = backend_at(place, asked, workload)
         sweep = dataclasses.replace(named, backend=chosen_backend)
         training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)

@@ -111,7 +111,7 @@ def tune(
                 workload=workload,
                 facts=facts,
                 ranks=place.ranks,
-                seed=draw_seed(settings.known_seed()),
+                seed=draw_seed(settings.seed_or_resumed()),
                 budget=chosen,
                 hooks=hooks,
                 caps=caps,

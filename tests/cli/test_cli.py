@@ -389,7 +389,7 @@ def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
     with Store.open(commbench.home / "mine", make_info(seed=7)):
         pass
     kept = {"out": commbench.home / "mine"}
-    seeds = [make_settings(**changes).known_seed() for changes in ({}, {"seed": 5}, kept, {**kept, "seed": 5})]
+    seeds = [make_settings(**changes).seed_or_resumed() for changes in ({}, {"seed": 5}, kept, {**kept, "seed": 5})]
     assert [None, 5, 7, 5] == seeds
 
 
