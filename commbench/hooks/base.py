@@ -1,4 +1,4 @@
-"""What every communication hook is: one line to register, checked results, times per bucket, state for checkpoints."""
+"""The base class of all communication hooks: registration, checked results, times per bucket, state for checkpoints."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_c
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: What a hook makes of the value of its collective's future: the averaged bucket, shape (numel,).
+#: Turns the value of a collective's future into the averaged bucket, shape (numel,).
 Finish = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketTimes:
-    """When one bucket was ready, on its way and done: instants since a mark of one's choice, and durations, in ns."""
+    """Times of one bucket in ns: timestamps relative to a reference mark, and durations."""
 
     index: int
     numel: int
     is_last: bool
     ready_ns: int
-    """The hook was entered: every gradient of the bucket is there."""
+    """The hook was entered: every gradient of the bucket is ready."""
     start_ns: int
     """The first collective was issued."""
     done_ns: int
-    """The averaged bucket is there."""
+    """The averaged bucket is ready."""
     encode_ns: int
     """Local work on the autograd thread, which delays the rest of the backward pass."""
     decode_ns: int
@@ -45,20 +45,20 @@ class BucketTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketMarks:
-    """The instants of one bucket as marks of its hook's clock: a GPU comes to them only after the hook has returned."""
+    """Timestamps of one bucket as marks of its hook's clock; a GPU reaches them only after the hook has returned."""
 
     bucket: Expected
     ready: Mark
     encoded: Mark
     start: Mark
     arrived: Mark
-    """The last collective is over; what is left is local work."""
+    """The last collective is over; only local work follows."""
     done: Mark
     between: Sequence[tuple[Mark, Mark]] = ()
-    """Where local work between collectives began and ended."""
+    """Begin and end of local work between collectives."""
 
     def times(self, since: Mark) -> BucketTimes:
-        """Read the clock, instants in ns since that mark of it; waits until a GPU has come to all of them."""
+        """Return the times relative to a mark of the same clock; waits until a GPU has reached all marks."""
         return BucketTimes(
             index=self.bucket.index,
             numel=self.bucket.numel,
@@ -72,7 +72,7 @@ class BucketMarks:
 
 
 class Stopwatch:
-    """Marks the instants of one bucket on its way; a few clock reads, so that it always runs."""
+    """Takes the timestamps of one bucket; a few clock reads are cheap enough to run always."""
 
     __slots__ = ("arrived_at", "between", "clock", "encoded_at", "ready", "start")
 
@@ -90,7 +90,7 @@ class Stopwatch:
         self.start = self.clock()
 
     def worked(self, since: Mark) -> None:
-        """Local work between collectives, begun at that mark of the clock, is done."""
+        """Local work between collectives, which began at the mark ``since``, is done."""
         self.between = (*self.between, (since, self.clock()))
 
     def arrived(self) -> None:
@@ -98,7 +98,7 @@ class Stopwatch:
         self.arrived_at = self.clock()
 
     def marks(self, bucket: Expected) -> BucketMarks:
-        """Say when all this was of the bucket whose average is there now."""
+        """Return the marks of the bucket, whose average is ready now."""
         return BucketMarks(
             bucket=bucket,
             ready=self.ready,
@@ -120,11 +120,11 @@ class Hook(ABC):
     """
 
     name: ClassVar[str]
-    #: Told about every bucket that is finished, or will be when a GPU gets to it, on whichever thread finished it.
+    #: Called for every finished bucket on the thread that finished it; a GPU may still have to reach the marks.
     observer: Callable[[BucketMarks], None] | None = None
-    #: What its marks are made by; `register` takes that of the device on which the model is.
+    #: Takes the marks; `register` chooses the clock of the model's device.
     clock: Clock = staticmethod(host_clock)
-    #: The first error this hook met; once there is one, the model cannot be trained further.
+    #: The first error of this hook; after an error the model cannot be trained further.
     failure: Exception | None = None
 
     _group: dist.ProcessGroup = None
@@ -133,7 +133,7 @@ class Hook(ABC):
     def register(self, ddp_model: DistributedDataParallel, *, scaler: torch.amp.GradScaler | None = None) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
-        ``scaler`` is the GradScaler of a mixed-precision training, which hooks that keep a residual must know.
+        ``scaler`` is the GradScaler of a mixed-precision training, which hooks with a residual need.
         Raises InputError for anything but a DDP model, a model with a hook, or a hook that is in use already.
         """
         self._check_model(ddp_model)
@@ -164,11 +164,11 @@ class Hook(ABC):
     def attach(  # noqa: B027 - most hooks serve any model
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
-        """Look at the model before the hook is registered; raises InputError where the hook cannot serve it."""
+        """Inspect the model before the hook is registered; raise InputError if the hook cannot serve it."""
 
     @abstractmethod
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Send one bucket on its way: the future of its communication, and the local work to do when that is done."""
+        """Start the communication of one bucket; return its future and the local work that follows it."""
 
     @abstractmethod
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
@@ -184,20 +184,20 @@ class Hook(ABC):
         return sent_bytes(self.messages(bucket), world_size)
 
     def begin_step(self) -> None:  # noqa: B027 - most hooks have nothing to do
-        """Do what is due once per step, before the first bucket."""
+        """Prepare a step, before its first bucket."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank must hold for training to go on as if it had not stopped."""
+        """Return this rank's state for a checkpoint; with it, training resumes as if it had not stopped."""
         return {"hook": self.name, "version": 1}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, of the same rank; raises InputError for another hook's state."""
+        """Resume from the `state_dict` of the same rank; raise InputError for another hook's state."""
         if state.get("hook") != self.name or state.get("version") != 1:
-            found = f"hook {state.get('hook')}, version {state.get('version')}"
-            raise InputError(f"The state to load is of {found}: hook {self.name}, version 1, can only load its own.")
+            other = f"hook {state.get('hook')}, version {state.get('version')}"
+            raise InputError(f"The state to load is of {other}: hook {self.name}, version 1, can only load its own.")
 
     def close(self) -> None:  # noqa: B027 - most hooks have no thread
-        """End the thread the hook may have; it is ended at exit in any case."""
+        """End the hook's thread, if it has one; it ends at exit in any case."""
 
     @property
     def world_size(self) -> int:
@@ -205,8 +205,8 @@ class Hook(ABC):
         return int(self._group.size())
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future:
-        """What DDP calls for each bucket: the future of the averaged bucket, with the result checked."""
-        watch = Stopwatch(self.clock if self.observer is not None else host_clock)  # events nobody reads cost more
+        """Return the future of the averaged bucket, with the result checked; DDP calls this for each bucket."""
+        watch = Stopwatch(self.clock if self.observer is not None else host_clock)  # unread events would cost time
         try:
             expected = Expected.of(bucket)
             if expected.index == 0:
@@ -220,7 +220,7 @@ class Hook(ABC):
     def _finished(
         self, done: torch.futures.Future, finish: Finish, expected: Expected, watch: Stopwatch
     ) -> torch.Tensor:
-        """The callback of a bucket: decode, check, tell the observer."""
+        """The callback of a bucket: decode, check, notify the observer."""
         try:
             value = expected.value_of(self.name, done)
             watch.arrived()
@@ -233,7 +233,7 @@ class Hook(ABC):
         return result
 
     def _fail(self, error: Exception) -> None:
-        """Remember the first error, and let a later step say it instead of DDP's internal assertion."""
+        """Keep the first error, so that a later step raises it instead of DDP's internal assertion."""
         if self.failure is not None:
             return
         self.failure = error
@@ -249,7 +249,7 @@ class Hook(ABC):
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:
-    """The function that DDP is given: it logs its name, and would compare annotations, which ours has none of."""
+    """Return the function that DDP calls. DDP logs its name; it checks annotations, so the function has none."""
 
     def call(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - see above
         return state.run(bucket)

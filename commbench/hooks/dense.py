@@ -1,4 +1,4 @@
-"""Hooks that send every gradient: as it is, or in half the bytes."""
+"""Hooks that send every gradient element, in float32 or in half the bytes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class PassThrough(Hook):
 class _Half(Hook):
     """Sends gradients in a type of two bytes and adds in it.
 
-    Division comes before the cast, in the gradients' own type: the values that are sent and summed are then never
-    larger than the largest gradient, so that fewer overflow than where sums are divided. The result is in the
-    gradients' own type again.
+    Gradients are divided before the cast, in their own type. Sent and summed values are then never larger than the
+    largest gradient, so fewer overflow than if sums were divided. The result has the gradients' own type.
     """
 
     dtype: ClassVar[torch.dtype]
@@ -51,7 +50,7 @@ class _Half(Hook):
         return future, lambda _: buffer.copy_(half)
 
     def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Memory to send a bucket from, kept from step to step: fresh pages cost as much as the cast."""
+        """Return the send buffer of a bucket, reused in every step: fresh pages cost as much as the cast."""
         kept = self._sent.get(index)
         if kept is None or kept.shape != buffer.shape or kept.device != buffer.device:
             kept = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)

@@ -1,11 +1,10 @@
-"""Error feedback: what a hook did not send is kept per parameter and sent later.
+"""Error feedback: a hook keeps per parameter the part of a gradient that it did not send, and sends it later.
 
-e is the residual of one rank: a = g + e is compressed and sent, and what was not sent is the next e (Stich et al. 2018,
-Karimireddy et al. 2019). Over any number of steps, what was sent plus the last residual is the sum of the gradients.
+The residual e belongs to one rank. a = g + e is compressed and sent; the unsent part of a is the next e (Stich et al.
+2018, Karimireddy et al. 2019). Over any number of steps, sent values plus the last residual sum up to the gradients.
 
-Whether a bucket is finite decides what is kept. On the host that is asked and branched on. On a device nothing asks:
-the host would have to wait for all that the device has yet to do, and the device for the host after that. There the
-answer stays a tensor, and `put` writes under it.
+Residuals are updated only if the bucket is finite. On the host a branch decides. On a device a branch would make the
+host wait for all queued work, so the condition stays a tensor and `put` writes under it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Slot:
-    """What is remembered for one bucket, by kind, each of shape (numel,): as it was, and where its update goes."""
+    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old values, and their update."""
 
     layout: Layout
     old: Tensors = field(default_factory=dict)
@@ -43,8 +42,8 @@ class Slot:
 class Memory:
     """Tensors kept per parameter from step to step, in the layout of the buckets so that a step copies nothing.
 
-    When the buckets are built anew, they are moved by parameter. With ``held_back``, updates go to second tensors that
-    `settle` takes over only where no bucket of the step was rejected: by exchanging the two on the host, by `put` on a
+    When DDP rebuilds the buckets, the tensors are moved by parameter. With ``held_back``, updates go to second tensors.
+    `settle` accepts these only if no bucket of the step was rejected: by swapping the two on the host, by `put` on a
     device.
     """
 
@@ -57,7 +56,7 @@ class Memory:
         self._rejections: list[torch.Tensor] = []
 
     def open(self, index: int, layout: Layout, like: torch.Tensor) -> Slot:
-        """Return the slot of a bucket whose update is about to be written."""
+        """Return the slot of a bucket for its next update."""
         slot = self._slots.get(index)
         if slot is None or slot.layout is not layout:
             self._dissolve(index)
@@ -66,20 +65,20 @@ class Memory:
         return slot
 
     def reject(self, where: torch.Tensor) -> None:
-        """Let the next `settle` drop every update of this step if ``where``, a truth value, holds; from any thread."""
+        """Make the next `settle` drop every update of this step if the condition ``where`` holds; from any thread."""
         self._rejections.append(where)
 
     def settle(self) -> None:
-        """End a step: take over the updates that were held back, or drop them all."""
+        """End a step: accept the updates that were held back, or drop them all."""
         rejections, self._rejections = self._rejections, []
         rejected = torch.stack(rejections).any() if rejections else torch.zeros((), dtype=torch.bool)
         for slot in self._slots.values():
             if slot.pending and self.held_back:
-                self._take_over(slot, rejected)
+                self._accept(slot, rejected)
             slot.pending = False
         self.discarded += int(rejected) if on_host(rejected) else rejected
 
-    def _take_over(self, slot: Slot, rejected: torch.Tensor) -> None:
+    def _accept(self, slot: Slot, rejected: torch.Tensor) -> None:
         if not on_host(rejected):
             for kind in self.kinds:
                 put(slot.old[kind], slot.new[kind], where=~rejected)
@@ -87,7 +86,7 @@ class Memory:
             slot.old, slot.new = slot.new, slot.old
 
     def scale(self, kind: str, factors: Mapping[str, float]) -> None:
-        """Multiply what is remembered of each parameter named."""
+        """Multiply the memory of each named parameter by its factor."""
         for slot in self._slots.values():
             for span in slot.layout.spans:
                 if span.name in factors:
@@ -96,26 +95,26 @@ class Memory:
             tensor.mul_(factors.get(name, 1.0))
 
     def state(self) -> dict[str, Tensors]:
-        """Copies by kind and parameter name, each of the parameter's shape."""
+        """Return copies by kind and parameter name, each of the parameter's shape."""
         self.settle()
-        found = {kind: dict(waiting) for kind, waiting in self._waiting.items()}
+        copied = {kind: dict(waiting) for kind, waiting in self._waiting.items()}
         for slot in self._slots.values():
             for kind in self.kinds:
-                found[kind] |= {span.name: span.view(slot.old[kind]) for span in slot.layout.spans}
-        return {kind: {name: tensor.clone() for name, tensor in tensors.items()} for kind, tensors in found.items()}
+                copied[kind] |= {span.name: span.view(slot.old[kind]) for span in slot.layout.spans}
+        return {kind: {name: tensor.clone() for name, tensor in tensors.items()} for kind, tensors in copied.items()}
 
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Forget everything and wait for the buckets of these parameters."""
+        """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
         for kind in self.kinds:
             self._waiting[kind] = {name: tensor.clone() for name, tensor in state.get(kind, {}).items()}
 
     def _dissolve(self, index: int) -> None:
-        """Let the parameters of this bucket and all after it wait for their new buckets."""
-        for gone in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
+        """Take the tensors out of this bucket and all later ones; they wait for the new buckets."""
+        for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
             for kind in self.kinds:
-                self._waiting[kind] |= {span.name: span.view(gone.old[kind]) for span in gone.layout.spans}
+                self._waiting[kind] |= {span.name: span.view(removed.old[kind]) for span in removed.layout.spans}
 
     def _assemble(self, layout: Layout, like: torch.Tensor) -> Slot:
         slot = Slot(layout=layout)
@@ -130,11 +129,11 @@ class Memory:
 
 
 class FeedbackHook(Hook):
-    """A hook that compresses float32 gradients and remembers what it left out.
+    """A hook that compresses float32 gradients and keeps the unsent part.
 
-    A subclass implements `exchange`. With a GradScaler the residual is held unscaled, and the updates of all buckets
-    of a step are dropped when any averaged bucket is not finite: then the optimiser skips the step too. Every rank
-    decides alike because all see the same averaged data.
+    A subclass implements `exchange`. With a GradScaler the residual is kept unscaled. If any averaged bucket of a step
+    is not finite, the optimiser skips the step, and the updates of all its buckets are dropped. All ranks have the same
+    averaged data, so they decide alike.
     """
 
     def __init__(self, *, feedback: bool, kinds: Collection[str] = ("residual",)) -> None:
@@ -163,12 +162,12 @@ class FeedbackHook(Hook):
 
     @property
     def divisor(self) -> float | torch.Tensor:
-        """What the sum over ranks is divided by: their number, and the loss scale that was taken out before."""
+        """The divisor of the sum over ranks: their number, over the loss scale that was taken out before."""
         return self.world_size / self._scale
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the gradients carry a loss scale; one that is on a device is not asked whether it is 1."""
+        """Whether the gradients carry a loss scale; a scale on a device counts even if it is 1."""
         return isinstance(self._scale, torch.Tensor) or self._scale != 1.0
 
     @abstractmethod
@@ -189,14 +188,14 @@ class FeedbackHook(Hook):
     ) -> Self:
         """As `Hook.register`; with ``optimizer`` the residual follows changes of its learning rates.
 
-        A residual is a gradient of earlier steps: multiplied by the old rate over the new one it will move the
-        parameter as far as it would have then.
+        A residual is a gradient of earlier steps. Multiplied by the old rate over the new rate, it moves the parameter
+        as far as it would have moved it then.
         """
         self._optimizer = optimizer
         return super().register(ddp_model, scaler=scaler)
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Learn the parameters' names; raises InputError where a gradient will not be float32."""
+        """Note the parameters' names; raise InputError if a gradient is not float32."""
         self._names, self._shapes = {}, {}
         for name, parameter in ddp_model.module.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
@@ -211,7 +210,7 @@ class FeedbackHook(Hook):
         self.memory.held_back = scaler is not None
 
     def begin_step(self) -> None:
-        """Count, end the step before, and look up the loss scale this step's gradients carry."""
+        """Count the step, settle the step before, and read the loss scale of this step's gradients."""
         self._steps += 1
         self.memory.settle()
         self._scale = self._loss_scale()
@@ -219,14 +218,14 @@ class FeedbackHook(Hook):
             self._follow_rates(self._optimizer)
 
     def _loss_scale(self) -> float | torch.Tensor:
-        """What the gradients of this step carry: a number on the host, else a tensor, for `get_scale` would wait."""
+        """Return the loss scale of this step: a number on the host, else a tensor, because `get_scale` would wait."""
         if self._scaler is None:
             return 1.0
         one = torch.ones((), device=self._device)
         return float(self._scaler.get_scale()) if on_host(one) else self._scaler.scale(one)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Multiply residuals by old rate / new rate; a rate of 0 is waited out."""
+        """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes."""
         rates = {
             self._names[id(parameter)]: float(group["lr"])
             for group in optimizer.param_groups
@@ -249,7 +248,7 @@ class FeedbackHook(Hook):
         return future, lambda value: self._inspected(finish(value))
 
     def _inspected(self, result: torch.Tensor) -> torch.Tensor:
-        """The averaged bucket; where a scaler will skip the step because of it, this step's updates are dropped."""
+        """Return the averaged bucket; drop this step's updates if a scaler will skip the step because of it."""
         if self._scaler is not None:
             self.memory.reject(~is_finite(result))
         return result
@@ -264,17 +263,17 @@ class FeedbackHook(Hook):
         return layout
 
     def forget(self, layout: Layout) -> None:
-        """Drop what a subclass keeps for a bucket that is no more."""
+        """Drop a subclass's buffers for a bucket that no longer exists."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The step counter, and the residuals by parameter name: of this rank, for each rank has its own."""
+        """Return the step counter, and this rank's residuals by parameter name; each rank has its own."""
         own = {"step": self._steps, "rates": dict(self._rates), "memory": self.memory.state()}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, before or after the first step; raises InputError where it is of another model.
+        """Resume from `state_dict`, before or after the first step; raise InputError if it belongs to another model.
 
-        What is selected per bucket is another choice in the first step after a restart, which DDP does in one bucket.
+        DDP does the first step after a restart in one bucket, so hooks that select per bucket choose otherwise there.
         """
         super().load_state_dict(state)
         if self._names:
@@ -293,7 +292,7 @@ class FeedbackHook(Hook):
 
 
 def is_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Whether no element is infinite or NaN, as a truth value where the tensor is; one pass without a temporary."""
+    """Whether no element is infinite or NaN, as a boolean tensor on the same device; one pass without a temporary."""
     if tensor.numel() == 0:
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)
@@ -301,12 +300,12 @@ def is_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(flag: torch.Tensor) -> bool:
-    """Whether a value can be asked for without waiting for a device."""
+    """Whether reading a value needs no wait for a device."""
     return bool(flag.is_cpu)
 
 
 def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None:
-    """Write ``value`` to ``into``, of its shape, if ``where``, a truth value, holds; on a device without asking it."""
+    """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds; never waits for a device."""
     if not on_host(where):
         torch.where(where, value.to(into.dtype), into, out=into)
     elif where:
@@ -314,7 +313,7 @@ def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None
 
 
 def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
-    """Make everything NaN unless a truth value holds; on a device without asking it."""
+    """Make all elements NaN unless the condition holds; never waits for a device."""
     if not on_host(unless):
         tensor.masked_fill_(~unless, torch.nan)
     elif not unless:
@@ -322,6 +321,6 @@ def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
 
 
 def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g where there is none."""
+    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a residual."""
     residual = slot.old.get("residual")
     return buffer if residual is None else buffer.add_(residual)

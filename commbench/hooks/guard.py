@@ -1,4 +1,4 @@
-"""`Guard`: runs a person's own hook and checks every result before DDP sees it."""
+"""`Guard`: runs a person's own hook and checks every result before DDP gets it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from commbench.hooks.message import BucketShape, Message
 class Guard(Hook):
     """``Guard(my_hook).register(ddp_model)`` where ``my_hook(state, bucket)`` is a hook as DDP takes it.
 
-    Without it, a hook that returns None crashes the process, one whose result is too long or of the wrong type is
-    silently accepted, and one that raises leaves a DDP model that fails with an internal assertion ever after.
+    Without it, DDP crashes on a hook that returns None, silently accepts a result that is too long or of the wrong
+    type, and after a hook that raised fails with an internal assertion in every later step.
     """
 
     name: ClassVar[str] = "own"
@@ -30,7 +30,7 @@ class Guard(Hook):
         self.name = getattr(hook, "__name__", type(hook).__name__)  # type: ignore[misc] # each hook has its own
 
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Call the hook; all it does before it returns counts as encoding."""
+        """Call the hook; its whole run time counts as encoding."""
         watch.started()
         try:
             future = self._hook(self._state, bucket)
@@ -47,6 +47,6 @@ class Guard(Hook):
             f"{bucket.index()}: it must return a torch Future."
         )
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - nothing is known of the hook
-        """Raise UnsupportedError: what a hook of one's own sends can only be measured."""
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - no bucket tells what the hook sends
+        """Raise UnsupportedError: the bytes of a person's own hook can only be measured."""
         raise UnsupportedError(f"what hook {self.name} sends is measured, not predicted")

@@ -1,4 +1,4 @@
-"""Which tensors lie where in a bucket's buffer."""
+"""The layout of a bucket's buffer: the position, shape and strides of each tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, in the order of ``stride``."""
+    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, with the strides ``stride``."""
 
     name: str
     start: int
@@ -25,19 +25,19 @@ class Span:
     stride: tuple[int, ...]
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """The part of ``flat``, shape (bucket numel,), as a tensor of the parameter's shape."""
+        """Return the span of ``flat``, shape (bucket numel,), as a tensor of the parameter's shape."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.start)
 
     def flat(self, flat: torch.Tensor) -> torch.Tensor:
-        """The part of ``flat`` in memory order, shape (numel,)."""
+        """Return the span of ``flat`` in memory order, shape (numel,)."""
         return flat[self.start : self.start + self.numel]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """The tensors of one bucket in the order of its buffer; one object as long as the bucket's tensors stay the same.
+    """The tensors of one bucket in the order of its buffer. The object is the same as long as the tensors are.
 
-    DDP uses one large bucket in the first step, then builds its buckets anew in the order the gradients were ready.
+    DDP uses one large bucket in the first step, then rebuilds its buckets in the order in which gradients were ready.
     """
 
     parameters: tuple[torch.nn.Parameter, ...]
@@ -59,13 +59,13 @@ class Layout:
     def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Whether these very parameters, in this order, are the bucket's."""
         mine = self.parameters
-        return len(mine) == len(parameters) and all(one is other for one, other in zip(mine, parameters, strict=True))
+        return len(mine) == len(parameters) and all(own is given for own, given in zip(mine, parameters, strict=True))
 
 
 def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    """How DDP lays a gradient in its bucket: as the parameter where that has no holes, else in order of dimensions.
+    """Return the strides of a gradient in its bucket: the parameter's own if dense in memory, else row-major.
 
-    ``GradBucket.gradients()`` does not tell: it shows every tensor in the order of its dimensions.
+    ``GradBucket.gradients()`` cannot tell: it returns every tensor as row-major.
     """
     expected = 1
     for size, step in sorted(zip(shape, stride, strict=True), key=lambda pair: (pair[1], pair[0])):

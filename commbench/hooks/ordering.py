@@ -1,12 +1,13 @@
 """Runs dependent collectives of hooks in call order: on a thread with its own process group, or on a CUDA stream.
 
-What `comm_thread` has to be for Gloo, a stream is for NCCL: the host queues collectives in the order of the buckets,
-the same on all ranks, and the device carries them out in this order while it computes the rest of the backward pass.
+NCCL uses a stream: the host queues collectives in the order of the buckets, which is the same on all ranks. The device
+runs them in this order while it computes the rest of the backward pass.
 
-Gloo pairs collectives by the order in which a rank issues them, and runs the callbacks of its futures on two threads in
-an order that differs between ranks: a second collective issued from a callback meets another bucket's on another rank,
-which corrupts gradients silently, aborts or deadlocks. Jobs of one thread cannot overtake each other. The group is our
-own because others issue collectives on the model's: DDP itself does where it looks for unused parameters, and SyncBN.
+Gloo uses a thread. Gloo pairs collectives by the order in which a rank issues them, and runs the callbacks of its
+futures on two threads in an order that differs between ranks. A collective issued from a callback can therefore be
+paired with another bucket's on another rank, which corrupts gradients silently, aborts or deadlocks. Jobs of one thread
+cannot overtake each other. The thread has a process group of its own, because DDP (when it looks for unused parameters)
+and SyncBN issue collectives on the model's group.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from commbench.errors import InputError, LaunchError
 
 
 class CommStream:
-    """Queues jobs behind what the device has to do when they are submitted, and behind each other."""
+    """Queues jobs behind the work queued on the device before them, and behind each other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def submit(self, job: Callable[[], torch.Tensor]) -> torch.futures.Future:
-        """Let a job queue its work, blocking collectives included; the future of the tensor that it returns.
+        """Run a job that queues its work, blocking collectives included; return the future of the job's tensor.
 
-        Whoever waits for the future makes its stream wait, not the host.
+        Waiting for the future makes the current stream wait, not the host.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         future = torch.futures.Future(devices=[self._device])
@@ -46,9 +47,9 @@ class CommStream:
         return future
 
 
-#: How long a collective may keep an ending process, in seconds.
+#: Seconds for which a collective may delay the end of a process.
 LEAVE_S = 3.0
-#: The exit status of a process that a collective kept for longer (EX_SOFTWARE).
+#: The exit status of a process that a collective delayed for longer (EX_SOFTWARE).
 STUCK = 70
 
 Job = Callable[[], Any]
@@ -57,19 +58,19 @@ Job = Callable[[], Any]
 class CommThread:
     """Runs jobs first in, first out; each job may issue any number of blocking collectives.
 
-    After a job has failed, the ranks would no longer agree on what comes next: later jobs fail without being run.
+    After a job has failed, the ranks would no longer issue the same collectives: later jobs fail without being run.
     """
 
     def __init__(self, name: str = "commbench-comm") -> None:
         self.failure: Exception | None = None
         self._jobs: SimpleQueue[tuple[Job, torch.futures.Future] | None] = SimpleQueue()
-        # A daemon, for threading would join any other before our exit function can tell it to end.
+        # A daemon: threading would join another thread before our exit function can end it.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         atexit.register(self._leave)
 
     def submit(self, job: Job) -> torch.futures.Future:
-        """Queue a job: the future of what it returns, or raises."""
+        """Queue a job; return the future of its result or error."""
         if not self._thread.is_alive():
             raise InputError("A communication thread was used after its close(): close hooks when training is over.")
         future = torch.futures.Future()
@@ -77,7 +78,7 @@ class CommThread:
         return future
 
     def close(self, timeout_s: float = LEAVE_S) -> bool:
-        """Finish the queued jobs and end the thread; False where it is still busy after the time."""
+        """Finish the queued jobs and end the thread; return False if it is still busy after ``timeout_s``."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
@@ -95,14 +96,14 @@ class CommThread:
             if self.failure is not None:
                 raise LaunchError(f"An earlier bucket could not be exchanged: {self.failure}")  # noqa: TRY301 - as the job
             result = job()
-        except Exception as error:  # noqa: BLE001 - handed to who waits for the future
+        except Exception as error:  # noqa: BLE001 - the future raises it
             self.failure = self.failure or error
             future.set_exception(error)
         else:
             future.set_result(result)
 
     def _leave(self) -> None:
-        """At exit: an interpreter that ends while this thread lives aborts; a stuck collective must not keep it."""
+        """At exit: the interpreter aborts if it ends before this thread; a stuck collective must not keep it alive."""
         if not self.close():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -111,10 +112,10 @@ class CommThread:
 
 @dataclass
 class _Lane:
-    """What the hooks on one process group share."""
+    """The thread and process group that the hooks on one process group share."""
 
     group: dist.ProcessGroup
-    """Our own, of the same ranks; kept when the thread ends, for torch cannot make the like of it twice."""
+    """Our own group of the same ranks; kept when the thread ends, because torch cannot make such a group twice."""
     thread: CommThread | None = None
     users: int = 0
 
@@ -123,12 +124,12 @@ _lanes: weakref.WeakKeyDictionary[Any, _Lane] = weakref.WeakKeyDictionary()
 
 
 def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
-    """Return the thread and the group for dependent collectives among the ranks of ``group``, the same for every hook.
+    """Return the thread and the group for dependent collectives of ``group``'s ranks; all hooks share them.
 
-    All ranks must call it at the same point: the first time they make the group together.
+    Collective: the first call makes the group.
     """
     if group not in _lanes:
-        _lanes[group] = _Lane(group=_like(group))
+        _lanes[group] = _Lane(group=_new_gloo_group(group))
     lane = _lanes[group]
     lane.thread = lane.thread or CommThread()
     lane.users += 1
@@ -136,7 +137,7 @@ def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
 
 
 def give_back(group: dist.ProcessGroup) -> None:
-    """End the thread of a group when its last user gives it back; raises LaunchError where a collective keeps it."""
+    """End the thread of a group with its last user; raise LaunchError if a collective does not end."""
     lane = _lanes[group]
     lane.users -= 1
     if lane.users or lane.thread is None:
@@ -146,9 +147,9 @@ def give_back(group: dist.ProcessGroup) -> None:
         raise LaunchError(f"A hook is still in a collective after {LEAVE_S:g} s: has another rank ended?")
 
 
-def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new Gloo group of the same ranks, with the same timeout."""
-    _level(group)
+def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new Gloo group of the same ranks, with the same timeout."""
+    _equalise_group_count(group)
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - there is no public way
     return dist.new_group(
         dist.get_process_group_ranks(group),
@@ -158,8 +159,8 @@ def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     )
 
 
-def _level(group: dist.ProcessGroup) -> None:
-    """Let all ranks of a group have joined equally many groups: torch makes the next one's name of that number."""
+def _equalise_group_count(group: dist.ProcessGroup) -> None:
+    """Make all ranks of a group have joined equally many groups: torch names the next group by that number."""
     joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - there is no public way
     most = joined.clone()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)

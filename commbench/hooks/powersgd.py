@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrix:
-    """One tensor as a matrix: where it lies in the bucket, and its thin factors, which lie in the messages."""
+    """One tensor as a matrix: its span of the bucket, and its thin factors, which are views of the messages."""
 
     span: Span
     rows: int
@@ -36,18 +36,18 @@ class _Matrix:
     p: torch.Tensor
     """Shape (rows, r)."""
     q: torch.Tensor
-    """Shape (columns, r): warm, from the step before."""
+    """Shape (columns, r): the warm start, from the step before."""
     next_q: torch.Tensor
-    """Shape (columns, r): this step's, until it is known to be finite."""
+    """Shape (columns, r): this step's, not yet checked to be finite."""
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The matrix in a buffer of the bucket."""
+        """Return the matrix as a view of a buffer of the bucket."""
         return self.span.flat(flat).view(self.rows, self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """One bucket's two messages: the left factors and all that is not compressed, then the right factors."""
+    """One bucket's two messages: the left factors with all uncompressed tensors, then the right factors."""
 
     matrices: tuple[_Matrix, ...]
     rest: tuple[tuple[Span, torch.Tensor], ...]
@@ -61,10 +61,10 @@ class PowerSGD(FeedbackHook):
 
     Args:
         rank: r, the columns of the thin factors.
-        start: how many first steps send everything; then it really compresses.
-        feedback: keep what the factors did not hold, and add it to the next gradient.
+        start: steps at the beginning that send everything; compression starts after them.
+        feedback: keep the part that the factors do not represent, and add it to the next gradient.
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
-        seed: of the first right factors, which all ranks draw alike.
+        seed: of the first right factors, which are the same on all ranks.
 
     All its collectives run on the `comm_thread` of the model's process group, on a GPU on a `comm_stream`.
     """
@@ -90,7 +90,7 @@ class PowerSGD(FeedbackHook):
         self._warm: dict[str, torch.Tensor] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Besides: refuse gradients that are elsewhere than on the host or on one GPU."""
+        """As `FeedbackHook.attach`; also raise InputError unless all gradients are on the host or on one GPU."""
         super().attach(ddp_model, scaler)
         devices = {str(parameter.device) for parameter in ddp_model.module.parameters() if parameter.requires_grad}
         if len(devices) != 1 or self._device.type not in {"cpu", "cuda"}:
@@ -104,7 +104,7 @@ class PowerSGD(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `FeedbackHook.register`, and by all ranks at the same point: for Gloo they make a process group."""
+        """As `FeedbackHook.register`; collective, because over Gloo the ranks make a process group."""
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group
@@ -115,11 +115,11 @@ class PowerSGD(FeedbackHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Project on the autograd thread; all-reduce, orthogonalise and project back where collectives are in order."""
+        """Project on the autograd thread; all-reduce, orthogonalise and project back on the ordered lane."""
         if self._private is None:
             raise InputError("Hook powersgd was used after its close(): close hooks when training is over.")
         if self.step < self.start:
-            accumulate(buffer, slot).div_(self.divisor)  # a residual is there only after a resumption
+            accumulate(buffer, slot).div_(self.divisor)  # the residual is zero except after a resumption
             for residual in slot.new.values():
                 residual.zero_()
             future = self._lane.submit(lambda: self._send_all(buffer, watch))
@@ -136,7 +136,7 @@ class PowerSGD(FeedbackHook):
         return tensor
 
     def _project(self, plan: _Plan, total: torch.Tensor) -> None:
-        """P = M Q / ranks for every matrix; a bucket that is not finite is NaN in all of it, for all to see."""
+        """Compute P = M Q / ranks for every matrix; if the bucket is not finite, send NaN to all ranks."""
         for matrix in plan.matrices:
             torch.mm(matrix.of(total), matrix.q, out=matrix.p)
         for span, whole in plan.rest:
@@ -145,7 +145,7 @@ class PowerSGD(FeedbackHook):
         poison(plan.first, unless=is_finite(total))
 
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
-        """Both all-reduces of a bucket; every rank takes the same turns because it has the same sums."""
+        """Do both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
         self._send_all(plan.first, watch)
         began = watch.clock()
         finite = is_finite(plan.first)
@@ -163,10 +163,10 @@ class PowerSGD(FeedbackHook):
     def _project_back(
         self, plan: _Plan, total: torch.Tensor, residual: torch.Tensor | None, finite: torch.Tensor
     ) -> None:
-        """P = an orthonormal basis of P, Q = M^T P, and of M what P Q^T does not hold stays with us.
+        """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
-        As in the paper's algorithm 2, the product is this rank's own: with the ranks' mean in its place residuals would
-        drift apart, as sums of the differences between the ranks' gradients.
+        As in the paper's algorithm 2, Q is this rank's own. With the mean over ranks in its place, residuals would
+        drift apart by the sums of the differences between the ranks' gradients.
         """
         left = None if residual is None else residual if on_host(finite) else total
         for span, _ in plan.rest if left is not None else ():
@@ -180,11 +180,11 @@ class PowerSGD(FeedbackHook):
             elif left is not None:
                 torch.addmm(whole, matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(left))
         if left is total:
-            put(residual, total, where=finite)  # a device comes here with what is not finite, too
+            put(residual, total, where=finite)  # a device gets here even if the values are not finite
         plan.second.div_(self.world_size)
 
     def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
-        """Put the averaged bucket together from its factors, and the loss scale back in; NaN where it is not finite."""
+        """Rebuild the averaged bucket from its factors and restore the loss scale; NaN if it is not finite."""
         put(plan.warm, plan.second, where=finite)
         for matrix in plan.matrices:
             torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
@@ -202,7 +202,7 @@ class PowerSGD(FeedbackHook):
         return self._plans[layout]
 
     def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
-        """Lay out both messages, and put warm factors, or the first ones, where they belong."""
+        """Lay out both messages, and fill in the warm factors, or the first ones."""
         factors = {span.name: self._factors(span.shape, span.stride) for span in layout.spans}
         rows = sum(each.rows * each.rank for each in factors.values() if each)
         columns = sum(each.columns * each.rank for each in factors.values() if each)
@@ -236,7 +236,7 @@ class PowerSGD(FeedbackHook):
         return matrix_factors(shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride)
 
     def forget(self, layout: Layout) -> None:
-        """Drop the bucket's messages; the warm factors go on to the next bucket of their parameter."""
+        """Drop the bucket's messages; the warm factors stay for the next bucket of their parameter."""
         self._plans.pop(layout, None)
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
@@ -246,17 +246,17 @@ class PowerSGD(FeedbackHook):
     # Checkpoints and the end
 
     def state_dict(self) -> dict[str, Any]:
-        """Besides: the warm right factors by parameter name."""
+        """As `FeedbackHook.state_dict`, with the warm right factors by parameter name."""
         return super().state_dict() | {"q": {name: q.clone() for name, q in self._warm.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Besides: go on from the warm factors."""
+        """As `FeedbackHook.load_state_dict`, with the warm factors."""
         super().load_state_dict(state)
         self._plans.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
 
     def close(self) -> None:
-        """Give the thread back, which ends with its last user; raises LaunchError where a collective keeps it."""
+        """Release the thread, which ends with its last user; raise LaunchError if a collective does not end."""
         if self._private is None:
             return
         self._private = None

@@ -1,4 +1,4 @@
-"""Random-k sparsification with a shared seed: all ranks send the same elements, so no indices travel."""
+"""Random-k sparsification with a shared seed: all ranks send the same elements, so no indices are sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RandomK(FeedbackHook):
         chosen = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, chosen)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
-        # Another stream uses both on a GPU: memory let go before the next step, which waits for it, would be used anew.
+        # On a GPU another stream uses both until the next step: freed earlier, their memory would be reused too soon.
         self._under_way[layout] = chosen, values
         watch.encoded()
         watch.started()
@@ -44,9 +44,9 @@ class RandomK(FeedbackHook):
         return future, lambda _: buffer.zero_().index_copy_(0, chosen, values)
 
     def _take(self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor) -> torch.Tensor:
-        """The values to send, shape (k,), taken out of the new residual; NaN where the gradients are not finite.
+        """Return the values to send, shape (k,), taken out of the new residual; all NaN if a gradient is not finite.
 
-        The elements at fault may not be among those drawn, and every rank must learn of them.
+        The infinite element may not be among the drawn ones, and every rank must learn of it.
         """
         finite = is_finite(buffer)
         if not on_host(finite):
@@ -63,14 +63,14 @@ class RandomK(FeedbackHook):
     def _take_on_device(
         self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor, finite: torch.Tensor
     ) -> torch.Tensor:
-        """The values, whatever they are, in the buffer's own memory; the residual is written if all is finite."""
+        """Return the values, finite or not; write the residual if all gradients are finite."""
         values = accumulate(buffer, slot)[chosen]
         if self.feedback:
             put(slot.new["residual"], buffer.index_fill_(0, chosen, 0.0), where=finite)
         return values
 
     def _generator(self, layout: Layout) -> torch.Generator:
-        """A generator of this step and bucket, the same on every rank; the global one is left alone."""
+        """Return the generator of this step and bucket, the same on every rank; torch's global one is not used."""
         return seeded(self.seed, self.step, layout.spans[0].name)
 
     def forget(self, layout: Layout) -> None:
@@ -83,16 +83,16 @@ class RandomK(FeedbackHook):
 
 
 def seeded(*parts: object) -> torch.Generator:
-    """A generator whose stream depends on all parts and on nothing else."""
+    """Return a generator seeded by all parts and nothing else."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw k different indices below n, int64 of shape (k,): one in each of k equal stretches, turned round by chance.
+    """Draw k different indices below n, int64 of shape (k,): one in each of k equal intervals, then a random rotation.
 
-    Each index is drawn with probability k/n exactly, which is all that the bias and the variance of random-k depend
-    on; a uniformly drawn subset would cost a pass over all n.
+    Each index is drawn with probability exactly k/n. The bias and the variance of random-k depend on nothing else. A
+    uniformly drawn subset would cost a pass over all n.
     """
     edges = torch.arange(k + 1, dtype=torch.int64).mul_(n).div_(k, rounding_mode="floor")
     length = edges[1:] - edges[:-1]
@@ -102,5 +102,5 @@ def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _moved(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Indices on a device, without waiting for it; what GPUs draw themselves depends on their number of processors."""
+    """Return indices on a device without waiting for it. GPUs do not draw: their draws depend on the GPU model."""
     return indices if device.type == "cpu" else indices.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Checks of what hooks return, and of errors in their futures."""
+"""Checks of the results of hooks, and of errors in their futures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from commbench.errors import CommbenchError, InputError, LaunchError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: How torch begins what it says about an error in a callback.
+#: The first words of torch's RuntimeError if a callback raised: torch has no type for it, nor keeps the cause.
 _IN_CALLBACK = "Got the following error when running the callback: "
-
-
-#: How Gloo begins: with the line of its own source.
+#: Gloo's messages begin with a line of its source.
 _PLACE = re.compile(r"^\[\S+\] ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the result of a hook must look like: the bucket it was given."""
+    """What a hook must return for its bucket: size, type and device."""
 
     index: int
     numel: int
@@ -34,7 +32,7 @@ class Expected:
 
     @classmethod
     def of(cls, bucket: dist.GradBucket) -> Self:
-        """Read it off a bucket; raises InputError where its gradients are sparse."""
+        """Return the expectation for a bucket; raise InputError if its gradients are sparse."""
         buffer, index = bucket.buffer(), bucket.index()
         if buffer.layout != torch.strided:
             raise InputError(f"Bucket {index} holds sparse gradients, which hooks cannot average: make them dense.")
@@ -43,12 +41,12 @@ class Expected:
         )
 
     def check(self, hook: str, result: object) -> torch.Tensor:
-        """Return the result where DDP can use it; otherwise raise InputError naming the hook, the bucket and the flaw.
+        """Return the result if DDP can use it; otherwise raise InputError with the hook, the bucket and the flaw.
 
-        DDP itself crashes on None and silently copies from a result that is too long, two-dimensional, strided or of
+        DDP itself crashes on None, and silently copies from a result that is too long, two-dimensional, strided or of
         another type.
         """
-        if isinstance(result, list) and len(result) == 1:  # what the future of a Gloo all_reduce holds
+        if isinstance(result, list) and len(result) == 1:  # the value of a Gloo all_reduce
             result = result[0]
         if isinstance(result, torch.Tensor) and self._fits(result):
             return result
@@ -66,7 +64,7 @@ class Expected:
         )
 
     def value_of(self, hook: str, done: torch.futures.Future) -> Any:  # noqa: ANN401 - a future's value
-        """Return what a future holds; raises InputError for a callback that raised, LaunchError for a lost rank."""
+        """Return the value of a future; raise InputError for a failed callback, LaunchError for a lost rank."""
         try:
             return done.value()
         except CommbenchError:

@@ -1,4 +1,4 @@
-"""The k largest elements of a tensor as bytes of a message, and back: compiled for the host or a GPU, or by torch."""
+"""Selection of the k largest elements of a tensor into a message: compiled for the host or a GPU, or by torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from commbench.hooks.feedback import put
 from commbench.hooks.message import INDEX_BYTES, ValueType
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-#: What selects where nothing is compiled.
+#: The selection if none is compiled.
 SLOW = "torch.topk"
 
 
 class Selector(Protocol):
     """Selects k of n elements; a payload is uint8: k int32 indices, then k values.
 
-    On a device all is only queued, on the stream under way: nothing is asked, for the host would have to wait.
+    On a device everything is queued on the current stream; the host never waits.
     """
 
     def encode(
@@ -31,9 +31,9 @@ class Selector(Protocol):
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """Write the payload of a = gradient + residual, and to ``out_residual`` what stays of a.
+        """Write the payload of a = gradient + residual, and the unsent part of a to ``out_residual``.
 
-        ``gradient`` may be overwritten. Where a is not finite: NaN in the payload's values, ``out_residual`` untouched.
+        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and ``out_residual`` is kept.
         """
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Selector(Protocol):
 
 
 class TorchSelector:
-    """``torch.topk``: the reference, and what works on any device."""
+    """Selection by ``torch.topk``: the reference, for any device."""
 
     def __init__(self, k: int, values: ValueType) -> None:
         self._k = k
@@ -54,12 +54,12 @@ class TorchSelector:
         payload: torch.Tensor,
         *,
         out_residual: torch.Tensor | None,
-        step: int,  # noqa: ARG002 - which of equal elements torch.topk takes is its own affair
+        step: int,  # noqa: ARG002 - torch.topk chooses among equal elements itself
     ) -> None:
         """As `Selector.encode`."""
         total = gradient if residual is None else gradient.add_(residual)
         magnitudes, chosen = torch.topk(total.abs(), self._k, sorted=False)
-        finite = magnitudes.isfinite().all()  # torch.topk, too, takes what is not finite for the largest
+        finite = magnitudes.isfinite().all()  # torch.topk takes infinity and NaN for the largest
         indices, values = split(payload, self._k, self._dtype)
         indices.copy_(chosen)
         values.fill_(torch.nan)
@@ -74,7 +74,7 @@ class TorchSelector:
 
 
 class NativeSelector:
-    """The compiled selection of `commbench.hooks.compression`, on the host's memory."""
+    """The compiled selection of `commbench.hooks.compression` on host memory."""
 
     def __init__(self, n: int, k: int, values: ValueType) -> None:
         from commbench.hooks.compression.selection import TopKSelector, decode_add
@@ -103,7 +103,7 @@ class NativeSelector:
 
 
 class CudaSelector:
-    """The CUDA kernels of `commbench.hooks.compression`, on a GPU's memory, all of which is torch's."""
+    """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
 
     def __init__(self, n: int, k: int, values: ValueType, device: torch.device) -> None:
         from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
@@ -132,12 +132,12 @@ class CudaSelector:
         )
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """As `Selector.add`; an index that is not there becomes NaN."""
+        """As `Selector.add`; an index out of range makes an element NaN."""
         self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
 def make_selector(n: int, k: int, values: ValueType, *, fast: bool, device: torch.device) -> Selector:
-    """The compiled selection if ``fast`` and there is one for the device, else torch's."""
+    """Return the compiled selection if ``fast`` and the device has one, else torch's."""
     compiler = fast_selection(device) if fast else SLOW
     if compiler == "numba":
         return NativeSelector(n, k, values)
@@ -145,10 +145,10 @@ def make_selector(n: int, k: int, values: ValueType, *, fast: bool, device: torc
 
 
 def prepare(device: torch.device) -> None:
-    """Compile what `make_selector` makes for a device, or load it from a cache, so that no step has to wait for it.
+    """Compile the selection for a device, or load it from a cache, so that no step waits for it.
 
     Raises:
-        InputError: it cannot be compiled; the sentence says what is missing.
+        InputError: it cannot be compiled; the message says what is missing.
     """
     compiler = fast_selection(device)
     if compiler == "numba":
@@ -160,13 +160,13 @@ def prepare(device: torch.device) -> None:
 
 
 def _prepare_kernels(device: torch.device) -> None:
-    """Compile the CUDA kernels and launch each once: the driver may load them no sooner."""
+    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first launch."""
     try:
         selector = CudaSelector(4, 2, "float32", device)
-    except Exception as error:  # cupy has many ways to say that it lacks a library or CUDA's headers
-        said = " ".join(str(error).split()).rstrip(".")
+    except Exception as error:  # cupy raises many types if it lacks a library or CUDA's headers
+        reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"Hook topk selects on this GPU by kernels that cupy cannot compile ({said:.200}): "
+            f"Hook topk selects on this GPU by kernels that cupy cannot compile ({reason:.200}): "
             f"pip install '{cupy_wheel()}', or give the hook selection=exact."
         ) from error
     elements = torch.ones(4, device=device)
@@ -176,33 +176,33 @@ def _prepare_kernels(device: torch.device) -> None:
 
 
 def cupy_wheel() -> str:
-    """The package of cupy for torch's CUDA, with the compiler and the headers that it needs."""
+    """Return the cupy package for torch's CUDA version, with compiler and headers."""
     return f"cupy-cuda{str(torch.version.cuda).partition('.')[0]}x[ctk]"
 
 
 def fast_selection(device: torch.device) -> str:
-    """What selects on a device where ``selection=fast`` is asked for: ``numba``, ``cupy``, or `SLOW` without these."""
+    """Return what implements ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW` without these."""
     compiler = _compiler_for(device)
     return compiler if compiler and importlib.util.find_spec(compiler) else SLOW
 
 
 def _compiler_for(device: torch.device) -> str | None:
-    """The package that compiles commbench's selection for a device; torch calls AMD's GPUs cuda, too."""
+    """Return the package that compiles the selection for a device; torch calls AMD's GPUs cuda, too."""
     if device.type == "cpu":
         return "numba"
     return "cupy" if device.type == "cuda" and torch.version.cuda is not None else None
 
 
 def stream_of(device: torch.device) -> int:
-    """The number of the stream under way on a GPU."""
+    """Return the handle of a GPU's current stream."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k int32 indices and the k values in a payload, which they share memory with."""
+    """Return the k int32 indices and the k values of a payload, as views."""
     return payload[: INDEX_BYTES * k].view(torch.int32), payload[INDEX_BYTES * k :].view(dtype)[:k]
 
 
 def _largest(dtype: torch.dtype) -> float:
-    """Beyond this a value cannot be sent; what is cut off stays in the residual."""
+    """Return the largest value that can be sent; values are clipped to it, and the rest stays in the residual."""
     return float(torch.finfo(dtype).max)

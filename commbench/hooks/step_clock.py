@@ -1,4 +1,4 @@
-"""The clock of a training step: this process's own, or events in a GPU's streams, read when the GPU is through."""
+"""The clock of a training step: the process's own, or events in a GPU's streams, read once the GPU reached them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-#: An instant: nanoseconds of this process's clock, or an event of a GPU.
+#: A timestamp: nanoseconds of this process's clock, or an event of a GPU.
 Mark = Any
-#: Marks this instant and waits for nothing; on a GPU it is the one at which the current stream comes to the mark.
+#: Takes a mark without waiting; on a GPU its time is when the current stream reaches the mark.
 Clock = Callable[[], Mark]
 
 host_clock: Clock = time.perf_counter_ns
 
 
-def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or what stands for it
-    """Return a clock of events in whatever stream is current: in a future's callback that is one of its own.
+def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or a substitute
+    """Return a clock of events in the current stream; a future's callback has a stream of its own.
 
     Args:
-        number: of the GPU, which need not be the current one of every thread that marks.
-        cuda: ``torch.cuda``, or what stands for it.
+        number: of the GPU, which need not be the current GPU of the calling thread.
+        cuda: ``torch.cuda``, or a substitute.
     """
 
     def mark() -> Mark:
@@ -34,13 +34,13 @@ def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 -
 
 
 def clock_of(model: nn.Module) -> Clock:
-    """Return what reads the time where the model computes."""
+    """Return the clock of the device that holds the model."""
     device = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     return host_clock if device is None else event_clock(device.index)
 
 
 def elapsed_ns(first: Mark, last: Mark) -> int:
-    """Return the nanoseconds from one mark of a clock to another; waits until a GPU has come to both."""
+    """Return the nanoseconds between two marks of a clock; waits until a GPU has reached both."""
     if isinstance(first, int):
         return int(last - first)
     first.synchronize()
@@ -50,5 +50,5 @@ def elapsed_ns(first: Mark, last: Mark) -> int:
 
 
 def elapsed_ms(first: Mark, last: Mark) -> float:
-    """Return the same in milliseconds."""
+    """Return the milliseconds between two marks, as `elapsed_ns`."""
     return elapsed_ns(first, last) / 1e6

@@ -1,4 +1,4 @@
-"""Top-k sparsification with error feedback: each rank sends its k largest elements, every rank adds up all of them."""
+"""Top-k sparsification with error feedback: each rank sends its k largest elements, every rank sums all messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass(frozen=True, kw_only=True)
 class _Channel:
-    """One bucket's message, and the memory it is sent from and received in, kept from step to step."""
+    """One bucket's message layout, and its send and receive buffers, reused in every step."""
 
     selection: Selection
     payload: PayloadLayout
@@ -79,13 +79,13 @@ class TopK(FeedbackHook):
         warmup: Sequence[float] = (),
         warmup_steps: int = 0,
     ) -> None:
-        for key, found, known in (
+        for key, given, choices in (
             ("selection", selection, ("fast", "exact")),
             ("values", values, tuple(DTYPES)),
             ("scope", scope, ("bucket", "parameter")),
         ):
-            if found not in known:
-                raise InputError(f"Hook topk was given {key} {found}: choose {' or '.join(known)}.")
+            if given not in choices:
+                raise InputError(f"Hook topk was given {key} {given}: choose {' or '.join(choices)}.")
         if not 0 <= momentum < 1 or (momentum and not feedback):
             raise InputError(f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback.")
         if bool(warmup) != bool(warmup_steps):
@@ -106,7 +106,7 @@ class TopK(FeedbackHook):
         self._selectors: dict[tuple[int, int], Selector] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Besides: compile the selection, so that no step has to wait for it."""
+        """As `FeedbackHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
         if self._fast:
             prepare(self._device)
@@ -114,7 +114,7 @@ class TopK(FeedbackHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Encode, gather every rank's message, add them up in rank order."""
+        """Encode, gather every rank's message, sum the messages in rank order."""
         channel = self._channel_of(layout, buffer)
         if self.clip:
             self._clip(buffer, layout)
@@ -131,7 +131,7 @@ class TopK(FeedbackHook):
     # Sending
 
     def _encode(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
-        """Write the message; ``buffer`` is of no use afterwards, unless nothing is selected from it."""
+        """Write the message. It destroys ``buffer``, unless nothing is selected from it."""
         self._take_whole(channel, buffer, slot)
         old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
@@ -146,16 +146,16 @@ class TopK(FeedbackHook):
             indices, values = split(payload, part.k, DTYPES[channel.selection.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
-            if values.dtype == torch.float32:  # float16 would round once more: its sums are divided instead
+            if values.dtype == torch.float32:  # float16 values would be rounded again: their sums are divided instead
                 values.div_(self.divisor)
 
     def _take_whole(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
-        """Move tensors that are sent whole to the message; divide them in place where the bucket has no others."""
+        """Move tensors that are sent whole to the message; if the bucket has no others, divide them in place."""
         residual = slot.old.get("residual")
         selected_over = channel.selection.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if residual is not None and not selected_over:  # not zero only after a resumption with other options
+            if residual is not None and not selected_over:  # zero, except after a resumption with other options
                 values.add_(_elements(part, residual))
                 _elements(part, slot.new["residual"]).zero_()
             values.div_(self.divisor)
@@ -166,7 +166,7 @@ class TopK(FeedbackHook):
     # Receiving
 
     def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
-        """Add the messages in the order of the ranks, so that every rank has the same bits."""
+        """Sum the messages in the order of the ranks, so that all ranks have the same bits."""
         buffer.zero_()
         for block in channel.gathered:
             for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
@@ -181,7 +181,7 @@ class TopK(FeedbackHook):
     # Deep Gradient Compression
 
     def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
-        """Cut each tensor's norm: a rank sees neither the others' gradients nor the whole of its own at once."""
+        """Clip each tensor's norm: a bucket holds neither other ranks' gradients nor all of this rank's."""
         limit = self.clip / self.world_size**0.5
         for span in layout.spans:
             flat = span.flat(buffer)
@@ -192,7 +192,7 @@ class TopK(FeedbackHook):
                 flat.mul_(limit / float(norm))
 
     def _correct(self, buffer: torch.Tensor, slot: Slot) -> None:
-        """Accumulate u = m u + g in place of g; a gradient that is not finite is not taken in."""
+        """Accumulate u = m u + g in place of g; a gradient that is not finite is not added."""
         old, new, finite = slot.old["momentum"], slot.new["momentum"], is_finite(buffer)
         if not on_host(finite):
             put(new, buffer.add_(old * self.momentum), where=finite)
@@ -227,7 +227,7 @@ class TopK(FeedbackHook):
         )
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
-        """One selector for all parts of a size: the autograd thread selects from one after the other."""
+        """Return the selector for a part; parts of the same size share one, as they are selected in turn."""
         key = (part.numel, part.k)
         if key not in self._selectors:
             values = self._selection.values
@@ -235,7 +235,7 @@ class TopK(FeedbackHook):
         return self._selectors[key]
 
     def begin_step(self) -> None:
-        """Besides: start afresh where the density changes."""
+        """As `FeedbackHook.begin_step`; also drop all channels if the density changes."""
         before = self.current_density
         super().begin_step()
         if self.current_density != before:
@@ -243,7 +243,7 @@ class TopK(FeedbackHook):
             self._selectors.clear()
 
     def forget(self, layout: Layout) -> None:
-        """Drop the bucket's channel; the selectors that others still need stay with those."""
+        """Drop the bucket's channel; other channels keep their selectors."""
         self._channels.pop(layout, None)
         self._selectors.clear()
 
@@ -253,20 +253,20 @@ class TopK(FeedbackHook):
 
 
 def _elements(part: PayloadPart, flat: torch.Tensor) -> torch.Tensor:
-    """The part of a bucket, shape (part.numel,)."""
+    """Return the part of a bucket, shape (part.numel,)."""
     return flat[part.start : part.start + part.numel]
 
 
 def _bytes(part: PayloadPart, block: torch.Tensor) -> torch.Tensor:
-    """The part of a message, uint8 of shape (part.nbytes,)."""
+    """Return the part of a message, uint8 of shape (part.nbytes,)."""
     return block[part.offset : part.offset + part.nbytes]
 
 
 def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Zero the elements that were sent: not those of slots that were left over, 0, or of what is not finite, NaN."""
+    """Zero the sent elements; unused slots (value 0) and slots that are not finite (NaN) send nothing."""
     sent = values.abs() > 0
     if on_host(sent):
         momentum.index_fill_(0, indices[sent].long(), 0.0)
-    else:  # taken from itself, for a slot that was left over may name an element that was sent
+    else:  # subtracted, because an unused slot may name an element that was sent
         at = indices.long()
         momentum.index_add_(0, at, torch.where(sent, momentum[at], 0.0), alpha=-1)

@@ -1,1 +1,4 @@
-"""Gradient compression on host and GPU: choosing what to send, and keeping what was not sent for the next step."""
+"""Compiled top-k selection with error feedback, on host and GPU arrays.
+
+May import errors and `commbench.hooks.message`, but not torch.
+"""

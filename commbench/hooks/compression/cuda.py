@@ -1,12 +1,12 @@
 """Top-k selection with error feedback on a GPU: the kernels of selection.cu, compiled by cupy, on arrays by address.
 
-Gradient and residual are read twice and the sum is written once: 20 bytes an element, where 12 are the least there can
-be. Where most magnitudes are nearly equal, most elements are marked and these marks read again: up to 40 bytes. A
-threshold guessed from the step before would save one reading in most steps, but residuals would then be written before
-it is known that all elements are finite.
+Memory traffic is 20 bytes per element: gradient and residual are read twice, the sum is written once. 12 is the least.
+If most magnitudes are nearly equal, most elements are marked and the marks are read again: up to 40 bytes. A threshold
+taken from the step before would save one reading in most steps, but residuals would then be written before all elements
+are known to be finite.
 
-Nothing here allocates, waits for the device or copies from it, and a payload is the one that `TopKSelector` makes of
-the same data on the host, byte by byte.
+Nothing here allocates, waits for the device or copies from it. A payload equals, byte by byte, the payload that
+`TopKSelector` makes of the same data on the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commbench.hooks.message import ValueType, check_slots, payload_bytes
 
 SOURCE = Path(__file__).with_name("selection.cu")
 KERNELS = ("survey", "divide", "refine", "tally", "emit", "add")
-#: Threads of a block: as many as there can be, for the last block of a kernel works alone.
+#: Threads of a block: the maximum, because the last block of a kernel works alone.
 THREADS = 1024
 #: As in selection.cu: elements of a warp, bins of the first digit, bits of each of the two others, words of the state.
 CHUNK, FIRST_BINS, DIGIT_BITS, STATE_WORDS = 1024, 2048, 10, 6
@@ -41,12 +41,12 @@ class CudaTopK:
         Args:
             n: elements of a gradient.
             k: how many of them to send.
-            scratch: the address of `scratch_bytes` bytes of zeros, aligned to 8, which nobody else writes to.
-            value_dtype: the type values travel in.
+            scratch: the address of `scratch_bytes` bytes of zeros, aligned to 8, for this selector alone.
+            value_dtype: the type of the sent values.
             device: the number of the GPU.
 
         Raises:
-            InputError: k is not in 1..n, n does not fit an int32, or the type is none of the two.
+            InputError: k is not in 1..n, n does not fit an int32, or the type is neither float32 nor float16.
         """
         check_slots(n, k, value_dtype)
         self.n = n
@@ -69,13 +69,13 @@ class CudaTopK:
         """Queue a step of `TopKSelector.encode`, with arrays given by their addresses on the device.
 
         Args:
-            gradient: float32, shape (n,); of no use afterwards.
-            residual: likewise, what earlier steps did not send; 0 for none.
-            payload: uint8, shape (payload_bytes,), aligned to 4 bytes. All values are NaN where a sum is not finite.
-            out_residual: float32, shape (n,), becomes the sum without what was sent, or is left alone where the sum is
-                not finite; ``residual`` itself or apart from it, and apart from the gradient.
-            step: which of several equal elements are sent moves on with it.
-            stream: the number of the stream to queue it on.
+            gradient: float32, shape (n,); destroyed.
+            residual: float32, shape (n,), the unsent part of earlier steps; 0 for none.
+            payload: uint8, shape (payload_bytes,), aligned to 4 bytes. All values are NaN if a sum is not finite.
+            out_residual: float32, shape (n,), becomes the unsent part of the sum, or is left unchanged if the sum is
+                not finite; ``residual`` itself or disjoint from it, and disjoint from the gradient.
+            step: the choice among equal elements rotates with it.
+            stream: the handle of the stream.
         """
         n, k, at = np.uint32(self.n), np.uint32(self.k), self._at
         source, old, rest = np.uint64(gradient), np.uint64(residual), np.uint64(out_residual)
@@ -90,9 +90,9 @@ class CudaTopK:
             self._launch(queue, "emit", source, rest, n, k, *step_halves, state, counts, before, np.uint64(payload))
 
     def add(self, payload: int, into: int, *, stream: int = 0) -> None:
-        """Queue the addition of what a rank sent to float32 elements, shape (n,).
+        """Queue the addition of a rank's payload to float32 elements, shape (n,).
 
-        An index that is not there cannot be refused without waiting for the device: an element becomes NaN.
+        An index out of range cannot be refused without waiting for the device: it makes an element NaN.
         """
         n, k, halves = np.uint32(self.n), np.uint32(self.k), np.uint32(self.value_dtype == "float16")
         with cupy.cuda.Device(self._device):
@@ -103,18 +103,18 @@ class CudaTopK:
 
 
 class Queue(NamedTuple):
-    """A stream as a kernel of cupy takes it: nothing but its number is read, and nothing is done to the stream."""
+    """A stream as cupy's kernels take it: they read only its handle."""
 
     ptr: int
 
 
 def scratch_bytes(n: int) -> int:
-    """Bytes of memory on the device that a selector of ``n`` elements works in."""
+    """Return the bytes of device memory that a selector of ``n`` elements needs."""
     return sum(_scratch_parts(n).values())
 
 
 def _scratch_parts(n: int) -> dict[str, int]:
-    """The bytes of each part, in their order; what has to be aligned to 8 comes first."""
+    """Return the bytes of each part in order; parts that must be aligned to 8 come first."""
     chunks = -(-n // CHUNK)
     return {
         "before": 8 * -(-chunks // THREADS) * THREADS,
@@ -126,12 +126,12 @@ def _scratch_parts(n: int) -> dict[str, int]:
 
 @cache
 def _compile(threads: int) -> dict[str, Any]:
-    """Every kernel by its name; cupy loads it on each device when it is first used there."""
+    """Return every kernel by its name; cupy loads a kernel at its first use on each device."""
     module = cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17", f"-DTHREADS={threads}"))
     return {name: module.get_function(name) for name in KERNELS}
 
 
 def _resident_blocks(kernel: Any) -> int:  # noqa: ANN401 - cupy's
-    """How many blocks of a kernel the current device holds at once: its registers decide how many a processor does."""
+    """Return how many blocks of a kernel fit on the current device at once, which its registers decide."""
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, THREADS, 0)
     return int(each) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

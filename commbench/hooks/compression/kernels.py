@@ -1,14 +1,14 @@
 """The compiled loops of top-k selection: exact, in two passes over the gradient, without sorting or sampling.
 
-The elements are dealt into blocks of up to 32, and the k-th largest of the blocks' maxima is the bar. At least k
-elements reach it, one in each of k blocks, and fewer than k blocks hold anything above it. So what is above the bar
-(1.2 k elements at 1 % where the large ones lie scattered, and never 32 k) either contains the k largest, or all that is
-missing are elements equal to the bar. Everything else happens among these few.
+The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the threshold. At least k
+elements reach it, one in each of k blocks, and fewer than k blocks hold an element above it. So the elements above the
+threshold are few: 1.2 k at a density of 1 % if large elements are scattered, and never 32 k. They contain the k largest
+elements, except elements equal to the threshold. All further work is on these few.
 
-Elements are compared by the bits of their magnitude, which order floats as absolute values do: denormals and ties come
-out exact, and what is not finite is above everything finite.
+Elements are compared by the bits of their magnitude, which order floats as absolute values do. Denormals and ties are
+exact, and infinity and NaN are above everything finite.
 
-All is in one file because numba's cache does not notice a change in another file.
+All kernels are in one file because numba's cache does not notice a change in another file.
 """
 
 # numba's decorators are untyped, and so is what it compiles
@@ -28,22 +28,22 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.int32]
 Halves: TypeAlias = NDArray[np.uint16]
-"""The bits of float16 numbers, which compiled code has no type for."""
+"""The bits of float16 numbers; compiled code has no float16."""
 
-#: What `select` returns where an element is not finite.
+#: `select` returns this if an element is not finite.
 NOT_FINITE = -1
-#: A block is a column of a matrix of so many columns, so that whole vectors are compared.
+#: A block is a column of a matrix with this number of columns, so that whole vectors are compared.
 COLUMNS = 16
-#: More rows leave fewer maxima to look through, more blocks for each of the k keep the bar close to the k-th element.
+#: More rows mean fewer maxima to search. More blocks per slot keep the threshold closer to the k-th element.
 MOST_ROWS, BLOCKS_PER_SLOT = 32, 2
-#: Elements compared with the bar at once: one bit each.
+#: Elements compared with the threshold at once: one bit each.
 LANES = 64
 ALL_LANES = np.uint64(2**LANES - 1)
 #: Elements that are added and then compared while they are in the nearest cache.
 CHUNK = 4096
 #: Radix selection looks at 11, 10 and 10 bits: (shift, width).
 DIGITS = ((20, 11), (10, 10), (0, 10))
-#: Of each counter, so that counting equal elements does not wait for the count before.
+#: Copies of each counter, so that counting equal elements does not wait for the previous count.
 COPIES = 4
 
 #: Words of float32: all but the sign, and infinity.
@@ -59,21 +59,21 @@ LARGEST_HALF, HALF_INFINITY, HALF_SIGN = 0x7BFF, 0x7C00, 0x8000
 
 
 class Scratch(NamedTuple):
-    """What one selection needs, made once."""
+    """The working memory of one selection, made once."""
 
     rows: int
     """Elements in a block."""
     maxima: Words
     """The largest magnitude of each block."""
     positions: Words
-    """Where the elements above the bar are."""
+    """Positions of the elements above the threshold."""
     magnitudes: Words
     """Their magnitudes."""
     histogram: Words
 
 
 def make_scratch(n: int, k: int) -> Scratch:
-    """Memory for choosing ``k`` of ``n`` elements; the system provides only the pages that are used."""
+    """Return memory for choosing ``k`` of ``n`` elements; the system provides only the used pages."""
     rows = MOST_ROWS
     while rows > 1 and rows * BLOCKS_PER_SLOT * k > n:
         rows //= 2
@@ -88,7 +88,7 @@ def make_scratch(n: int, k: int) -> Scratch:
     )
 
 
-# -------------------------------------------------------------------------- what numba has no words for: vectors
+# ------------------------------------------------------------------- vector instructions, which numba cannot express
 
 
 @intrinsic
@@ -150,7 +150,7 @@ def _lowest(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own prot
 
 @intrinsic
 def _ones(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """How many bits of a mask are set."""
+    """Return how many bits of a mask are set."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         return builder.ctpop(values[0])
@@ -160,7 +160,7 @@ def _ones(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protoc
 
 @njit(nogil=True, cache=True)
 def _word(value: float) -> np.int32:
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return np.float32(value).view(np.int32)
 
 
@@ -181,7 +181,7 @@ def _above(words: Words, start: int, level: int) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: Words) -> bool:
-    """Fill ``maxima`` with the largest magnitude of gradient + residual in each block; whether all are finite.
+    """Fill ``maxima`` with the largest magnitude of gradient + residual in each block; return whether all are finite.
 
     Elements that do not fill a matrix are blocks of their own.
     """
@@ -242,24 +242,24 @@ def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def _collect(
-    gradient: Floats | None, residual: Floats | None, source: Floats, bar: int, scratch: Scratch
+    gradient: Floats | None, residual: Floats | None, source: Floats, threshold: int, scratch: Scratch
 ) -> tuple[int, int]:
-    """Make ``source`` the sum of the others, if there are any, and note in ``scratch`` what is above the bar.
+    """Write gradient + residual, if given, to ``source``; collect the elements above the threshold in ``scratch``.
 
-    Returns how many are above the bar and how many equal it.
+    Returns how many elements are above the threshold and how many equal it.
     """
     words, above, equal = source.view(np.int32), 0, 0
     masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
     for chunk in range(0, source.shape[0], CHUNK):
-        end, found = min(chunk + CHUNK, source.shape[0]), 0
+        end, nonzero = min(chunk + CHUNK, source.shape[0]), 0
         if gradient is not None and residual is not None:
             _sum(gradient[chunk:end], residual[chunk:end], source[chunk:end])
-        for start in range(chunk, end, LANES):  # without a branch, which the processor would often guess wrong
-            mask = _above(words, start, bar)
-            equal += _ones(_above(words, start, bar - 1) & ~mask)
-            masks[found], starts[found] = mask, start
-            found += mask != 0
-        for j in range(found):
+        for start in range(chunk, end, LANES):  # without a branch, which would often be mispredicted
+            mask = _above(words, start, threshold)
+            equal += _ones(_above(words, start, threshold - 1) & ~mask)
+            masks[nonzero], starts[nonzero] = mask, start
+            nonzero += mask != 0
+        for j in range(nonzero):
             mask = masks[j]
             while mask != 0:
                 i = starts[j] + _lowest(mask)
@@ -271,7 +271,7 @@ def _collect(
 
 @njit(nogil=True, cache=True)
 def _take_equal(words: Words, level: int, low: int, high: int, taken: Words) -> int:
-    """Write to ``taken`` where the elements equal to ``level`` number ``low`` to ``high`` - 1 are; how many."""
+    """Write positions of elements equal to ``level``, numbers ``low`` to ``high`` - 1, to ``taken``; return a count."""
     number, count = 0, 0
     for start in range(0, words.shape[0], LANES):
         mask = _above(words, start, level - 1) & ~_above(words, start, level)
@@ -291,7 +291,7 @@ def _take_equal(words: Words, level: int, low: int, high: int, taken: Words) -> 
 
 @njit(nogil=True, cache=True)
 def _choose_equal(words: Words, level: int, equal: int, step: int, chosen: Words) -> None:
-    """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, going round from step to step."""
+    """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, rotating from step to step."""
     first = (step % equal) * chosen.shape[0] % equal
     last = first + chosen.shape[0]
     count = _take_equal(words, level, first, min(last, equal), chosen)
@@ -312,7 +312,7 @@ def _choose(  # noqa: PLR0917 - as `select`
         level, equal = _find_kth(magnitudes, k, scratch.histogram)
     taken = 0
     for i in range(above):
-        chosen[taken] = scratch.positions[i]  # overwritten by the next, but where it is counted
+        chosen[taken] = scratch.positions[i]  # the next one overwrites it unless it is counted
         taken += magnitudes[i] > level
     if level == 0:
         return taken
@@ -334,15 +334,15 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
     Args:
         gradient: shape (n,).
         residual: shape (n,); None stands for zeros.
-        rest: shape (n,), becomes gradient + residual, but is left alone where one is not finite; ``residual`` itself or
-            apart from it. None where ``residual`` is.
+        rest: shape (n,), becomes gradient + residual, but is unchanged if one is not finite; ``residual`` itself or
+            disjoint from it. None if ``residual`` is.
         scratch: from ``make_scratch``.
-        step: which of several equal elements are chosen moves on with it.
+        step: the choice among equal elements rotates with it.
         chosen: shape (k,).
 
     Returns:
-        How many of ``chosen`` are valid: k, or fewer where no more elements are not zero; NOT_FINITE where one is not
-        finite.
+        How many of ``chosen`` are valid: k, or the number of nonzero elements if they are fewer; NOT_FINITE if an
+        element is not finite.
     """
     if not _find_maxima(gradient, residual, scratch.rows, scratch.maxima):
         return NOT_FINITE
@@ -356,10 +356,10 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
 
 @njit(nogil=True, cache=True)
 def _half(value: float) -> np.uint16:
-    """The bits of the float16 that is sent for a finite float32.
+    """Return the bits of the float16 that is sent for a finite float32.
 
-    The nearest, ties to even; the largest where the nearest would be infinity. From 2**29 on, the last place of float32
-    is worth more than that of 65504: then so many places of it are dropped that float32 can hold what remains.
+    It is the nearest, ties to even, or the largest if the nearest is infinity. From 2**29 on, the last place of float32
+    is worth more than the last place of 65504: the value is then truncated until float32 can hold the remainder.
     """
     word = _word(value)
     magnitude = word & MAGNITUDE
@@ -375,7 +375,7 @@ def _half(value: float) -> np.uint16:
 
 @njit(nogil=True, cache=True)
 def _single(half: int) -> np.float32:
-    """The float32 equal to a float16, given by its bits."""
+    """Return the float32 equal to a float16, given by its bits."""
     magnitude = np.int32(half) & np.int32(HALF_SIGN - 1)
     if magnitude >= HALF_INFINITY:
         value = np.int32((magnitude << 13) | INFINITY).view(np.float32)
@@ -400,7 +400,7 @@ def write_singles(source: Floats, rest: Floats | None, count: int, indices: Word
 
 @njit(nogil=True, cache=True)
 def write_halves(source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves) -> None:
-    """``write_singles`` for float16 values; what a float16 cannot hold stays in ``rest``."""
+    """``write_singles`` for float16 values; the rounding error stays in ``rest``."""
     for slot in range(count):
         i = indices[slot]
         values[slot] = _half(source[i])
@@ -412,7 +412,7 @@ def write_halves(source: Floats, rest: Floats | None, count: int, indices: Words
 
 @njit(nogil=True, cache=True)
 def are_within(indices: Words, n: int) -> bool:
-    """Whether all indices, at least one, lie in [0, n)."""
+    """Return whether all indices (at least one) are in [0, n)."""
     return bool(indices.min() >= 0 and indices.max() < n)
 
 

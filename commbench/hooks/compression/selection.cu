@@ -1,15 +1,15 @@
 // Top-k selection with error feedback: exactly k elements, in six launches whose sizes do not depend on the data.
 //
-//   survey  counts the magnitudes of gradient + residual by their first digit: in which bin is the k-th largest?
-//   divide  writes the sum to where it is kept, and marks all that is in that bin or above it
-//   refine  counts the next digit of what is marked in the bin; twice, until one magnitude is left
-//   tally   counts in each chunk what is larger than this one and what is equal to it: which slots are whose?
-//   emit    sends these elements, and takes them out of what is kept
+//   survey  counts the magnitudes of gradient + residual by their first digit: finds the bin of the k-th largest
+//   divide  writes the sum to the residual, and marks the elements in that bin or above it
+//   refine  counts the next digit of the marked elements in the bin; twice, until one magnitude is left
+//   tally   counts in each chunk the elements above and equal to this magnitude: assigns slots to chunks
+//   emit    sends these elements, and takes them out of the residual
 //
-// A magnitude is the bits of a float without its sign. These are ordered as absolute values are, denormals included,
-// and what is not finite is above everything finite. Only survey and divide look at all elements. A warp looks at one
-// chunk at a time and writes its marks, in order, to the front of this chunk of the gradient, where they have room
-// whatever the data: what was there has been read. The last block to finish a kernel goes on with what all have found.
+// A magnitude is the bits of a float without its sign. Magnitudes are ordered as absolute values are, denormals
+// included; infinity and NaN are above everything finite. Only survey and divide read all elements. A warp reads one
+// chunk at a time and writes its marks, in order, to the front of this chunk of the gradient. They always fit there,
+// because the warp has read the elements that they replace. The last block to finish a kernel combines all results.
 
 constexpr unsigned WARP = 32;
 constexpr unsigned WARPS = THREADS / WARP;
@@ -17,7 +17,7 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 
 constexpr unsigned POSITION_BITS = 10;
 constexpr unsigned CHUNK = 1u << POSITION_BITS;
-constexpr unsigned ROWS = 8;  // so many loads of a lane are on their way at once
+constexpr unsigned ROWS = 8;  // loads of a lane that are in flight at once
 
 // A magnitude has 31 bits: a first digit, and a rest of two digits.
 constexpr unsigned DIGIT_BITS = 10;
@@ -35,12 +35,12 @@ constexpr unsigned NOT_A_NUMBER = 0x7fc00000u, NOT_A_HALF = 0x7e00u;
 constexpr unsigned LEAST_NORMAL_HALF = 0x38800000u, TOO_LARGE_HALF = 0x477ff000u;
 // The bits of 1/2, whose last place is worth as much as that of float16's denormals.
 constexpr unsigned ONE_HALF = 0x3f000000u;
-// What the exponents of float32 and float16 differ by, where float32 keeps its exponent.
+// Difference of the exponents of float32 and float16, at the place of the exponent in a float32.
 constexpr unsigned REBIAS = 112u << 23;
 constexpr unsigned LARGEST_HALF = 0x7bffu, HALF_INFINITY = 0x7c00u, HALF_SIGN = 0x8000u;
 
-// cupy compiles with -ftz=true, after all options of ours: denormals then count as zero in every operation, and what is
-// neither sent nor kept would be lost. What is added up here keeps them, and what is compared are bits.
+// cupy appends -ftz=true to our options, which makes denormals zero in every operation: gradients would be lost. These
+// additions keep denormals, and comparisons are of bits.
 #ifdef __CUDACC__
 __device__ float plus(float a, float b) {
     float sum;
@@ -57,8 +57,8 @@ __device__ float minus(float a, float b) {
 
 struct State {
     unsigned ticket;  // blocks that have finished the kernel under way
-    unsigned finite;  // whether all elements are
-    unsigned low;     // the k-th largest magnitude is one of low..high; low > high where fewer than k are not zero
+    unsigned finite;  // whether all elements are finite
+    unsigned low;     // the k-th largest magnitude is one of low..high; low > high if fewer than k are not zero
     unsigned high;
     unsigned larger;  // elements above high
     unsigned equal;   // elements in low..high
@@ -68,7 +68,7 @@ struct State {
 
 __device__ unsigned lane() { return threadIdx.x % WARP; }
 
-// Neighbouring chunks belong to different blocks, so that few chunks keep all multiprocessors busy, too.
+// Neighbouring chunks belong to different blocks, so that even few chunks keep all multiprocessors busy.
 __device__ unsigned first_chunk() { return threadIdx.x / WARP * gridDim.x + blockIdx.x; }
 
 __device__ unsigned next_chunk(unsigned chunk) { return chunk + WARPS * gridDim.x; }
@@ -77,7 +77,7 @@ __device__ unsigned chunks_of(unsigned n) { return (n + CHUNK - 1) / CHUNK; }
 
 __device__ unsigned magnitude(float value) { return __float_as_uint(value) & MAGNITUDE; }
 
-// ROWS rows of gradient + residual, which may be missing, from one element on; 0 beyond the end.
+// ROWS rows of gradient + residual (which may be null) from one element on; 0 beyond the end.
 __device__ void load(float (&sums)[ROWS], const float *gradient, const float *residual, unsigned start, unsigned n) {
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
@@ -92,11 +92,11 @@ __device__ void load(float (&sums)[ROWS], const float *gradient, const float *re
     }
 }
 
-// Whether all other blocks have finished what they do in this kernel: true in one block.
+// Whether all other blocks have finished this kernel: true in one block.
 __device__ bool is_last(State *state) {
     __shared__ unsigned ticket;
     __syncthreads();
-    if (threadIdx.x == 0) {  // its fences stand for the whole block, which it has waited for and which waits for it
+    if (threadIdx.x == 0) {  // its fences serve the whole block: barriers before and after
         __threadfence();
         ticket = atomicAdd(&state->ticket, 1u);
         __threadfence();
@@ -128,7 +128,7 @@ __device__ void clear(unsigned *bins, unsigned count) {
     __syncthreads();
 }
 
-// Counts what a thread meets in a row in one go, so that equal elements do not all wait for one counter.
+// Counts equal elements of a row of one thread at once, so that they do not all wait for one counter.
 struct Counter {
     unsigned *bins;
     unsigned bin, run;
@@ -156,7 +156,7 @@ __device__ void add_up(const unsigned *bins, unsigned *histogram, unsigned count
     }
 }
 
-// By one block: keep of low..high the part that one bin stands for, the one with the k-th largest; empty the histogram.
+// By one block: narrow low..high to the bin with the k-th largest; clear the histogram.
 // `larger` elements are above all bins; `first` is the least magnitude of bin 0, and a bin has 2^shift of them.
 __device__ void narrow(State *state, volatile unsigned *histogram, unsigned count, unsigned first, unsigned shift,
                        unsigned larger, unsigned k) {
@@ -210,7 +210,7 @@ survey(const float *gradient, const float *residual, unsigned n, unsigned k, Sta
     narrow(state, histogram, FIRST_BINS, 0, REST_BITS, 0, k);
 }
 
-// From the last chunk to the first: the cache still has what `survey` has read last.
+// From the last chunk to the first: the cache still holds the chunks that `survey` read last.
 extern "C" __global__ void __launch_bounds__(THREADS)
 divide(float *gradient, const float *residual, float *rest, unsigned n, const State *state, unsigned *counts) {
     if (!state->finite) return;
@@ -226,7 +226,7 @@ divide(float *gradient, const float *residual, float *rest, unsigned n, const St
             for (unsigned row = 0; row < ROWS; ++row) {
                 const unsigned position = at + row * WARP + lane(), key = magnitude(sums[row]);
                 if (start + position < n) rest[start + position] = sums[row];
-                // All lanes have read their elements of this row when they have voted, so marks may take their place.
+                // All lanes have read their elements of this row once they have voted, so marks may replace them.
                 const unsigned marked = __ballot_sync(ALL_LANES, key >= low);
                 if (key >= low) {
                     const unsigned mark = (key > high ? ABOVE : (key & REST) << POSITION_BITS) | position;
@@ -259,20 +259,20 @@ refine(const float *marks, unsigned n, unsigned k, unsigned shift, State *state,
     if (is_last(state)) narrow(state, histogram, BINS, state->low, shift, state->larger, k);
 }
 
-// What is marked, against the rest of the k-th largest: above 0 where it is larger, 0 where it is equal.
+// A mark compared with the rest of the k-th largest: above 0 if larger, 0 if equal.
 __device__ int compare(unsigned mark, unsigned level) {
     if (mark >= ABOVE) return 1;
     const unsigned digits = mark >> POSITION_BITS;
     return digits > level ? 1 : digits == level ? 0 : -1;
 }
 
-// How many chunks one thread adds up at the end of tally.
+// Number of chunks that one thread sums at the end of tally.
 __device__ unsigned chunks_of_a_thread(unsigned chunks) { return (chunks + THREADS - 1) / THREADS; }
 
-// Where the total of a chunk is: the first chunks of all threads are side by side, then their second ones.
+// Index of the total of a chunk: the first chunks of all threads are adjacent, then their second ones.
 __device__ unsigned place_of(unsigned chunk, unsigned each) { return chunk % each * THREADS + chunk / each; }
 
-// `before` becomes what there is in all chunks before each: larger elements, and in the high half equal ones.
+// `before` becomes the totals of all chunks before each: larger elements, and in the high half equal ones.
 extern "C" __global__ void __launch_bounds__(THREADS)
 tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsigned long long *before) {
     if (!state->finite) return;
@@ -304,9 +304,9 @@ tally(const float *marks, unsigned n, State *state, const unsigned *counts, unsi
 
 // ------------------------------------------------------------------------------------------------------------ slots
 
-// The bits of the float16 that is sent: the nearest, ties to even; the largest where the nearest would be infinity.
-// From 2^29 on, the last place of float32 is worth more than that of 65504: then so many places of it are dropped that
-// float32 can hold what remains.
+// The bits of the float16 that is sent: the nearest, ties to even; the largest if the nearest is infinity. From 2^29 on,
+// the last place of float32 is worth more than the last place of 65504: the value is then truncated until float32 can
+// hold the remainder.
 __device__ unsigned half_of(float value) {
     const unsigned key = magnitude(value), sign = __float_as_uint(value) >> 16 & HALF_SIGN;
     if (key > INFINITE) return NOT_A_HALF;
@@ -343,8 +343,8 @@ __device__ float put(unsigned *payload, unsigned k, unsigned slot, unsigned inde
     return single_of(half);
 }
 
-// First what is larger than the k-th largest, then so many of those equal to it as there are slots left: as many again
-// of them with each step, going round. Slots that are left over add 0 to the first elements.
+// First the elements above the k-th largest, then elements equal to it until the slots are full. The choice among equal
+// elements rotates with each step. Unused slots add 0 to the first elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
 emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long step, unsigned halves,
      const State *state, const unsigned *counts, const unsigned long long *before, unsigned *payload) {
@@ -385,8 +385,8 @@ emit(const float *marks, float *rest, unsigned n, unsigned k, unsigned long long
     if (halves && k % 2 != 0 && thread == 0) reinterpret_cast<unsigned short *>(payload + k)[k] = 0;
 }
 
-// Indices within a payload differ but for slots that were left over, whose value is 0: nothing is added to at once.
-// An index beyond the end cannot be refused without waiting for the device: an element becomes NaN for all to see.
+// Indices within a payload differ, except in unused slots, whose value is 0: no element is added to concurrently.
+// An index out of range cannot be refused without waiting for the device: it makes an element NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
 add(const unsigned *payload, unsigned n, unsigned k, unsigned halves, float *into) {
     for (unsigned slot = blockIdx.x * THREADS + threadIdx.x; slot < k; slot += gridDim.x * THREADS) {

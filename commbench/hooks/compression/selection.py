@@ -1,4 +1,4 @@
-"""Top-k selection with error feedback on host arrays: what to send, packed, and what stays for the next step."""
+"""Top-k selection with error feedback on host arrays: a packed payload, and the residual for the next step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Payload: TypeAlias = NDArray[np.uint8]
 
 
 class TopKSelector:
-    """Sends the k elements of largest magnitude, exactly k in every step; owns the memory that this takes.
+    """Sends the k elements of largest magnitude, exactly k in every step; owns its scratch memory.
 
-    Other threads run while it works, but one selector is not for two threads at once.
+    It releases the interpreter while it works. One selector must not be used by two threads at once.
     """
 
     def __init__(self, n: int, k: int, *, value_dtype: ValueType = "float32") -> None:
         """Prepare to send ``k`` of ``n`` elements as ``value_dtype``.
 
         Raises:
-            InputError: k is not in 1..n, n does not fit an int32, or the type is none of the two.
+            InputError: k is not in 1..n, n does not fit an int32, or the type is neither float32 nor float16.
         """
         check_slots(n, k, value_dtype)
         self.n = n
@@ -43,22 +43,22 @@ class TopKSelector:
         out_residual: Floats | None = None,
         step: int = 0,
     ) -> bool:
-        """Write the largest elements of a = gradient + residual to ``payload`` and what remains to the residual.
+        """Write the largest elements of a = gradient + residual to ``payload``, and the unsent part to the residual.
 
-        Strictly larger elements come before ties; which ties are sent goes round with ``step``, so that equal elements
-        get their turn. Where fewer than k elements are not zero, the slots left over add 0 to the first elements.
+        Strictly larger elements come before ties. The choice among ties rotates with ``step``, so that all get their
+        turn. If fewer than k elements are not zero, the unused slots add 0 to the first elements.
 
         Args:
             gradient: shape (n,); not changed.
-            residual: shape (n,), what earlier steps did not send; None for none: a = gradient.
+            residual: shape (n,), the unsent part of earlier steps; None: a = gradient.
             payload: shape (payload_bytes,), written.
-            out_residual: shape (n,), becomes a without what was sent: zero there or, with float16 values, the rounding
-                error, which is exact. Default: ``residual`` itself. Without both, nothing is kept.
+            out_residual: shape (n,), becomes a minus the sent values: a sent element becomes zero or, with float16
+                values, the exact rounding error. Default: ``residual`` itself. Without both, nothing is kept.
             step: the number of this step.
 
         Returns:
-            False where an element of a is not finite: both residuals are left alone, and all values of the payload are
-            NaN, for other ranks to see. Else True.
+            False if an element of a is not finite: both residuals are unchanged, and all values of the payload are NaN,
+            which tells the other ranks. Else True.
 
         Raises:
             InputError: an array has another type, shape or layout, or the new residual overlaps the gradient.
@@ -105,7 +105,7 @@ class TopKSelector:
 
 
 class ExactSelector(TopKSelector):
-    """The plain reference in numpy: it sends what ``torch.topk`` would, with ties and zeros as they come."""
+    """The plain reference in numpy: it sends what ``torch.topk`` would, with ties and zeros in any order."""
 
     def _make_scratch(self) -> None:
         return None
@@ -115,7 +115,7 @@ class ExactSelector(TopKSelector):
         gradient: Floats,
         residual: Floats | None,
         rest: Floats | None,
-        step: int,  # noqa: ARG002 - ties are not looked at
+        step: int,  # noqa: ARG002 - ties come in any order
         indices: NDArray[np.int32],
     ) -> int:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -129,11 +129,11 @@ class ExactSelector(TopKSelector):
 
 
 def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: Floats) -> None:
-    """Add what a rank sent to ``into``, shape (n,).
+    """Add a rank's payload to ``into``, shape (n,).
 
     Raises:
         InputError: an array has another type, shape or layout than n, k and the type of the values say.
-        WrongDataError: the payload names elements that are not there; ``into`` is left alone.
+        WrongDataError: the payload has an index out of range; ``into`` is unchanged.
     """
     check_slots(n, k, value_dtype)
     _check_array("payload", payload, np.uint8, payload_bytes(k, value_dtype))
@@ -148,7 +148,7 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
 
 
 def prepare() -> None:
-    """Compile everything, or load it from numba's cache, so that no step that is timed has to wait for it."""
+    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
     gradient, total = np.ones(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
     for value_dtype in get_args(ValueType):
         selector = TopKSelector(4, 2, value_dtype=value_dtype)
@@ -160,7 +160,7 @@ def prepare() -> None:
 
 
 def _slots(payload: Payload, k: int, value_dtype: ValueType) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
-    """The indices and values of a payload, as views."""
+    """Return the indices and values of a payload, as views."""
     values = payload[4 * k :].view(value_dtype)
     return payload[: 4 * k].view(np.int32), values[:k]
 
@@ -171,9 +171,9 @@ def _overlap_in_part(a: Floats, b: Floats) -> bool:
 
 
 def _check_array(name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False) -> None:
-    """Raise InputError where the array is not what compiled code, which does not look, takes it for."""
+    """Raise InputError if the array does not suit the compiled code, which checks nothing."""
     if array.dtype != dtype or array.shape != (size,):
-        found = f"{array.dtype} of shape {array.shape}"
-        raise InputError(f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {found}.")
+        actual = f"{array.dtype} of shape {array.shape}"
+        raise InputError(f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {actual}.")
     if not array.flags.c_contiguous or array.ctypes.data % 4 or (written and not array.flags.writeable):
         raise InputError(f"The {name} must be contiguous, aligned to 4 bytes and, where it is written, writeable.")
