@@ -1,24 +1,33 @@
 """commbench: times collectives and DDP training across ranks, sizes and launches, and says how sure it is."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from commbench.analysis.comparison import compare
-from commbench.collectives.cases import Case, Sweep
-from commbench.ddp.plan.workload import Workload
-from commbench.engine.records import Record
-from commbench.results import load_run
-
 if TYPE_CHECKING:
+    from commbench.analysis.comparison import compare
+    from commbench.collectives.cases import Case, Sweep
+    from commbench.ddp.plan.workload import Workload
     from commbench.ddp.recording import record_gradients
+    from commbench.engine.records import Record
+    from commbench.results import load_run
 
 __version__ = "0.1.0"
 __all__ = ["Case", "Record", "Sweep", "Workload", "compare", "load_run", "record_gradients"]
 
+#: The module of each name; loaded on first use, so that every import of a part of commbench stays light.
+_MODULES = {
+    "Case": "collectives.cases",
+    "Record": "engine.records",
+    "Sweep": "collectives.cases",
+    "Workload": "ddp.plan.workload",
+    "compare": "analysis.comparison",
+    "load_run": "results",
+    "record_gradients": "ddp.recording",
+}
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever bears that name
-    """Import what needs torch once it is used."""
-    if name != "record_gradients":
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
+    """Import a name on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from commbench.ddp.recording import record_gradients
-
-    return record_gradients
+    return getattr(import_module(f"commbench.{_MODULES[name]}"), name)

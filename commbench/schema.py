@@ -1,7 +1,7 @@
 """Values from JSON, checked once against the annotations of the class that they become.
 
-msgspec cannot replace it: its errors lack the value found, it drops the unknown entries of a TypedDict, which ``run.json``
-keeps, and its JSON decoder refuses NaN and Infinity, which losses may be.
+msgspec cannot replace it: its errors lack the value found, it drops the unknown entries of a TypedDict, which
+``run.json`` keeps, and its JSON decoder refuses NaN and Infinity, which losses may be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: every command is a function of a module here, and this module registers them."""
+"""The command line: this module names every command, a function of another module here."""
 
 from __future__ import annotations
 
@@ -7,48 +7,74 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from commbench import __version__
-from commbench.cli import compare as comparing
-from commbench.cli import exchange as exporting
-from commbench.cli import exchange as importing
-from commbench.cli import lab
-from commbench.cli import measure as measuring
-from commbench.cli import predict as predicting
-from commbench.cli import report as reading
-from commbench.cli import train as training
-from commbench.cli import tune as tuning
-from commbench.cli.conduct import complain
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
 
+_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
+}
+#: The module below this package and the function of each command, or its `typer.Typer` of further commands.
+_COMMANDS = {
+    "bench": ("measure", "bench"),
+    "run": ("measure", "run"),
+    "train": ("train", "train"),
+    "tune": ("tune", "tune"),
+    "predict": ("predict", "predict"),
+    "compare": ("compare", "compare"),
+    "report": ("report", "report"),
+    "export": ("exchange", "export"),
+    "env": ("report", "env"),
+    "import": ("exchange", "import_"),
+    "lab": ("lab", "app"),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Imports the module of a command when the command or the list of all is asked for."""
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """All commands by name, each imported."""
+        return {name: self.get_command(None, name) for name in _COMMANDS}
+
+    @commands.setter
+    def commands(self, _: object) -> None:
+        """Ignore the empty dictionary that the base class sets."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - click's
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - click's
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name]
+        entry = getattr(import_module(f"commbench.cli.{module}"), name)
+        holder = typer.Typer(**_SETTINGS)
+        if isinstance(entry, typer.Typer):
+            holder.add_typer(entry, name=cmd_name)
+            return typer.main.get_group(holder).get_command(ctx, cmd_name)
+        holder.command(cmd_name)(entry)
+        return typer.main.get_command(holder)
+
+
 app = typer.Typer(
     name="commbench",
+    cls=_LazyGroup,
     help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     result_callback=lambda code, **_: sys.exit(code),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    **_SETTINGS,
 )
-for command in (
-    measuring.bench,
-    measuring.run,
-    training.train,
-    tuning.tune,
-    predicting.predict,
-    comparing.compare,
-    reading.report,
-    exporting.export,
-    reading.env,
-):
-    app.command()(command)
-app.command("import")(importing.import_)
-app.add_typer(lab.app, name="lab")
 
 
 @app.callback(invoke_without_command=True)
@@ -84,5 +110,7 @@ def main() -> None:
         with _ending_with_its_reader():
             app()
     except CommbenchError as error:
+        from commbench.cli.conduct import complain
+
         complain(error)
         sys.exit(error.exit_code)
