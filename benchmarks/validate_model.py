@@ -44,7 +44,7 @@ from commbench.ddp.traces import Trace
 from commbench.ddp.workloads import load_workload
 from commbench.errors import CommbenchError, InputError
 from commbench.results import Run, load_run
-from commbench.results.recommendation import Recommendation, setting_of
+from commbench.results.recommendation import setting_of
 from commbench.results.tables import csv_text
 from commbench.results.trained import speedup_of
 from commbench.stats import Interval
@@ -289,7 +289,9 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     swept, tuned = (runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune"))
     sweep = _swept(swept)
     rows = prediction_rows(tuned.records, tuned.training_records, tuned.info)
-    recommendation = Recommendation.from_json(tuned.recommendation or {})
+    recommendation = tuned.recommendation
+    if recommendation is None:
+        raise InputError(f"{tuned.path} has no recommendation; tune again.")
     predicted = {_setting(row, sweep.baseline.case): row for row in rows}
     steps_ms = {case: row.predicted_step_ms for case, row in predicted.items() if row.predicted_step_ms is not None}
     fitted = {case for case, row in predicted.items() if row.is_fitted}

@@ -15,6 +15,7 @@ from training_builders import make_training_info
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.results import Run
+from commbench.results.recommendation import Recommendation
 
 
 def painted(paint: Callable[..., None], *arguments: Any) -> Figure:
@@ -51,7 +52,7 @@ def training_run_of(
     records: Sequence[TrainingRecord],
     name: str = "mine",
     *,
-    recommendation: dict[str, Any] | None = None,
+    recommendation: Recommendation | None = None,
     collectives: Sequence[Record] = (),
     **info: Any,
 ) -> Run:
@@ -65,10 +66,10 @@ def training_run_of(
     )
 
 
-def recommendation_of(best: dict[str, Any], *, verdict: str = "change", **changes: Any) -> dict[str, Any]:
-    """Return what ``recommendation.json`` holds where ``best`` was twice as fast as the default."""
+def recommendation_of(best: dict[str, Any], *, verdict: str = "change", **changes: Any) -> Recommendation:
+    """Return a recommendation with ``best`` twice as fast as the default."""
     plain = {"bucket_cap_mb": "default", "hook": "none", "density": None, "precision": "fp32", "accumulation": 1}
-    return {
+    data = {
         "schema": 1,
         "workload": "mlp",
         "world_size": 2,
@@ -87,3 +88,4 @@ def recommendation_of(best: dict[str, Any], *, verdict: str = "change", **change
         "launches": 6,
         **changes,
     }
+    return Recommendation.from_json(data)

@@ -91,7 +91,7 @@ def make_run(
         info={"status": "complete", "started": "2026-11-21T11:08:59+00:00", **facts},
         records=tuple(records),
         training_records=tuple(training),
-        recommendation=found.to_json() if found else None,
+        recommendation=found,
     )
 
 

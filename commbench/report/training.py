@@ -59,10 +59,10 @@ def training_warnings(run: Run) -> list[str]:
     return [*warnings_for(doubted, run.info), *_undecidable(doubted)]
 
 
-def render_recommendation(conclusion: Any) -> list[RenderableType]:  # noqa: ANN401 - JSON
-    """The paragraph and the snippet of a recommendation."""
-    found = Recommendation.from_json(conclusion)
-    return [Text(f"\n{paragraph(found)}\n"), Padding(Text(found.snippet.rstrip()), (0, 0, 0, 4))]
+def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
+    """Return the paragraph and the snippet."""
+    snippet = Text(recommendation.snippet.rstrip())
+    return [Text(f"\n{paragraph(recommendation)}\n"), Padding(snippet, (0, 0, 0, 4))]
 
 
 # ------------------------------------------------------------------------------------------------------ the table
@@ -278,14 +278,14 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     return parts
 
 
-def render_cost(conclusion: Mapping[str, Any], launches: Iterable[Mapping[str, Any]] = ()) -> Text:
-    """The number of steps made, as a share of a full sweep, and the total time, network included.
+def render_cost(recommendation: Recommendation, launches: Iterable[Mapping[str, Any]] = ()) -> Text:
+    """Return the number of steps made, as a share of a full sweep, and the total time, network included.
 
     Args:
-        conclusion: the recommendation.
-        launches: from ``run.json``.
+        recommendation: of a tuning.
+        launches: as ``run.json`` lists them.
     """
-    measured, full = conclusion["measured_steps"], conclusion["exhaustive_steps"]
+    measured, full = recommendation.measured_steps, recommendation.exhaustive_steps
     share = f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes" if full else ""
     launches = list(launches)
     total = sum(launch.get("seconds", 0.0) for launch in launches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +44,8 @@ class Run:
     """What ``samples.jsonl`` holds of collectives, in the order of writing."""
     training_records: tuple[TrainingRecord, ...] = ()
     """What it holds of training, likewise."""
-    recommendation: Mapping[str, Any] | None = None
-    """What ``recommendation.json`` holds; None where nothing was concluded."""
+    recommendation: Recommendation | None = None
+    """None if the run concluded nothing."""
     alias: str = ""
     """What to call it beside others where that is not the name of its directory."""
 
@@ -198,17 +198,16 @@ def _remedy(file: Path) -> str:
     )
 
 
-def _read_recommendation(path: Path) -> dict[str, Any] | None:
-    """What ``recommendation.json`` holds, if it can be rebuilt."""
+def _read_recommendation(path: Path) -> Recommendation | None:
+    """Read ``recommendation.json``; None if there is no such file."""
     file = path / RECOMMENDATION
     if not os.path.lexists(file):
         return None
     conclusion = _read_json(file)
     try:
-        Recommendation.from_json(conclusion)
+        return Recommendation.from_json(conclusion)
     except InputError as error:
         raise InputError(f"{file} cannot be used: {error}") from error
-    return dict(conclusion)
 
 
 def read_info(path: Path) -> RunInfo:

@@ -10,6 +10,7 @@ import csv
 import functools
 import inspect
 import io
+import json
 import os
 import shlex
 import sys
@@ -74,10 +75,28 @@ def documents_of(run_path: Path) -> dict[str, Json]:
     documents: dict[str, Json] = {
         "model": network_model(run).to_json(),
         "findings": straggler_findings(run).to_json(),
-        "recommendation": None if run.recommendation is None else dict(run.recommendation),
+        "recommendation": _stored_recommendation(run_path, run.recommendation),
         "conclusion": found.to_json() if found else None,
     }
     return {name: document for name, document in documents.items() if document is not None}
+
+
+def _stored_recommendation(run_path: Path, read: Any) -> Json:
+    """Return ``recommendation.json`` with every value that was read from it as it was read; None without the file."""
+    file = run_path / "recommendation.json"
+    if read is None or not file.exists():
+        return None
+    stored, values = json.loads(file.read_text()), json.loads(json.dumps(read.to_json()))
+    return {key: stored[key] if key == "paragraph" else _projected(stored[key], values.get(key)) for key in stored}
+
+
+def _projected(stored: Json, read: Json) -> Json:
+    """Return what was read of the keys that are stored: older files lack some."""
+    if isinstance(stored, dict) and isinstance(read, dict):
+        return {key: _projected(value, read.get(key)) for key, value in stored.items()}
+    if isinstance(stored, list) and isinstance(read, list):
+        return [_projected(*pair) for pair in zip(stored, read, strict=True)]
+    return read
 
 
 # ----------------------------------------------------------------------------------------------------- the commands

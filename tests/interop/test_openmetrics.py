@@ -146,10 +146,10 @@ def test_the_recommendation_of_a_kept_run() -> None:
     samples, stated = metrics_of(run), run.recommendation
     assert stated is not None
     (labels,) = values(samples, "commbench_recommendation_info")
-    assert (stated["workload"], str(stated["world_size"]), stated["verdict"]) == labels[:3]
+    assert (stated.workload, str(stated.world_size), stated.verdict) == labels[:3]
     ends = (f"speedup{end}" for end in ("_ratio", "_ci_low_ratio", "_ci_high_ratio"))
     found = [value for end in ends for value in values(samples, f"commbench_recommendation_{end}").values()]
-    assert [stated["speedup"], *stated["speedup_ci"]] == found
+    assert [stated.speedup, *stated.speedup_ci] == found
 
 
 def test_when_the_run_began_is_a_value() -> None:

@@ -99,8 +99,8 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
     assert run.recommendation is not None
     page = read(run)
     assert page.text.index("change to fp16") < page.text.index("Training with DDP")
-    assert run.recommendation["reason"] in page.text
-    assert "FP16" in run.recommendation["snippet"]
+    assert run.recommendation.reason in page.text
+    assert "FP16" in run.recommendation.snippet
     assert "from commbench.hooks import FP16" in page.text
     lines = page.table_with("hook", "speedup")[1:]
     assert ["none", "fp16"] == [line[0] for line in lines]
@@ -132,7 +132,8 @@ def test_a_default_that_did_not_train_is_not_recommended() -> None:
     broken = make_training_record(make_training_case(phase="confirm"), status="failed", reason="No memory.")
     training = [*launches_of(20), *launches_of(10, make_training_case("fp16"))]
     run = make_run(training=[*training, broken, *launches_of(10, make_training_case("fp16", phase="confirm"))])
-    older = dataclasses.replace(run, recommendation={**(run.recommendation or {}), "snippet": keep_snippet()})
+    assert run.recommendation is not None
+    older = dataclasses.replace(run, recommendation=dataclasses.replace(run.recommendation, snippet=keep_snippet()))
     for page in (read(run), read(older)):
         assert "nothing can be recommended. The default did not train" in page.text
         assert "keep the default" not in page.text

@@ -29,7 +29,7 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
     assert len(set(reader.ids)) == len(reader.ids)
     assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
     if run.recommendation:
-        assert run.recommendation["reason"] in reader.text
+        assert run.recommendation.reason in reader.text
     for section in ("conditions", "repeat", "launches"):
         assert section in reader.ids
 

@@ -25,14 +25,12 @@ LOCAL = make_training_case("local")
 def run_of(records: Sequence[TrainingRecord], *, decided: bool = False, **info: Any) -> Run:
     """Return a run with these records, and its conclusion where it is decided."""
     facts = make_training_info(**info)
-    found = recommend(records, facts) if decided else None
-    conclusion = found.to_json() if found else None
     return Run(
         path=Path("results/mine"),
         info=facts,
         records=(),
         training_records=tuple(records),
-        recommendation=conclusion,
+        recommendation=recommend(records, facts) if decided else None,
     )
 
 

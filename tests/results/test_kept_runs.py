@@ -135,7 +135,7 @@ def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) 
     """Take speedups and their intervals from recommendation.json."""
     found = kept(name).recommendation
     assert found is not None
-    speedup, low, high = (f"{number:.{decimals}f}" for number in (found["speedup"], *found["speedup_ci"]))
+    speedup, low, high = (f"{number:.{decimals}f}" for number in (found.speedup, *found.speedup_ci))
     for each in pages:
         assert re.search(rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)), each
 
@@ -144,8 +144,8 @@ def test_figures_of_accuracy_lost() -> None:
     """Take what top-k costs on the digits from the paired seeds."""
     found = kept("train_digits_100mbit").recommendation
     assert found is not None
-    metric = found["cost"]["metric"]
-    points = [100 * number for number in (metric["difference"], *metric["difference_ci"])]
+    metric = found.cost.metric
+    points = [100 * number for number in (metric.difference, *metric.difference_ci)]
     middle, low, high = (f"{point + 0.0:.1f}" for point in points)
     for each in ("docs/evidence.md", "README.md"):
         assert f"{middle} points [{low}, {high}]" in page(each)

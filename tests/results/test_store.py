@@ -230,8 +230,8 @@ def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
     assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
 
 
-def conclusion(verdict: Literal["change", "keep"]) -> dict[str, Any]:
-    """Return what a training concludes, as it is written."""
+def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
+    """Return a recommendation."""
     choice = Choice(bucket_cap_mb="25", hook="none", density=None, precision="fp32", accumulation=1)
     return Recommendation(
         workload="mlp",
@@ -246,16 +246,16 @@ def conclusion(verdict: Literal["change", "keep"]) -> dict[str, Any]:
         snippet="",
         measured_steps=1,
         exhaustive_steps=2,
-    ).to_json()
+    )
 
 
 def test_a_recommendation_comes_back(tmp_path: Path) -> None:
     """Write it in one step beside the run, replace it, and read it back; without one there is none."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         assert load_run(tmp_path / "mine").recommendation is None
-        store.write_recommendation(conclusion("keep") | {"speedup": np.float64(1.5)})
-        store.write_recommendation(conclusion("change"))
-    assert as_json(conclusion("change")) == load_run(tmp_path / "mine").recommendation
+        store.write_recommendation(conclusion("keep").to_json() | {"speedup": np.float64(1.5)})
+        store.write_recommendation(conclusion("change").to_json())
+    assert conclusion("change") == load_run(tmp_path / "mine").recommendation
 
 
 def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
@@ -274,11 +274,11 @@ def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Store.open(tmp_path / "mine", make_info()) as store:
-        store.write_recommendation(conclusion("keep"))
+        store.write_recommendation(conclusion("keep").to_json())
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(LaunchError, match=r"recommendation\.json"):
-            store.write_recommendation(conclusion("change"))
-    assert as_json(conclusion("keep")) == load_run(tmp_path / "mine").recommendation
+            store.write_recommendation(conclusion("change").to_json())
+    assert conclusion("keep") == load_run(tmp_path / "mine").recommendation
 
 
 # ------------------------------------------------------------------------------------------------------- resume

@@ -5,6 +5,7 @@ import io
 from typing import Any
 
 import pytest
+from drawings import recommendation_of
 from rich.console import Console
 from tuning_world import Link, World, make_plan, play
 
@@ -141,12 +142,14 @@ def test_the_table_is_short() -> None:
 
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
     """Name both numbers."""
-    text = render_cost({"measured_steps": 180, "exhaustive_steps": 960}).plain
+    found = recommendation_of({})
+    text = render_cost(dataclasses.replace(found, measured_steps=180, exhaustive_steps=960)).plain
     assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
     launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
-    took = render_cost({"measured_steps": 5, "exhaustive_steps": 0}, launches).plain
+    short = dataclasses.replace(found, measured_steps=5, exhaustive_steps=0)
+    took = render_cost(short, launches).plain
     assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
-    assert "Measured 5 steps." == render_cost({"measured_steps": 5, "exhaustive_steps": 0}).plain
+    assert "Measured 5 steps." == render_cost(short).plain
 
 
 def test_the_file_has_the_columns_in_order() -> None:

@@ -145,7 +145,7 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
         info=world.plan.info,
         records=tuple(collective_records(records)),
         training_records=tuple(training_records(records)),
-        recommendation=json.loads(json.dumps(found.to_json())),
+        recommendation=found,
     )
     swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
     sweep = Run(

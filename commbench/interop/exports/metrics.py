@@ -170,7 +170,7 @@ def metrics_of(run: Run) -> list[Sample]:
     """Every sample of a run, in the order of `METRICS`; what a run does not have has no samples."""
     found = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_suspects(run)]
     if run.recommendation:
-        found += _of_recommendation(Recommendation.from_json(run.recommendation))
+        found += _of_recommendation(run.recommendation)
     order = {name: place for place, name in enumerate(METRICS)}
     return sorted(found, key=lambda sample: order[sample.name])
 

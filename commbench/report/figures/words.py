@@ -176,7 +176,7 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
     """
     if run.recommendation is None or undecided(run):
         return None
-    found = Recommendation.from_json(run.recommendation)
+    found = run.recommendation
     workload, backend, ranks, batch = key
     same = (found.workload, found.world_size) == (workload, ranks)
     return found if same and found.backend in {"", backend} and found.batch_per_rank in {None, batch} else None

@@ -232,7 +232,7 @@ def _settings(run: Run) -> Iterable[Finding]:
     if sentence := undecided(run):
         yield Finding(label="DDP settings", texts=[sentence], tone="warning", is_lead=True)
         return
-    found = Recommendation.from_json(run.recommendation)
+    found = run.recommendation
     yield Finding(
         label="DDP settings",
         texts=[headline(found)],

@@ -19,7 +19,7 @@ from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import render_cost, training_warnings
 from commbench.results import Run
-from commbench.results.recommendation import Recommendation, paragraph
+from commbench.results.recommendation import paragraph
 from commbench.tuner.accuracy import predictions
 
 #: Most names of runs in a title.
@@ -172,13 +172,12 @@ def _verdict(run: Run) -> list[str]:
     if not run.recommendation:
         return []
     cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if predictions(run) else []
-    return [undecided(run) or paragraph(Recommendation.from_json(run.recommendation)), *cost]
+    return [undecided(run) or paragraph(run.recommendation), *cost]
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
     """The snippet of each run with a recommendation."""
-    concluded = [run for run in runs if run.recommendation and not undecided(run)]
-    found = [(run, Recommendation.from_json(run.recommendation or {})) for run in concluded]
+    found = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
     of_run = len(runs) > 1
     return [
         Code(title=f"To paste, by {run.name}" if of_run else "To paste", text=recommendation.snippet.rstrip())
