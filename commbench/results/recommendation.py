@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from commbench.hooks.registry import find_hook
-from commbench.errors import InputError
-from commbench.schema import Diverging, read_as
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.errors import InputError
+from commbench.hooks.registry import find_hook
+from commbench.schema import Diverging, read_as
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
