@@ -28,7 +28,7 @@ from launching import find_marked, wait_until
 
 from commbench.launch.lab import run_in_lab
 from commbench.launch.lab.plan import DIRECTORY
-from commbench.launch.lab.signals import PASSED_ON
+from commbench.launch.lab.visit import PASSED_ON
 
 __all__ = ["mark"]  # a fixture
 

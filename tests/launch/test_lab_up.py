@@ -27,7 +27,7 @@ from labs import (
 from launching import find_marked, wait_until
 
 from commbench.launch.lab import Lab
-from commbench.launch.lab.registry import first_process, names
+from commbench.launch.lab.labs import first_process, names
 
 __all__ = ["mark"]  # a fixture
 

@@ -1,9 +1,9 @@
-"""Stands in for ssh inside an emulated cluster: starts a program in the namespaces of one of its hosts.
+"""Replaces ssh inside an emulated cluster: starts a program in the namespaces of one of its hosts.
 
 It runs as a script, without site packages, because a launcher starts it once for every host. Usage:
 
     agent.py PIDS exec HOST PROGRAM ARGUMENT...   PIDS is a JSON file: a process id for each host name
-    agent.py PIDS ssh [-OPTION...] HOST WORD...   the words make a line for a shell, as with ssh
+    agent.py PIDS ssh [-OPTION...] HOST WORD...   the words are a line for a shell, as with ssh
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-#: The namespaces that make a host; the file system comes last because /proc is read before.
+#: The namespaces of a host; the mount namespace comes last because /proc is read before.
 NAMESPACES = ("net", "uts", "ipc", "mnt")
-#: Exit status of ssh where it does not reach a host.
+#: Exit status of ssh if it does not reach a host.
 UNREACHABLE = 255
 
 
@@ -52,7 +52,7 @@ def become(command: Sequence[str]) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Start what ``arguments`` name; does not return."""
+    """Start the program that ``arguments`` name; does not return."""
     pids_file, form, *rest = arguments
     if form == "ssh":
         while rest and rest[0].startswith("-"):
@@ -63,12 +63,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
         enter(json.loads(Path(pids_file).read_text(encoding="utf-8"))[name.rpartition("@")[2]])
         become(command)
     except KeyError:
-        sys.exit(_complain(f"there is no emulated host {name!r}"))
+        sys.exit(_report(f"there is no emulated host {name!r}"))
     except OSError as error:
-        sys.exit(_complain(f"{command[0]} cannot be started on {name}: {error}"))
+        sys.exit(_report(f"{command[0]} cannot be started on {name}: {error}"))
 
 
-def _complain(text: str) -> int:
+def _report(text: str) -> int:
     sys.stderr.write(f"commbench lab: {text}\n")
     return UNREACHABLE
 

@@ -1,4 +1,4 @@
-"""Starting an emulated cluster: the machine checked, its first process begun, and gone again without a trace."""
+"""The start of an emulated cluster: the machine is checked, the lab's first process started, and ended in any case."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from commbench.errors import InputError
+from commbench.launch.lab.labs import DEFAULT_NAME, Lab, locked_directory, remove_unused_directory, reserve
 from commbench.launch.lab.network import run_program
 from commbench.launch.lab.plan import DIRECTORY, STAY, LabPlan
-from commbench.launch.lab.registry import DEFAULT_NAME, hold, reserve, sweep
-from commbench.launch.lab.signals import PASSED_ON, blocked, caught
-from commbench.launch.lab.standing import Lab
-from commbench.launch.lab.visit import check_command, visit
+from commbench.launch.lab.visit import PASSED_ON, blocked, caught, check_command, visit
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
     "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that rate, "
     "but at least 16 KiB, passes unshaped, and all hosts share the cores and memory of this machine."
 )
-#: What a lab is built with, and the packages that bring it; tc is for shaping.
+#: Programs that a lab needs, and the packages that bring them; only shaped links need tc.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-#: Starts a program as process 1 of a lab, in fresh namespaces that end with it; killed itself, it kills that program.
-#: What is mounted on the machine meanwhile comes to the lab, and nothing goes the other way.
+#: Starts a program as process 1 of a lab, in fresh namespaces that end with it; if unshare is killed, it kills that
+#: program. Later mounts of the machine appear in the lab; mounts of the lab do not appear on the machine.
 FRESH = ("unshare", "--mount", "--propagation=slave", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 
 
@@ -46,7 +44,7 @@ def run_in_lab(
 
     A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and System V memory; files,
     processes, cores and GPUs are the machine's. COMMBENCH_HOSTFILE names a hostfile, and mpirun reaches the hosts by
-    an agent in place of ssh. Signals to this process are passed on; if it is killed, the lab is killed with it.
+    an agent in place of ssh. Signals to this process are passed on. If this process is killed, so is the lab.
 
     Args:
         hosts: how many, called host0, host1, ...
@@ -56,44 +54,44 @@ def run_in_lab(
         slow: hosts whose link has another rate, each written ``HOST=RATE``.
         racks: switches among which the hosts are spread evenly, in order; several hang from a core switch.
         uplink: rate of each rack's link to the core, each way; without it, that of a host's link.
-        name: what the lab is called as long as it is there; a fresh one if None.
+        name: the name of the lab while it is up; a fresh one if None.
 
     Returns:
         The command's exit code; 128 + n if signal n has ended it.
 
     Raises:
-        InputError: bad numbers, rate, name or command, no root, a program missing, or a kernel that cannot.
+        InputError: bad numbers, rate, name or command, no root, a missing program, or a kernel without the features.
     """
     plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow, racks=racks, uplink=uplink)
     check_machine(shaped=plan.is_shaped)
     check_command(command)
-    with _begun(plan, name) as (beginning, signals):
-        if number := beginning.wait_until_up(signals):
+    with _started(plan, name) as (started, signals):
+        if number := started.wait_until_up(signals):
             return 128 + number
-        return visit(beginning.lab.pid, plan, plan.host(None).name, command, signals)
+        return visit(started.lab.pid, plan, plan.host(None).name, command, signals)
 
 
 def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
-    """Start a lab that stays, whatever becomes of this process and its terminal, until `Lab.end`.
+    """Start a lab that stays until `Lab.end`, even if this process and its terminal end.
 
     Raises:
-        InputError: there is a lab of that name, no root, a program missing, or a kernel that cannot.
+        InputError: the name is in use, no root, a missing program, or a kernel without the features.
     """
     check_machine(shaped=plan.is_shaped)
-    with _begun(plan, name) as (beginning, signals):
-        if number := beginning.wait_until_up(signals):
+    with _started(plan, name) as (started, signals):
+        if number := started.wait_until_up(signals):
             sys.exit(128 + number)
-        return beginning.let_stay()
+        return started.let_stay()
 
 
 def check_machine(*, shaped: bool = False) -> None:
-    """Refuse what this machine lacks, and clear up what killed labs have left.
+    """Refuse a machine that cannot emulate a cluster, and remove what killed labs have left.
 
     Args:
         shaped: whether links are to get a rate.
 
     Raises:
-        InputError: not Linux, not root, or a program missing.
+        InputError: not Linux, not root, or a missing program.
     """
     if sys.platform != "linux":
         raise InputError(f"An emulated cluster needs Linux and this is {sys.platform}; run it on a Linux machine.")
@@ -107,19 +105,23 @@ def check_machine(*, shaped: bool = False) -> None:
             raise InputError(
                 f"An emulated cluster needs the program {program}, which was not found; install {package}."
             )
-    sweep()
+    remove_unused_directory()
 
 
 @contextlib.contextmanager
-def _begun(plan: LabPlan, name: str | None) -> Iterator[tuple[_Beginning, socket.socket]]:
-    """Begin a lab, and end it unless it has been told to stay; beside it come signals to this process, as bytes."""
+def _started(plan: LabPlan, name: str | None) -> Iterator[tuple[_StartedLab, socket.socket]]:
+    """Start a lab, and end it unless it was told to stay; yield it with a socket of the signals to this process."""
     run_program([*FRESH, "true"])
-    with hold() as lock, caught(PASSED_ON) as signals, contextlib.closing(_Beginning(plan, name, lock)) as beginning:
-        yield beginning, signals
+    with (
+        locked_directory() as lock,
+        caught(PASSED_ON) as signals,
+        contextlib.closing(_StartedLab(plan, name, lock)) as started,
+    ):
+        yield started, signals
 
 
-class _Beginning:
-    """A lab that ends when this process does, until it is told to stay."""
+class _StartedLab:
+    """A lab that ends with this process unless it is told to stay."""
 
     def __init__(self, plan: LabPlan, name: str | None, lock: int) -> None:
         self._name, listener = reserve(name)
@@ -137,7 +139,7 @@ class _Beginning:
             )
 
     def wait_until_up(self, signals: socket.socket) -> int:
-        """Return 0 when the lab is up, or the number of a signal that has come before.
+        """Return 0 when the lab is up, or the number of a signal that arrived before.
 
         Raises:
             InputError: the lab could not be built.
@@ -148,13 +150,13 @@ class _Beginning:
             ready = [key.fileobj for key, _ in selector.select()]
         if signals in ready:
             return signals.recv(1)[0]
-        if (said := self._connection.recv(1)) == b"\n":
+        if (report := self._connection.recv(1)) == b"\n":
             return 0
-        while new := self._connection.recv(4096):
-            said += new
+        while received := self._connection.recv(4096):
+            report += received
         if self._process.wait() == InputError.exit_code:
-            raise InputError(said.decode().strip())
-        raise RuntimeError(said.decode() or "the lab's first process has ended")
+            raise InputError(report.decode().strip())
+        raise RuntimeError(report.decode() or "the lab's first process has ended")
 
     @property
     def lab(self) -> Lab:
@@ -162,15 +164,15 @@ class _Beginning:
         return Lab.find(self._name)
 
     def let_stay(self) -> Lab:
-        """Let the lab be, once it is up."""
+        """Let the lab stay after this process, once it is up."""
         lab = self.lab
         self._connection.sendall(STAY)
         if self._connection.recv(1) != STAY:
             raise InputError(f"The emulated cluster {self._name!r} was ended while it began; start it again.")
-        self._process.returncode = 0  # it is not this process's to wait for any more
+        self._process.returncode = 0  # this process does not wait for it any more
         return lab
 
     def close(self) -> None:
-        """End the lab, however far it has come, unless it stays."""
-        self._connection.close()  # the lab ends at the end of what it reads
+        """End the lab unless it stays."""
+        self._connection.close()  # the lab ends when its end of the connection closes
         self._process.wait()

@@ -1,7 +1,7 @@
-"""The first process of an emulated cluster: builds hosts and links, and is there until the cluster is to end.
+"""The first process of an emulated cluster: builds hosts and links, and runs until the cluster ends.
 
-It is process 1 of a process namespace and holds the lab's network and mount namespaces. So whatever way it ends, the
-kernel ends every process of the lab with it, and takes away the namespaces, links and mounts, which nobody else holds.
+It is process 1 of a process namespace and holds the lab's network and mount namespaces. So however it ends, the kernel
+ends every process of the lab with it, and removes the namespaces, links and mounts, which no other process holds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import NoReturn
 
 from commbench.errors import InputError
 from commbench.launch.lab import agent
-from commbench.launch.lab.network import build_network, cannot, run_program
-from commbench.launch.lab.plan import PLAN, STAY, STAYS, HostPlan, LabPlan
-from commbench.launch.lab.registry import ANSWER
+from commbench.launch.lab.network import build_network, emulation_error, run_program
+from commbench.launch.lab.plan import ANSWER, PLAN, STAY, STAYS, HostPlan, LabPlan
 
-#: What makes a process a host ($1: its name, $2: the lab's directory), run in fresh namespaces. Memory under /dev/shm
-#: is a host's own, /sys shows its own interfaces, and the machine's InfiniBand devices are out of reach.
+#: The script that turns a process in fresh namespaces into a host ($1: its name, $2: the lab's directory). A host has
+#: its own memory under /dev/shm and its own interfaces in /sys; the machine's InfiniBand devices are out of reach.
 _HOST = """
 set -e
 printf %s "$1" > /proc/sys/kernel/hostname
@@ -44,10 +43,10 @@ exec sleep infinity > /dev/null 2>&1
 
 
 class Builder:
-    """Makes a lab, from within.
+    """Builds a lab, from within.
 
     Args:
-        plan: what to build.
+        plan: the lab to build.
         directory: an empty directory, the same for all hosts; a private file system is mounted over it.
     """
 
@@ -60,7 +59,7 @@ class Builder:
         """Make the files, hosts and links.
 
         Raises:
-            InputError: this machine cannot.
+            InputError: this machine cannot emulate a cluster.
         """
         run_program(["mount", "-t", "tmpfs", "-o", "mode=755", "commbench-lab", str(self._directory)])
         self._write("hosts", self._plan.hosts_file())
@@ -79,33 +78,33 @@ class Builder:
         path.chmod(mode)
 
     def _start_hosts(self) -> dict[str, int]:
-        """Start one process a host, which holds the host's namespaces; return their ids by host name."""
+        """Start a process for each host, which holds the host's namespaces; return their ids by host name."""
         self._holders = {host.name: self._start_host(host) for host in self._plan.hosts}
         for holder in self._holders.values():
             _wait_until_up(holder)
         return {name: holder.pid for name, holder in self._holders.items()}
 
     def _start_host(self, host: HostPlan) -> subprocess.Popen[str]:
-        kinds = ("--net", "--uts", "--ipc", "--mount", "--propagation=slave")
-        command = ["unshare", *kinds, "sh", "-c", _HOST, "host", host.name, str(self._directory)]
+        namespaces = ("--net", "--uts", "--ipc", "--mount", "--propagation=slave")
+        command = ["unshare", *namespaces, "sh", "-c", _HOST, "host", host.name, str(self._directory)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
 
 def _wait_until_up(holder: subprocess.Popen[str]) -> None:
-    """Wait for a host to say that it is up.
+    """Wait until a host is up.
 
     Raises:
-        InputError: it has ended instead.
+        InputError: its process has ended instead.
     """
     if holder.stdout and holder.stdout.readline() == "up\n":
         return
-    raise InputError(cannot("unshare", holder.stderr.read() if holder.stderr else ""))
+    raise InputError(emulation_error("unshare", holder.stderr.read() if holder.stderr else ""))
 
 
 def follow(connection: socket.socket, directory: Path) -> None:
-    """End the lab when nobody listens any more, unless it has been told before to stay."""
+    """End the lab when the connection closes, unless `STAY` has arrived before."""
     if connection.recv(1) != STAY:
         os._exit(128 + signal.SIGKILL)
     (directory / STAYS).touch()
@@ -117,8 +116,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Be a lab's first process; does not return.
 
     Args:
-        arguments: the numbers of three descriptors: the connection to who starts the lab, the socket that stands for
-            the lab's name, the lab's lock; then the directory and the plan.
+        arguments: the numbers of three descriptors (the connection to the process that starts the lab, the socket of
+            the lab's name, the lock on the directory), the directory, and the plan as JSON.
     """
     *descriptors, directory, plan = arguments
     for descriptor in map(int, descriptors):
@@ -130,15 +129,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except InputError as error:
         connection.sendall(f"{error}\n".encode())
         os._exit(error.exit_code)
-    except Exception:  # noqa: BLE001 - a bug of ours has no other way out
+    except Exception:  # noqa: BLE001 - a bug of ours cannot be reported otherwise
         connection.sendall(traceback.format_exc().encode())
         os._exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what ends without a parent is reaped by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
     listener.listen()  # from now on the lab is found by its name
     connection.sendall(b"\n")
     while True:
         with contextlib.suppress(OSError), listener.accept()[0] as caller:
-            caller.send(ANSWER)  # the caller learns from the kernel whom they have reached
+            caller.send(ANSWER)  # the kernel tells the caller our process id
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from commbench.errors import InputError
 from commbench.launch.lab.plan import INTERFACE, NETWORK, HostPlan, LabPlan
 
-#: A token bucket lets this much time's worth of bytes pass unshaped, within the bounds that follow. Less than a timer's
-#: delays starves a fast link.
+#: A token bucket lets the bytes of this time pass unshaped, within the bounds that follow. A time below a timer's delay
+#: starves a fast link.
 BURST_S = 1e-3
-#: Whole segments of 64 KiB pass the bucket only where it holds them; smaller buckets cut them to packets of one MTU.
+#: Whole segments of 64 KiB pass only a bucket of that size; smaller buckets cut them to packets of one MTU.
 BURST_BYTES = (16 * 1024, 1024 * 1024)
-#: How long a packet may wait for the link before it is dropped, as in a switch with deep buffers.
+#: The longest time that a packet waits for the link before it is dropped, as in a switch with deep buffers.
 QUEUE_S = 20e-3
 #: The bridge of all hosts, or of all racks; switches live in a network namespace of their own.
 SWITCH = "switch"
@@ -29,7 +29,7 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
         pids: by host name, a process in the host's network namespace.
 
     Raises:
-        InputError: ip or tc cannot do it here.
+        InputError: ip or tc fails.
     """
     run_program(["ip", "-batch", "-"], switch_commands(plan, pids))
     for host in plan.hosts:
@@ -49,28 +49,28 @@ def change_link(before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], 
     Args:
         before: the host as it is.
         after: the host as it is to be.
-        on_switch: words before a command that lead to the switches' network namespace.
-        on_host: words before a command that lead to the host's.
+        on_switch: the prefix that runs a command in the switches' network namespace.
+        on_host: the prefix that runs a command in the host's network namespace.
 
     Raises:
-        InputError: ip or tc cannot do it here.
+        InputError: ip or tc fails.
     """
     for place, device in ((on_switch, before.name), (on_host, INTERFACE)):
         if after.rate_bps is not None:
             run_program([*place, "tc", "-batch", "-"], [shape_command(device, after.rate_bps)])
         elif before.rate_bps is not None:
             run_program([*place, "tc", "-batch", "-"], [f"qdisc del dev {device} root"])
-    state = "up" if after.is_up else "down"  # of the switch's port: the host sees its cable pulled
+    state = "up" if after.is_up else "down"  # the switch's port: the host sees its cable pulled
     run_program([*on_switch, "ip", "-batch", "-"], [f"link set {before.name} {state}"])
 
 
 def _uplinks(plan: LabPlan) -> list[tuple[str, str]]:
-    """The two ends of each rack's link to the core: in the rack, and in the core."""
+    """Return the two ends of each rack's link to the core: in the rack, and in the core."""
     return [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)] if plan.racks > 1 else []
 
 
 def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
-    """What ip does on the switches' side: a port for each host, called as the host, and the racks' uplinks."""
+    """Return ip's commands for the switches: a port for each host, named after the host, and the racks' uplinks."""
     commands = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up"]
     for rack, (up, down) in enumerate(_uplinks(plan)):
         commands += [f"link add rack{rack} type bridge", f"link set rack{rack} up"]
@@ -84,7 +84,7 @@ def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
 
 
 def host_commands(host: HostPlan) -> list[str]:
-    """What ip does on a host."""
+    """Return ip's commands for a host."""
     return [
         "link set lo up",
         f"address add {host.address}/{NETWORK.prefixlen} dev {INTERFACE}",
@@ -93,7 +93,7 @@ def host_commands(host: HostPlan) -> list[str]:
 
 
 def shape_command(device: str, rate_bps: int) -> str:
-    """What tc does to hold what ``device`` sends to a rate."""
+    """Return tc's command that limits the traffic that ``device`` sends to a rate."""
     bytes_per_s = rate_bps / 8
     burst = min(max(int(bytes_per_s * BURST_S), BURST_BYTES[0]), BURST_BYTES[1])
     limit = burst + max(int(bytes_per_s * QUEUE_S), BURST_BYTES[0])
@@ -104,7 +104,7 @@ def run_program(command: Sequence[str], lines: Sequence[str] = ()) -> None:
     """Run a program that sets up the lab, with ``lines`` on its stdin.
 
     Raises:
-        InputError: it fails; the sentence holds what it says.
+        InputError: it fails; the sentence quotes its stderr.
     """
     try:
         done = subprocess.run(
@@ -116,14 +116,14 @@ def run_program(command: Sequence[str], lines: Sequence[str] = ()) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(cannot(shlex.join(command), str(error))) from error
+        raise InputError(emulation_error(shlex.join(command), str(error))) from error
     if done.returncode != 0:
-        raise InputError(cannot(shlex.join(command), done.stderr))
+        raise InputError(emulation_error(shlex.join(command), done.stderr))
 
 
-def cannot(program: str, said: str) -> str:
-    """The sentence for a machine that cannot emulate a cluster; of what a program said, the first line counts."""
-    reason = next((line.strip() for line in said.splitlines() if line.strip()), "nothing").rstrip(".")
+def emulation_error(program: str, output: str) -> str:
+    """Return the sentence for a machine that cannot emulate a cluster, with the first line of a program's output."""
+    reason = next((line.strip() for line in output.splitlines() if line.strip()), "nothing").rstrip(".")
     return (
         f"A cluster cannot be emulated on this machine: `{program}` said: {reason}; it takes root's full rights and a "
         "kernel with network namespaces, veth, bridge and tbf (--rate none does without tbf)."

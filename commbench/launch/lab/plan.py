@@ -1,4 +1,4 @@
-"""What an emulated cluster consists of: its hosts, their addresses, slots and links, as plain data."""
+"""The plan of an emulated cluster: its hosts, their addresses, slots and links, as plain data."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED, HOSTFILE
+from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
 #: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
 NETWORK = IPv4Network("10.99.0.0/16")
 #: Where a lab mounts its files, visible to its own processes only.
 DIRECTORY = Path("/run/commbench-lab")
-#: Names of files there: the plan as it is now, and whether the lab stays when the command that made it has ended.
+#: Names of files there: the present plan, and a mark that the lab stays when the command that made it has ended.
 PLAN, STAYS = "plan", "stays"
-#: Tells a lab's first process that the lab is to stay; sent back when it will.
+#: The message to a lab's first process that the lab is to stay; sent back as confirmation.
 STAY = b"s"
+#: The answer of a lab that is up to a caller at its socket: a name outlives its lab by a moment.
+ANSWER = b"!"
 #: The network interface of every host.
 INTERFACE = "eth0"
-#: More hosts than this share one machine so thinly that nothing measured on them means anything.
+#: More hosts than this would share one machine so thinly that no measurement on them means anything.
 MAX_HOSTS = 200
 #: How to write a rate, for messages and help texts.
 RATE_HINT = "write a rate such as 1gbit or 200mbit (from 1mbit to 100gbit), or none"
 
 _SLOWEST, _FASTEST = 10**6, 100 * 10**9
-#: A batch system's variables lead launchers to its real nodes.
+#: Prefixes of a batch system's variables, which would lead launchers to its real nodes.
 _BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_")
 
 
@@ -42,7 +45,7 @@ class HostPlan:
     rate_bps: int | None
     rack: int = 0
     is_up: bool = True
-    """Whether the link carries anything."""
+    """Whether the link is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +54,10 @@ class LabPlan:
 
     hosts: tuple[HostPlan, ...]
     rate_bps: int | None
-    """Of a host's link where nothing else was asked for (bit/s)."""
+    """The default rate of a host's link (bit/s)."""
     racks: int = 1
     uplink_bps: int | None = None
-    """Of the link between each rack and the core, each way (bit/s; None: not shaped); one rack has none."""
+    """Rate of the link between each rack and the core, each way (bit/s; None: not shaped); one rack has no uplink."""
 
     @classmethod
     def parse(
@@ -67,10 +70,10 @@ class LabPlan:
         racks: int = 1,
         uplink: str | None = None,
     ) -> LabPlan:
-        """Make a plan of what a person asks for; the parameters are those of `commbench.launch.lab.run_in_lab`.
+        """Return the plan for the parameters of `commbench.launch.lab.run_in_lab`.
 
         Raises:
-            InputError: too few or too many hosts, ranks or racks, or a rate or slow host that is not understood.
+            InputError: too few or too many hosts, ranks or racks, or a malformed rate or slow host.
         """
         if not 1 <= hosts <= MAX_HOSTS:
             raise InputError(f"{hosts} emulated hosts were asked for; choose from 1 to {MAX_HOSTS}.")
@@ -104,23 +107,22 @@ class LabPlan:
         return any(rate is not None for rate in (*(host.rate_bps for host in self.hosts), self.uplink_bps))
 
     @property
-    def conditions(self) -> dict[str, object]:
-        """What a record states about the cluster: what is as usual is left out, so that equal labs state the same."""
-        slow = {host.name: format_rate(host.rate_bps) for host in self.hosts if host.rate_bps != self.rate_bps}
-        racks = {"racks": self.racks, "uplink": format_rate(self.uplink_bps)}
-        return {
-            "hosts": len(self.hosts),
-            "rate": format_rate(self.rate_bps),
-            **({"slow": slow} if slow else {}),
-            **(racks if self.racks > 1 else {}),
-            **({"down": down} if (down := [host.name for host in self.hosts if not host.is_up]) else {}),
-        }
+    def conditions(self) -> Emulated:
+        """The conditions that a record states about the cluster; defaults are left out, so that equal labs agree."""
+        conditions: Emulated = {"hosts": len(self.hosts), "rate": format_rate(self.rate_bps)}
+        if slow := {host.name: format_rate(host.rate_bps) for host in self.hosts if host.rate_bps != self.rate_bps}:
+            conditions["slow"] = slow
+        if self.racks > 1:
+            conditions |= {"racks": self.racks, "uplink": format_rate(self.uplink_bps)}
+        if down := [host.name for host in self.hosts if not host.is_up]:
+            conditions["down"] = down
+        return conditions
 
     def host(self, name: str | None) -> HostPlan:
-        """Return the host of a name; the first one without.
+        """Return the host of a name; the first host for None.
 
         Raises:
-            InputError: there is none of that name.
+            InputError: there is no such host.
         """
         for host in self.hosts:
             if name in {host.name, None}:
@@ -128,32 +130,32 @@ class LabPlan:
         raise InputError(f"There is no emulated host {name!r}; choose from {host_range(len(self.hosts))}.")
 
     def with_host(self, changed: HostPlan) -> LabPlan:
-        """The plan with one host as it is now."""
+        """Return the plan with one host replaced."""
         return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))
 
     def to_json(self) -> str:
-        """The plan as one line."""
+        """Return the plan as one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> LabPlan:
-        """The plan that `to_json` wrote."""
+        """Return the plan that `to_json` wrote."""
         parts = json.loads(text)
         return cls(**{**parts, "hosts": tuple(HostPlan(**host) for host in parts["hosts"])})
 
     def hosts_file(self) -> str:
-        """The /etc/hosts of every host."""
+        """Return the /etc/hosts of every host."""
         return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
 
     def hostfile(self) -> str:
-        """The hostfile for mpirun."""
+        """Return the hostfile for mpirun."""
         return "".join(f"{host.name} slots={host.slots}\n" for host in self.hosts)
 
     def environment(self, environ: Mapping[str, str], directory: Path) -> dict[str, str]:
-        """The environment of a program on a host: ``environ`` without a batch system, led to the emulated links.
+        """Return the environment of a program on a host: ``environ`` without a batch system, over the emulated links.
 
-        What the machine's own settings say about interfaces and fabrics is overruled: a real fabric, or the memory
-        that the hosts share, would carry messages past the shaped links.
+        It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the memory that the hosts
+        share, would carry messages past the shaped links.
         """
         kept = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
         agent = str(directory / "agent")
@@ -182,7 +184,7 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
     """Return the rates (bit/s) of the hosts in ``slow``, each written ``HOST=RATE``.
 
     Raises:
-        InputError: one is not understood, is of a host that is not there, or comes twice.
+        InputError: an entry is malformed, names an unknown host, or names a host twice.
     """
     rates: dict[str, int | None] = {}
     for text in slow:
@@ -198,7 +200,7 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
 
 
 def host_range(hosts: int) -> str:
-    """How messages list the hosts: ``host0 to host3``."""
+    """Return the hosts' names for messages: ``host0 to host3``."""
     return " to ".join(dict.fromkeys((_names(hosts)[0], _names(hosts)[-1])))
 
 

@@ -1,4 +1,4 @@
-"""A command on an emulated host, started and seen through from outside the lab."""
+"""A command on an emulated host: started from outside the lab, its signals passed on, and its end awaited."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import os
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,13 @@ import psutil
 from commbench.errors import InputError
 from commbench.launch.lab import agent, visitor
 from commbench.launch.lab.plan import DIRECTORY, LabPlan
-from commbench.launch.lab.signals import FROM_KEYS, PASSED_ON, blocked, is_foreground
 
 _VISITOR = (sys.executable, "-I", "-S", visitor.__file__)
 _AGENT = tuple(agent.call(DIRECTORY, "exec"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunningCommand:
     """A command that runs on an emulated host; ``pid`` is the machine's."""
 
     host: str
@@ -34,10 +35,10 @@ class Running:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse what cannot be started.
+    """Refuse a command that cannot be started.
 
     Raises:
-        InputError: no command, or none that is found.
+        InputError: no command was given, or it was not found.
     """
     if not command:
         raise InputError("No command was given to run in the emulated cluster; write it after --.")
@@ -46,11 +47,11 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def visit(lab: int, plan: LabPlan, host: str, command: Sequence[str], signals: socket.socket) -> int:
-    """Run a command on a host; when it ends, or this process does, all that it has started ends.
+    """Run a command on a host; when it or this process ends, all descendants of the command end.
 
     Args:
-        lab: the lab's first process.
-        plan: what the lab consists of now.
+        lab: the id of the lab's first process.
+        plan: the present plan of the lab.
         host: a host's name.
         command: the program and its arguments; it has this process's streams and directory.
         signals: signals to pass on, as bytes.
@@ -61,12 +62,12 @@ def visit(lab: int, plan: LabPlan, host: str, command: Sequence[str], signals: s
     Raises:
         InputError: it could not be started.
     """
-    with contextlib.closing(_Visit(lab, plan, host, command)) as going_on:
-        return going_on.wait(signals)
+    with contextlib.closing(_Visit(lab, plan, host, command)) as started:
+        return started.wait(signals)
 
 
 class _Visit:
-    """A command that is on its way, or runs."""
+    """A command that is being started, or runs."""
 
     def __init__(self, lab: int, plan: LabPlan, host: str, command: Sequence[str]) -> None:
         self._connection, inner = socket.socketpair()
@@ -78,57 +79,107 @@ class _Visit:
 
     def close(self) -> None:
         """End the command if it has not ended."""
-        self._connection.close()  # the visitor ends everything at the end of what it reads
+        self._connection.close()  # the visitor ends everything when its end of the connection closes
         self._process.wait()
 
     def wait(self, signals: socket.socket) -> int:
-        """Pass on the signals that come as bytes until the command has ended; return its exit code.
+        """Pass on the signals that arrive as bytes until the command has ended; return its exit code.
 
         Raises:
             InputError: it could not be started.
         """
-        said = b""
+        report = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(signals, selectors.EVENT_READ)
             while True:
                 ready = [key.fileobj for key, _ in selector.select()]
                 if signals in ready:
-                    self._pass_on(signals.recv(64), started=bool(said))
+                    self._pass_on(signals.recv(64), started=bool(report))
                 if self._connection in ready:
-                    if not (new := self._connection.recv(4096)):
+                    if not (received := self._connection.recv(4096)):
                         break
-                    said += new
+                    report += received
         code = self._process.wait()
-        if problem := said.decode().strip():
+        if problem := report.decode().strip():
             raise InputError(problem)
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, numbers: bytes, *, started: bool) -> None:
-        """Send signals to the command, but for one that a key has made: the terminal has sent it there already."""
+        """Send signals to the command, except a key's signal, which the terminal has already sent there."""
         wanted = set(PASSED_ON)
         if started and is_foreground():
             wanted -= FROM_KEYS
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the command has just ended
             self._connection.sendall(bytes(number for number in numbers if number in wanted))
 
 
-def running(lab: int) -> list[Running]:
-    """Return the commands that run in a lab, whose first process is given."""
-    here, found = _namespace(lab), []
+def running_commands(lab: int) -> list[RunningCommand]:
+    """Return the commands that run in a lab, given the id of its first process."""
+    namespace, commands = _pid_namespace(lab), []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+        with contextlib.suppress(psutil.Error, OSError):  # the process has just ended
             words = process.cmdline()
-            if _is_visitor(words) and _namespace(process.pid) == here:
+            if _is_visitor(words) and _pid_namespace(process.pid) == namespace:
                 host, *command = words[len(_VISITOR) + 2 + len(_AGENT) :]
                 pids = sorted(child.pid for child in process.children())
-                found += [Running(host=host, command=tuple(command), pid=pid) for pid in pids[:1]]
-    return found
+                commands += [RunningCommand(host=host, command=tuple(command), pid=pid) for pid in pids[:1]]
+    return commands
 
 
 def _is_visitor(words: Sequence[str]) -> bool:
     return len(words) > len(_VISITOR) and Path(words[3]).name == Path(_VISITOR[3]).name
 
 
-def _namespace(pid: int) -> Path:
+def _pid_namespace(pid: int) -> Path:
     return Path(f"/proc/{pid}/ns/pid").readlink()
+
+
+# ----------------------------------------------------------------------------------------------------------- signals
+
+#: Signals that are passed on to the command.
+PASSED_ON = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals that a key sends; the terminal sends them to the command, too.
+FROM_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
+
+
+def is_foreground() -> bool:
+    """Whether the terminal's keys send signals to this process, and so to its children in the same group."""
+    try:
+        with Path("/dev/tty").open("rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Block signals inside; a child that is started inside never gets them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def caught(numbers: Iterable[signal.Signals]) -> Iterator[socket.socket]:
+    """Catch signals, except ignored ones, as bytes on a socket, so that none is lost.
+
+    Python allows that in its main thread only; in another thread signals keep their handlers.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        if threading.current_thread() is not threading.main_thread():
+            yield reader
+            return
+        writer.setblocking(False)  # noqa: FBT003 - its only parameter
+        taken = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        previous = signal.set_wakeup_fd(writer.fileno())
+        before = {number: signal.signal(number, lambda *_: None) for number in taken}
+        try:
+            yield reader
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous)
