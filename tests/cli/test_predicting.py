@@ -349,7 +349,7 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
     words = " ".join(out.split())
     assert re.search(r"gloo all_gather of float32 +2 +within one host +ring", out)
     assert "which algorithm the library takes there is not known" in words
-    assert "tells nothing of a network's start-up time" in words
+    assert "do not show a network's start-up time" in words
     assert "keeps no facts of mlp (an earlier version trained it)" in words
     assert "commbench train --workload mlp" in words
     assert words.count("which algorithm the library takes there is not known") == 1
@@ -531,4 +531,4 @@ def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path
     trained = write_run(tmp_path / "trained", [], records, **info)
     code, out, _ = predict(network, trained, "--world-size", "8")
     assert 0 == code
-    assert "trained shared a GPU, so that its steps tell nothing" in " ".join(out.split())
+    assert "trained shared a GPU, so its steps do not hold for one GPU for each rank" in " ".join(out.split())

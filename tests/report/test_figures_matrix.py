@@ -80,7 +80,7 @@ def test_what_was_not_judged_is_not_called_sound() -> None:
     """Say that launches are too few, and that of two hosts none can be the odd one."""
     (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
     (two,) = matrix_figures([run_of(make_matrix(2), 2)])
-    assert "Hosts and links are not judged: 1 launch cannot tell slowness from chance" in few.caption
+    assert "Hosts and links are not judged: 1 launch cannot distinguish slowness from chance" in few.caption
     assert "With so few pairs no straggler can be identified." in two.caption
     assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
 

@@ -43,7 +43,7 @@ def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
     assert "mpi bandwidth 1 MiB, matrix: GB/s from row to column (6 launches)" in text
     assert ["-", "10.5", "2.62*", "10.5"] == line_of(text, "host1")
     assert ["2.62*", "2.62*", "-", "2.62*"] == line_of(text, "host3")
-    assert "* slow because of what is named below" in text
+    assert "* slow because of a straggler named below" in text
 
 
 def test_one_way_is_marked_one_way() -> None:
@@ -169,7 +169,7 @@ def test_sentence_says_what_one_launch_cannot() -> None:
     """Say that one launch is too few, how many would do, and who came out slowest."""
     sentence = conclude(straggler_findings(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0))))
     assert (
-        "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot tell slowness from chance and 5 would "
+        "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot distinguish slowness from chance and 5 would "
         "(host1, 4 times the typical, came out slowest)." == sentence
     )
 
