@@ -15,8 +15,6 @@ from commbench.report.page.writing import render_page
 from commbench.results import Run
 from commbench.tuner.recommendation import recommend
 
-RESULTS = Path(__file__).parent.parent / "results"
-KEPT = sorted(path.parent for path in RESULTS.glob("*/samples.jsonl"))
 HOST = "<script>alert(1)</script>"
 FORMULA = "=cmd()"
 VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches, make_record
+from kept import KEPT_RUNS, RESULTS
 from matrices import make_hosts, make_matrix, touching
-from pages import KEPT, RESULTS, make_run, read
+from pages import make_run, read
 from training_builders import (
     launches_of,
     make_training_case,
@@ -262,7 +263,7 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
 
 def test_model_states_for_each_segment_its_own_error() -> None:
     """Take residuals from a segment's sizes, the held-out error once a curve, and no interval of what is held at 0."""
-    run = load_run(next(path for path in KEPT if path.name.startswith("bench")))
+    run = load_run(next(path for path in KEPT_RUNS if path.name.startswith("bench")))
     heading, *lines = read(run).table_with("start-up", "rate")
     place = {text: heading.index(text) for text in ("worst residual %", "held-out error %", "start-up us")}
     curves = list(network_model(run).curves.values())
@@ -333,7 +334,7 @@ def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any]
     assert f"again {expected} " in read(run).text
 
 
-@pytest.mark.parametrize("name", [path.name for path in KEPT])
+@pytest.mark.parametrize("name", [path.name for path in KEPT_RUNS])
 def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None:
     """Say on the page the command of results/README.md, with the seed, into another directory."""
     line = next(line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]"))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
+from kept import KEPT_RUNS
 from matrices import make_hosts, make_matrix
-from pages import FORMULA, HOST, KEPT, Reader, make_hostile, make_run, read, write_run
+from pages import FORMULA, HOST, Reader, make_hostile, make_run, read, write_run
 
 from commbench.engine.flags import FLAGS
 from commbench.errors import InputError
@@ -21,7 +22,7 @@ from commbench.results import load_run
 # ------------------------------------------------------------------------------------------------------ its form
 
 
-@pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", KEPT_RUNS, ids=lambda path: path.name)
 def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
     """Draw the page of every kept run: balanced, each id once, every link inside or a file, no figure without words."""
     run = load_run(folder)
@@ -34,7 +35,7 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
         assert section in reader.ids
 
 
-@pytest.mark.parametrize("folder", [path for path in KEPT if (path / PAGE).exists()], ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name)
 def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
     """Find in a kept page the words that its run gives today, each id once, and the PNGs that it links beside it."""
     run = load_run(folder)

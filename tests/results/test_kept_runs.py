@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept import KEPT, RESULTS, kept_names, table_of_kept_runs
 
 from commbench.analysis.runs import straggler_findings
 from commbench.analysis.runs import network_model
 from commbench.results import Run, load_run
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
-KEPT = sorted(path.name for path in RESULTS.iterdir() if (path / "samples.jsonl").exists() or list(path.glob("*.json")))
-TABLE = {
-    name: (what, shlex.split(command))
-    for name, what, command in re.findall(
-        r"^\| \[([\w-]+)\]\(\1\) \| (.+) \| `(.+)` \|$", (RESULTS / "README.md").read_text(), re.MULTILINE
-    )
-}
+TABLE = table_of_kept_runs()
 
 
 def page(name: str) -> str:
@@ -51,6 +45,20 @@ def kept(name: str) -> Run:
 def test_the_table_lists_exactly_the_kept_runs() -> None:
     """Have one line for each directory."""
     assert set(KEPT) == set(TABLE)
+
+
+def test_a_users_run_is_no_kept_run(tmp_path: Path) -> None:
+    """Leave out an untracked run, in a clone and without git."""
+    results = tmp_path / "results"
+    for name in ("kept", "mine"):
+        (results / name).mkdir(parents=True)
+        (results / name / "samples.jsonl").touch()
+    (results / "README.md").write_text("| [kept](kept) | evidence | `commbench bench` |\n")
+    assert ["kept"] == kept_names(results)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "results/kept"], check=True)
+    (results / "README.md").write_text("")
+    assert ["kept"] == kept_names(results)
 
 
 @pytest.mark.parametrize("name", KEPT)
