@@ -1,4 +1,4 @@
-"""Where a rank trains and over what: on the CPUs of its host over Gloo, or on one of its GPUs over NCCL."""
+"""The device of a training rank: the CPUs of its host over Gloo, or one of its GPUs over NCCL."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Device:
     """The CPUs of this host, over Gloo."""
 
     name = "cpu"
-    """As rows name it."""
+    """As in the column ``device``."""
     backend = "gloo"
     """Of the process groups that train."""
     ranks_per_gpu: int | None = None
-    """The most ranks of the launch on one GPU; None where none is used."""
-    carries_in_turn = False
-    """See `commbench.ddp.step_times.carried_in_turn`."""
-    settling_steps = 0
-    """In so many steps of a new model DDP makes the host wait for the device."""
+    """The most ranks of the launch on one GPU; None without GPUs."""
+    is_serial = False
+    """Whether a process group runs one collective after the other, see `commbench.ddp.step_times.serialised`."""
+    unsteady_steps = 0
+    """Steps of a new model in which DDP makes the host wait for the device."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -41,57 +41,57 @@ class Device:
         return None if self.torch_device.index is None else [self.torch_device.index]
 
     def library(self) -> str:
-        """What carries gradients, e.g. ``torch 2.13.0 gloo``."""
+        """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
         return f"torch {torch_version()} {self.backend}"
 
-    def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model, or whatever a batch is
-        """Return a model or a batch where the device computes."""
+    def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model or a batch of any type
+        """Return a model or a batch on the device."""
         return value
 
     def wait(self) -> None:
-        """Return when everything queued so far is done."""
+        """Wait until all queued work is done."""
 
     def close(self) -> None:
-        """Leave nothing behind when the launch has trained."""
+        """Clean up after the launch."""
 
     def reset_peak_memory(self) -> None:
-        """Let the peak begin anew at what is in use now."""
+        """Reset the memory peak to the memory in use now."""
         reset_peak_memory()
 
     def peak_memory_bytes(self) -> int | None:
-        """The peak since then, in bytes; None where nobody tells."""
+        """Return the peak since the reset in bytes; None if the system does not report it."""
         return peak_memory_bytes()
 
     def sent_bytes(self) -> int | None:
-        """Bytes that this rank has sent so far; None where they cannot be counted."""
+        """Return the bytes that this rank has sent so far; None if they cannot be counted."""
         return settled_sent_bytes()
 
     def read_clock(self) -> Reading | None:
-        """How fast it runs now; None where it is no GPU, or NVML knows nothing of it."""
+        """Return the GPU's current clocks; None on CPUs, or if NVML cannot read them."""
         return None
 
     def random_state(self) -> tuple[torch.Tensor, ...]:
-        """Where torch's random numbers are."""
+        """Return the state of torch's random generators."""
         return (torch.get_rng_state(),)
 
     def set_random_state(self, state: tuple[torch.Tensor, ...]) -> None:
-        """Go back to where they were."""
+        """Restore the state of torch's random generators."""
         torch.set_rng_state(state[0])
 
 
 class Gpu(Device):
-    """One of NVIDIA's GPUs, over NCCL; this process uses no other from now on.
+    """An NVIDIA GPU over NCCL; this process uses no other GPU from now on.
 
     Args:
         number: of the GPU on its host.
         ranks_per_gpu: the most ranks of the launch on one GPU.
-        cuda: ``torch.cuda``, or what stands for it.
-        find_clock: what reads the clock of the GPU at a PCI address.
+        cuda: ``torch.cuda``, or a substitute.
+        find_clock: returns the clock reader of the GPU at a PCI address.
     """
 
     backend = "nccl"
-    carries_in_turn = True
-    settling_steps = 11  # DDP times its first 10 with events, and reads those of each when the next begins
+    is_serial = True
+    unsteady_steps = 11  # DDP times its first 10 steps with events, and reads a step's events when the next begins
 
     def __init__(
         self,
@@ -113,20 +113,20 @@ class Gpu(Device):
         self._clock = find_clock(address) if address else None
 
     def library(self) -> str:
-        """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
+        """Return e.g. ``torch 2.13.0 NCCL 2.28.9``: the loaded NCCL, not the one torch was built with."""
         return f"torch {torch_version()} {loaded_version()}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
-        """See `Device.moved`; a model itself is moved. Copies of tensors are queued, from pinned memory."""
+        """See `Device.moved`; a model is moved in place. Copies of tensors are queued, from pinned memory."""
         return moved_by(self._move, value)
 
-    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or what moves by itself
+    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or an object with a method ``to``
         if isinstance(value, torch.Tensor):
             return self.pinned(value).to(self.torch_device, non_blocking=True)
         return value.to(self.torch_device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in memory that the GPU can copy from by itself."""
+        """Return the tensor in pinned memory, which the GPU copies asynchronously."""
         return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
     def wait(self) -> None:
@@ -142,11 +142,11 @@ class Gpu(Device):
         self._cuda.reset_peak_memory_stats(self._number)
 
     def peak_memory_bytes(self) -> int | None:
-        """The most that torch has had allocated on the GPU."""
+        """Return the most memory that torch had allocated on the GPU, in bytes."""
         return int(self._cuda.max_memory_allocated(self._number))
 
     def sent_bytes(self) -> int | None:
-        """Nobody counts what goes by NVLink or RDMA."""
+        """Return None: bytes over NVLink or RDMA are not counted."""
         return None
 
     def read_clock(self) -> Reading | None:
@@ -164,10 +164,10 @@ class Gpu(Device):
 
 
 def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Device:  # noqa: ANN401 - as `Gpu`
-    """The device of this rank for a training backend, all ranks together.
+    """Return the device of this rank for a training backend; collective.
 
     Raises:
-        InputError: the backend needs a GPU, or what torch lacks.
+        InputError: the backend needs a GPU, or torch was built without NCCL.
     """
     if backend != "nccl":
         return Device()
@@ -178,5 +178,5 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
 
 
 def gpus_to_train_on(cuda: Any = torch.cuda) -> list[str]:  # noqa: ANN401 - as `Gpu`
-    """What tells the GPUs of this host apart; see `find_gpus`."""
+    """Return the identities of this host's GPUs; see `find_gpus`."""
     return find_gpus("nccl", cuda, instead="train with --backend gloo")

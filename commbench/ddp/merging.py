@@ -1,4 +1,4 @@
-"""All ranks' samples of a configuration's blocks become one `TrainingRecord`."""
+"""Merging all ranks' samples of a configuration's blocks into one `TrainingRecord`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commbench.engine.gpu_clocks import clocks_between
 from commbench.hooks import BucketTimes
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
-#: Blocks of so many steps are long enough to look for the end of their warm-up.
+#: Steps of a block from which on the end of its warm-up is detected.
 LONG_BLOCK = 40
 _FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
 
@@ -32,16 +32,16 @@ def merge(
     workload: Workload,
     *,
     meter: RunMeter | None = None,
-    **known: Any,  # noqa: ANN401 - fields of the record
+    **fields: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
-    """The record of a configuration in a launch.
+    """Return the record of a configuration in a launch.
 
     Args:
         case: the configuration.
-        blocks: of each block the samples of every rank that trained, by rank.
-        workload: what was trained.
-        meter: what was counted of the energy.
-        known: further fields of the record.
+        blocks: for each block the samples of every training rank, by rank.
+        workload: the workload that was trained.
+        meter: the energy counters of this rank; None: energy was not measured.
+        fields: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
     early = [_early(times[:, _STEP], ranks[0].early_steps) for times, ranks in zip(slowest, blocks, strict=True)]
@@ -85,26 +85,26 @@ def merge(
         clocks=clocks,
         flags=["throttled"] if clocks and clocks.slowed_by else [],
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
-        **known,
+        **fields,
     )
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
-    """Joules of a step on all machines and what they count, over all blocks together: one alone may be too short.
+    """Return joules per step on all machines and what they count, over all blocks: a single block may be too short.
 
-    Nothing where a counter did not answer, or none moved.
+    Empty if a counter failed, or none moved.
     """
     used = [rank.energy_J for ranks in blocks for rank in ranks]
-    known = [joules for joules in used if joules is not None]
+    counted = [joules for joules in used if joules is not None]
     steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
     lasted_s = sum(ranks[0].metered_s for ranks in blocks)
-    if len(known) < len(used) or not sum(known) or steps < 1 or lasted_s < meter.least_s:
+    if len(counted) < len(used) or not sum(counted) or steps < 1 or lasted_s < meter.least_s:
         return {}
-    return {"energy_J": sum(known) / steps, "energy_of": meter.energy_of}
+    return {"energy_J": sum(counted) / steps, "energy_of": meter.energy_of}
 
 
 def _early(times: Floats, least: int) -> int:
-    """How many steps at the beginning of a block are not counted: ``least`` or more, at most half of a long block."""
+    """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a long block."""
     if len(times) < LONG_BLOCK:
         return min(least, len(times) - 1)
     settled = stats.warmup_count(times.tolist())
@@ -112,19 +112,19 @@ def _early(times: Floats, least: int) -> int:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    given = [value for value in values if value is not None]
+    return float(np.mean(given)) if given else None
 
 
 def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket], dict[str, Any]]:
-    """The buckets, medians over all timed steps, and what they make together in a step."""
+    """Return the buckets, medians over all timed steps, and their sums over a step."""
     steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
     if not steps:
         return [], {}
     common = Counter(step.shape for step in steps).most_common(1)[0][0]
     stamps = np.stack([step for step in steps if step.shape == common])  # (steps, ranks, buckets, stamps)
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
-    arrived = done - decode  # what is there still has to be decompressed
+    arrived = done - decode  # decompression follows
     lasted = arrived - start
     least = lasted.min(axis=1)
     waited = (lasted - least[:, None]).mean(axis=1)
@@ -155,7 +155,7 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
 
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Per timed step the stamps of all ranks, shape (ranks, buckets, 5), in ns since each rank's backward began."""
+    """Return per timed step the stamps of all ranks, (ranks, buckets, 5), in ns since each rank's backward began."""
     per_rank = [timed_events(rank) for rank in ranks]
     return [
         np.array([_stamps(of_rank) for of_rank in events])
@@ -178,7 +178,7 @@ def _stamps(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
 
 
 def _union(starts: Floats, ends: Floats) -> float:
-    """How long at least one of the intervals lasts."""
+    """Return the length of the union of intervals."""
     total, reached = 0.0, -np.inf
     for i in np.argsort(starts):
         total += max(0.0, ends[i] - max(starts[i], reached))

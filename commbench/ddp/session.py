@@ -1,4 +1,4 @@
-"""Trains the configurations of one launch, in turns, all ranks together: what a rank does for ``commbench train``."""
+"""Training of one launch's configurations in interleaved blocks: a rank's part of ``commbench train``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
-from commbench.ddp.block import EARLY_STEPS, BlockSamples, Rig, run_block
+from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, run_block
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
 from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
@@ -27,9 +27,8 @@ from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.registry import find_hook
 from commbench.system.clock import clock_domain
-from commbench.system.host import usable_cpus
 
-#: Timed steps of the trial from which the number of steps of all blocks is found; the least and most that are made.
+#: Timed steps of the trial that sets the number of steps of all blocks; bounds of that number.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
 
@@ -50,35 +49,35 @@ def train_launch(
     """Train every configuration in its blocks, as `commbench.ddp.plan.cases.schedule` orders them.
 
     Args:
-        cases: the baseline first; the same on every rank, like everything else here.
-        terms: how they are trained.
-        launch: its number, which with the seed fixes order, weights and data.
+        cases: the baseline first; the same on every rank, as are all arguments.
+        terms: how the cases are trained.
+        launch: its number; with the seed it fixes order, weights and data.
         control: the ranks.
-        device: where this one trains.
+        device: the device of this rank.
         progress: counts steps.
-        begin: is told which case's block begins.
-        finish: is given a case's record after its last block, on rank 0 only.
+        begin: called with the index of the case whose block begins.
+        finish: called with a case's record after its last block, on rank 0 only.
         out_of_time: whether no further block may begin.
-        meter: what this rank reads of the energy; None: nothing.
+        meter: this rank's energy counters; None: energy is not measured.
 
     Returns:
-        False where time ran out before the last block.
+        False if time ran out before the last block.
     """
     order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
     session = _Session(terms, launch, control, device, progress, paces=_find_baseline(cases), meter=meter or RunMeter())
-    for case in cases:  # before a case's time runs: a person's workload may read much
+    for case in cases:  # before a case's timeout runs: a person's workload may read much data
         session.build(case)
     compile_hooks(cases, device.torch_device)
     for index in order:
         if not left[index]:
-            continue  # it has failed, or this is a block of the baseline beyond those that are left
+            continue  # the case has failed, or the baseline has no blocks left
         if out_of_time():
             return False
         begin(index)
         left[index] -= 1
         outcome = session.block(cases[index], last=not left[index])
-        if outcome.over:
+        if outcome.is_last:
             left[index] = 0
         if outcome.record is not None:
             finish(outcome.record)
@@ -86,7 +85,7 @@ def train_launch(
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
-    """Compile what the hooks of these cases use on a device, which takes longer than a short case timeout.
+    """Compile the hooks' selection for a device, if a case uses it: that may take longer than a case timeout.
 
     Raises:
         InputError: it cannot be compiled there.
@@ -96,7 +95,7 @@ def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None
 
 
 def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
-    """By what ``selection=fast`` selects, see `commbench.hooks.selectors`; None where none of the cases asks for it."""
+    """Return what implements ``selection=fast``, see `commbench.hooks.selectors`; None if no case uses it."""
     return selectors.fast_selection(device.torch_device) if any(map(_selects_fast, cases)) else None
 
 
@@ -105,22 +104,22 @@ def _selects_fast(case: TrainingCase) -> bool:
 
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """The configuration whose steps set the length of all blocks: DDP as it comes, where it is trained."""
+    """Return the configuration whose steps set the length of all blocks: DDP's default, if it is trained."""
     plain = (case for case in cases if case.uses_ddp and case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP)
     return next(plain, cases[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Groups:
-    """Process groups of the same ranks: one that trains, and one over Gloo for all else, the same where both are."""
+    """Process groups of the same ranks: one that trains, and one over Gloo for everything else."""
 
     training: dist.ProcessGroup
-    meeting: dist.ProcessGroup
+    control_group: dist.ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """A workload with its initial weights, the same on all ranks that train, and the groups of these."""
+    """A workload with its initial weights, equal on all training ranks, and the groups of these ranks."""
 
     workload: Workload
     groups: _Groups
@@ -128,14 +127,15 @@ class _Built:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What a block has led to; ``record`` on rank 0 only."""
+    """The result of a block; ``record`` on rank 0 only."""
 
-    over: bool
+    is_last: bool
+    """Whether no further block of the case follows."""
     record: TrainingRecord | None = None
 
 
 class _Session:
-    """What the blocks of a launch share."""
+    """The state that the blocks of a launch share."""
 
     def __init__(
         self,
@@ -157,21 +157,23 @@ class _Session:
         self.device = device
         self.progress = progress
         self.threads = terms.threads or _fair_threads(control)
-        if not dist.is_initialized():  # else whoever has joined also leaves
+        if not dist.is_initialized():  # else the caller has joined, and leaves
             join_world(control)
         torch.set_num_threads(self.threads)
         gc.collect()
-        gc.freeze()  # collecting between blocks then looks at what blocks leave, not at all of torch
+        gc.freeze()  # collections between blocks then skip torch's own objects
         self.steps = terms.steps
         self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
 
     def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
-        """Train a block. An error that every rank meets alike costs only this case; any other ends the launch."""
+        """Train a block. An error that all ranks raise fails only this case; any other ends the launch."""
         built = self.build(case)
         if self.steps is None:
-            own = built.workload.steps if built.workload.evaluate else None  # a metric needs them to mean something
+            own = (
+                built.workload.steps if built.workload.evaluate else None
+            )  # the metric needs the workload's own number of steps
             self.steps = own or self._find_steps(self.paces, self.build(self.paces))
         steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
@@ -184,24 +186,24 @@ class _Session:
             record = TrainingRecord(
                 case=case, launch=self.launch, seed=self.seed, device=self.device.name, status=status, reason=reason
             )
-            return _Outcome(over=True, record=record if gathered is not None else None)
+            return _Outcome(is_last=True, record=record if gathered is not None else None)
         if gathered is None:
             blocks.append([])
-            return _Outcome(over=last)
+            return _Outcome(is_last=last)
         blocks.append([rank_samples for rank_samples in gathered if rank_samples is not None])
-        return _Outcome(over=last, record=self._record(case, built, blocks) if last else None)
+        return _Outcome(is_last=last, record=self._record(case, built, blocks) if last else None)
 
     def _try(
         self, case: TrainingCase, built: _Built, steps: int, *, deep: bool
     ) -> tuple[BlockSamples | None, tuple[Status, str] | None]:
-        """A block's samples on this rank, None on one that does not train; or status and reason of a refusal."""
+        """Return a block's samples (None on a rank that does not train), or the status and reason of a refusal."""
         samples: BlockSamples | None = None
         refusal: tuple[Status, str] | None = None
         if self.control.rank < case.world_size:
-            rig = Rig(
+            context = BlockContext(
                 progress=self.progress,
                 group=built.groups.training,
-                meeting=built.groups.meeting,
+                control_group=built.groups.control_group,
                 workload=built.workload,
                 seed=self.seed,
                 steps=steps,
@@ -210,12 +212,12 @@ class _Session:
                 meter=self.meter.own if self.meter.covers(case.backend) else None,
             )
             try:
-                samples = run_block(case, rig)
+                samples = run_block(case, context)
             except UnsupportedError as error:
                 refusal = ("unsupported", str(error))
             except InputError as error:
                 refusal = ("failed", str(error))
-        self.control.barrier(patient=True)  # ranks that do not train must not take a core from those that do
+        self.control.barrier(patient=True)  # idle ranks must not use a core
         return samples, refusal
 
     def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
@@ -231,7 +233,7 @@ class _Session:
         )
 
     def build(self, case: TrainingCase) -> _Built:
-        """The case's workload, made once a launch; its weights are rank 0's everywhere, as DDP would have them."""
+        """Return the case's workload, made once a launch, with rank 0's weights on all ranks, as under DDP."""
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
             groups = self._groups_of(case.world_size)
@@ -252,19 +254,16 @@ class _Session:
         return self._built[key]
 
     def _groups_of(self, ranks: int) -> _Groups:
-        """The first ``ranks`` ranks, in process groups of their own."""
+        """Return process groups of the first ``ranks`` ranks."""
         if ranks not in self._groups:
             backends = dict.fromkeys((self.device.backend, "gloo"))
             with unpinned():
                 made = [dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend) for backend in backends]
-            self._groups[ranks] = _Groups(training=made[0], meeting=made[-1])
+            self._groups[ranks] = _Groups(training=made[0], control_group=made[-1])
         return self._groups[ranks]
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
-        """How many steps of a case fill a block: from a short one.
-
-        None where that cannot be trained.
-        """
+        """Return the number of steps of a case that fill a block, from a short trial; None if the trial fails."""
         samples, refusal = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, deep=False)
         if any(gather_everywhere(self.control, refusal)):
             return None
@@ -275,7 +274,8 @@ class _Session:
 
 
 def _fair_threads(control: Control) -> int:
-    """The CPUs that the ranks of this machine may use, shared out among them."""
+    """Return this machine's usable CPUs divided by its ranks."""
     machine = clock_domain().partition("/")[0]
-    here = [cpus for name, cpus in gather_everywhere(control, (machine, usable_cpus())) if name == machine]
-    return max(1, len(set().union(*here)) // len(here))
+    gathered = gather_everywhere(control, (machine, usable_cpus()))
+    cpus_here = [usable for name, usable in gathered if name == machine]
+    return max(1, len(set().union(*cpus_here)) // len(cpus_here))

@@ -83,8 +83,8 @@ def test_gloo_trains_on_the_host() -> None:
     assert Device is type(device)
     assert ("cpu", "gloo", None, None) == (device.name, device.backend, device.numbers, device.ranks_per_gpu)
     assert device.clock is host_clock
-    assert not device.carries_in_turn
-    assert not device.settling_steps
+    assert not device.is_serial
+    assert not device.unsteady_steps
     assert before == dict(os.environ)
 
 
@@ -100,7 +100,7 @@ def test_ddp_looks_back_at_ten_steps() -> None:
             noted.append(model._get_ddp_logging_data().get("iteration", 0))
     finally:
         torch.distributed.destroy_process_group()
-    last = Gpu.settling_steps - 1
+    last = Gpu.unsteady_steps - 1
     assert [*range(last + 1), *[last] * (20 - last - 1)] == noted
 
 
@@ -123,7 +123,7 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     names = " | ".join(f"Simulated GPU {number}" for number in sorted(set(numbers)))
     assert [names] * 3 == [device.name for device, _ in found]
     assert {"nccl"} == {device.backend for device, _ in found}
-    assert all(device.carries_in_turn for device, _ in found)
+    assert all(device.is_serial for device, _ in found)
     assert f"torch {torch_version()} {loaded_version()}" == found[0][0].library()
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
 

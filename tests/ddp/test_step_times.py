@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
-from commbench.ddp.step_times import StepLog, StepMarks, carried_in_turn  # noqa: E402
+from commbench.ddp.step_times import StepLog, StepMarks, serialised  # noqa: E402
 from commbench.hooks import BucketMarks, BucketTimes  # noqa: E402
 from commbench.hooks.results import Expected  # noqa: E402
 from commbench.hooks.step_clock import event_clock  # noqa: E402
@@ -36,7 +36,7 @@ def test_parts_are_sums_over_passes() -> None:
 
 def test_buckets_count_from_the_last_backward_pass() -> None:
     """Give instants since the loss of the pass that exchanges was there, in the order in which buckets were told."""
-    times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(in_turn=False)
+    times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(is_serial=False)
     assert [1, 0] == [one.index for one in times]
     assert [(5, 6, 9), (1, 2, 7)] == [(one.ready_ns // MS, one.start_ns // MS, one.done_ns // MS) for one in times]
     assert [(1, 1), (1, 3)] == [(one.encode_ns // MS, one.decode_ns // MS) for one in times]
@@ -61,11 +61,11 @@ def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTim
 def test_nccl_carries_one_after_the_other(issued: list[int], arrived: list[int], starts: list[int]) -> None:
     """Start a bucket when the one before has arrived, never after it has arrived itself nor before it was issued."""
     told = [times_of(index, *of) for index, of in enumerate(zip(issued, arrived, strict=True))]
-    found = carried_in_turn(told[::-1])
+    found = serialised(told[::-1])
     assert list(range(len(issued))) == [one.index for one in found]
     assert starts == [one.start_ns for one in found]
     assert [one.done_ns for one in told] == [one.done_ns for one in found]
-    assert found == carried_in_turn(found)
+    assert found == serialised(found)
 
 
 def queued(clock: Any) -> StepMarks:
@@ -94,9 +94,9 @@ def test_a_log_knows_how_collectives_are_carried() -> None:
     """Let the second of two buckets that were issued at once start when the first has arrived."""
     told = [bucket(0, start=36, arrived=38, done=38), bucket(1, start=36, arrived=40, done=40)]
     starts = {}
-    for in_turn in (False, True):
-        log = StepLog(in_turn=in_turn)
+    for is_serial in (False, True):
+        log = StepLog(is_serial=is_serial)
         log.add(step(told))
         log.finish()
-        starts[in_turn] = [one.start_ns // MS for one in log.buckets[0]]
+        starts[is_serial] = [one.start_ns // MS for one in log.buckets[0]]
     assert {False: [6, 6], True: [6, 8]} == starts

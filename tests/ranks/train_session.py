@@ -57,9 +57,9 @@ class Spy:
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
-    def run_block(self, case: TrainingCase, rig: block.Rig) -> block.BlockSamples:
+    def run_block(self, case: TrainingCase, context: block.BlockContext) -> block.BlockSamples:
         """Run the block."""
-        samples = block.run_block(case, rig)
+        samples = block.run_block(case, context)
         note = {
             "events": [len(step) for step in samples.watched],
             "steps": len(samples.times),
