@@ -27,6 +27,7 @@ from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.registry import find_hook
 from commbench.system.clock import clock_domain
+from commbench.system.host import usable_cpus
 
 #: Timed steps of the trial that sets the number of steps of all blocks; bounds of that number.
 TRIAL_STEPS = 2
