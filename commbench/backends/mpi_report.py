@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from commbench.collectives.operations import find_operation
+
 T = TypeVar("T")
 
 #: How much Open MPI's collective components say; where a person has asked, all is left to her.
@@ -24,9 +26,6 @@ _ASKING = 9
 _STREAMS = range(64)
 #: Where it writes what its components say, instead of stderr.
 _CHANNEL = "OPAL_OUTPUT_STDERR_FD"
-#: Which operations ``coll/han`` has in every version of Open MPI 5; others fall to a component of lower priority.
-_HAN = frozenset({"all_reduce", "all_gather", "barrier", "broadcast", "gather", "reduce", "scatter"})
-_HAS = {"han": _HAN, "tuned": _HAN | {"all_to_all", "reduce_scatter"}}
 #: How an answer to our question looks, to Python and to grep alike.
 _ANSWER = r"^\[[^]]*\] (coll:|.*disqualifying myself)"
 _OURS = re.compile(_ANSWER)
@@ -134,7 +133,7 @@ def parse_component(report: str) -> str:
 
 def algorithm_of(component: str, operation: str) -> str:
     """What carries a collective, e.g. ``coll/han``; empty where the preferred component may not have it."""
-    return f"coll/{component}" if operation in _HAS.get(component, ()) else ""
+    return f"coll/{component}" if component in find_operation(operation).open_mpi_components else ""
 
 
 def takes_gpu_memory(library: Any) -> bool:  # noqa: ANN401 - a ctypes library, of functions without types

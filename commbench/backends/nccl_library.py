@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from commbench.collectives.algorithms import CHOOSING, COPY, SYMMETRIC, Choice
+from commbench.collectives.algorithms import COPY, SYMMETRIC, Choice
+from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.device import DeviceClock, EventTimer
@@ -26,7 +27,11 @@ _CHOSEN = re.compile(
     r"|Kernel (?P<kernel>\w+)|(?P<copy>cudaMemcpy|.*RMA proxy))"
 )
 #: Its names of the operations that it logs.
-_OPERATIONS = {"".join(map(str.capitalize, name.split("_"))): name for name in CHOOSING}
+_OPERATIONS = {
+    "".join(map(str.capitalize, name.split("_"))): name
+    for name, entry in OPERATIONS.items()
+    if entry.has_nccl_algorithms
+}
 _DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 

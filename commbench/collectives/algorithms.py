@@ -10,8 +10,6 @@ from commbench.errors import InputError
 #: NCCL's words, in lower case and without underscores, as its variables NCCL_ALGO and NCCL_PROTO take them.
 ALGORITHMS = ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
-#: Operations that NCCL has several algorithms for; the others are sends and receives.
-CHOOSING = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 #: The library's own choice.
 AUTO = "auto"
 #: What NCCL says beside: GPUs' copy engines, and kernels on symmetric memory, which are named after this.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from commbench.collectives.algorithms import AUTO, CHOOSING, Choice
+from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.backends import USUAL_BACKENDS, find_backend
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import find_dtype
@@ -247,7 +247,7 @@ class Sweep:
                 loop=self.loop,
                 buffers=buffers if operation.moves_data else "hot",
                 world_size=world_size,
-                algorithm=algorithm if operation.name in CHOOSING else AUTO,
+                algorithm=algorithm if operation.has_nccl_algorithms else AUTO,
                 graph=graph,
             )
 

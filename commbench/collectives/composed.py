@@ -1,9 +1,9 @@
-"""Operations in patterns that arrange all ranks otherwise: ring, fan, hierarchy, pairs of a matrix."""
+"""Composed operations: the entries of operations in the patterns ring, fan, hierarchical and matrix."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,40 +23,15 @@ from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives
 from commbench.errors import UnsupportedError
 
 MATRIX = "matrix"
-#: In a matrix a window is short: every rank meets every other, and steady bandwidth shows after a few MiB.
+#: The most bytes in flight between the two ranks of a pair of a matrix.
 MATRIX_WINDOW_BYTES = 4 * 2**20
-#: Operations that each of these patterns has; all others have all operations.
-OPERATIONS_OF_PATTERN = {
-    "ring": ("latency", "bandwidth", "bibandwidth", "sendrecv"),
-    "fan-in": ("bandwidth", "bibandwidth"),
-    "fan-out": ("bandwidth", "bibandwidth"),
-    "hierarchical": ("all_reduce",),
-    MATRIX: ("latency", "bandwidth", "bibandwidth", "sendrecv"),
-}
+
+Compose = Callable[[Operation, int], Operation]
+"""Make the entry of a pattern from the plain entry and the number of ranks."""
 
 
-def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
-    """The entry of an operation in a pattern, among ``size`` ranks: of most patterns it is the plain one.
-
-    In a matrix it is the entry of one pair.
-
-    Raises:
-        InputError: there is no such operation.
-        UnsupportedError: the operation makes no sense in the pattern; the sentence says which do.
-    """
-    plain = find_operation(name)
-    offered = OPERATIONS_OF_PATTERN.get(pattern)
-    if offered is None:
-        return plain
-    if name not in offered:
-        raise UnsupportedError(
-            f"pattern {pattern} is for {' or '.join([', '.join(offered[:-1]), offered[-1]]).removeprefix(' or ')}, "
-            f"and {name} was asked for; use pattern flat"
-        )
-    if pattern == MATRIX:
-        return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
-    make = _COMPOSED.get((pattern, name))
-    return make(plain, size) if make else plain
+def _plain(plain: Operation, _: int) -> Operation:
+    return plain
 
 
 # ------------------------------------------------------------------------------------------------------------- ring
@@ -105,19 +80,19 @@ def _ring(plain: Operation, **changes: Any) -> Operation:  # noqa: ANN401 - fiel
     return replace(plain, **{**common, **changes})
 
 
-_RING: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
-    ("ring", "latency"): lambda plain, size: _ring(
+_RING: dict[str, Compose] = {
+    "latency": lambda plain, size: _ring(
         plain,
         summary="a token that is passed on from rank to rank, once round; the time of one hop",
         call=_token,
         operations_per_call=size,
     ),
-    ("ring", "bandwidth"): lambda plain, _: _ring(
+    "bandwidth": lambda plain, _: _ring(
         plain,
         summary="every rank sends a window of messages to the next and receives one from the rank before",
         call=_to_the_next,
     ),
-    ("ring", "bibandwidth"): lambda plain, _: _ring(
+    "bibandwidth": lambda plain, _: _ring(
         plain,
         summary="every rank exchanges windows of messages with both neighbours",
         receive=lambda shape: 2 * shape.elements,
@@ -125,6 +100,7 @@ _RING: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
         call=_with_both,
         window_bytes=WINDOW_BYTES // 2,
     ),
+    "sendrecv": _plain,
 }
 
 # ------------------------------------------------------------------------------------------------------------- fans
@@ -207,8 +183,8 @@ def _fan_both_ways(plain: Operation, size: int) -> Operation:
     )
 
 
-_FAN: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
-    ("fan-in", "bandwidth"): lambda plain, size: _fan(
+_FAN_IN: dict[str, Compose] = {
+    "bandwidth": lambda plain, size: _fan(
         plain,
         size,
         summary="every other rank sends a window of messages to the root",
@@ -218,7 +194,10 @@ _FAN: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
         answer=_from_others,
         call=_fan_in,
     ),
-    ("fan-out", "bandwidth"): lambda plain, size: _fan(
+    "bibandwidth": _fan_both_ways,
+}
+_FAN_OUT: dict[str, Compose] = {
+    "bandwidth": lambda plain, size: _fan(
         plain,
         size,
         summary="the root sends a window of messages to every other rank",
@@ -228,8 +207,7 @@ _FAN: dict[tuple[str, str], Callable[[Operation, int], Operation]] = {
         answer=_from_root,
         call=_fan_out,
     ),
-    ("fan-in", "bibandwidth"): _fan_both_ways,
-    ("fan-out", "bibandwidth"): _fan_both_ways,
+    "bibandwidth": _fan_both_ways,
 }
 
 # -------------------------------------------------------------------------------------------------------- hierarchy
@@ -278,4 +256,35 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
     )
 
 
-_COMPOSED = {**_RING, **_FAN, ("hierarchical", "all_reduce"): _hierarchical}
+def _short_window(plain: Operation, _: int) -> Operation:
+    """In a matrix a pair's steady bandwidth shows after a few MiB, and there are many pairs."""
+    return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
+
+
+#: By pattern, the operations that it has and what it makes of each; patterns that are not listed have all operations,
+#: unchanged.
+COMPOSED: Mapping[str, Mapping[str, Compose]] = {
+    "ring": _RING,
+    "fan-in": _FAN_IN,
+    "fan-out": _FAN_OUT,
+    "hierarchical": {"all_reduce": _hierarchical},
+    MATRIX: dict.fromkeys(("latency", "bandwidth", "bibandwidth", "sendrecv"), _short_window),
+}
+
+
+def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
+    """Return the entry of an operation in a pattern on ``size`` ranks; in a matrix, the entry for one pair.
+
+    Raises:
+        InputError: there is no such operation.
+        UnsupportedError: the pattern does not have the operation; the message lists the operations that it has.
+    """
+    plain = find_operation(name)
+    composed = COMPOSED.get(pattern)
+    if composed is None:
+        return plain
+    if name not in composed:
+        *others, last = composed
+        offered = f"{', '.join(others)} or {last}" if others else last
+        raise UnsupportedError(f"pattern {pattern} is for {offered}, and {name} was asked for; use pattern flat")
+    return composed[name](plain, size)

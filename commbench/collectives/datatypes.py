@@ -41,6 +41,10 @@ class DataType:
     """numpy type of the raw memory; bfloat16, which numpy lacks, is kept as uint16."""
     epsilon: float = 0.0
     """Distance from 1 to the next value; 0 for whole numbers."""
+    nccl_name: str
+    """What nccl-tests calls it."""
+    mpi_name: str = ""
+    """What OSU's and Intel's benchmarks call it; empty if they do not have it."""
 
     def encode(self, values: Values) -> Raw:
         """Raw memory, shape of ``values``, for values that are exact in this type."""
@@ -58,12 +62,16 @@ class DataType:
 DTYPES = {
     dtype.name: dtype
     for dtype in (
-        DataType(name="float64", itemsize=8, storage="float64", epsilon=2.0**-52),
-        DataType(name="float32", itemsize=4, storage="float32", epsilon=2.0**-23),
-        DataType(name="float16", itemsize=2, storage="float16", epsilon=2.0**-10),
-        DataType(name="bfloat16", itemsize=2, storage="uint16", epsilon=2.0**-7),
-        DataType(name="int32", itemsize=4, storage="int32"),
-        DataType(name="int8", itemsize=1, storage="int8"),
+        DataType(
+            name="float64", itemsize=8, storage="float64", epsilon=2.0**-52, nccl_name="double", mpi_name="MPI_DOUBLE"
+        ),
+        DataType(
+            name="float32", itemsize=4, storage="float32", epsilon=2.0**-23, nccl_name="float", mpi_name="MPI_FLOAT"
+        ),
+        DataType(name="float16", itemsize=2, storage="float16", epsilon=2.0**-10, nccl_name="half"),
+        DataType(name="bfloat16", itemsize=2, storage="uint16", epsilon=2.0**-7, nccl_name="bfloat16"),
+        DataType(name="int32", itemsize=4, storage="int32", nccl_name="int32", mpi_name="MPI_INT"),
+        DataType(name="int8", itemsize=1, storage="int8", nccl_name="int8", mpi_name="MPI_CHAR"),
     )
 }
 

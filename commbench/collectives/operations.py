@@ -8,8 +8,8 @@ Words: *message* is the larger of the send and the receive buffer, as in nccl-te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from commbench.collectives.primitives import Buffers, CallT_co, Primitives
@@ -165,8 +165,26 @@ Kind = Literal["collective", "pair", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolNames:
+    """How other benchmarks name an operation; empty if they do not measure it, or not in the same way."""
+
+    nccl_tests: str = ""
+    """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
+    osu: str = ""
+    """The title that OSU's micro-benchmarks print, and commbench in their format."""
+    other_osu: tuple[str, ...] = ()
+    """Further titles under which its tables are read."""
+    imb: str = ""
+    """The benchmark of the Intel MPI Benchmarks."""
+    param: tuple[str, ...] = ()
+    """The collectives of PARAM, as it prints them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One operation: what it is, how large its buffers are, what the answer is and how it is called.
+
+    This entry is the only place that lists the operation; other packages look up here what they need of it.
 
     ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the known content of
     them. ``call`` turns buffers into the sequence of prepared calls that is timed as one operation.
@@ -208,6 +226,24 @@ class Operation:
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
     """In place, which buffer is the block of which; ``same`` where both are one whole buffer."""
+    names: ToolNames = ToolNames()
+    closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """By the name of an algorithm, the function in `commbench.analysis.prediction.closed_forms` that gives its time."""
+    gloo_algorithm: str = ""
+    """The one of ``closed_forms`` that torch's Gloo uses for all sizes and numbers of ranks.
+
+    Sources: ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``,
+    ``alltoall.cc`` and ``barrier.cc`` of Gloo, and ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is
+    an all_reduce of a copy.
+    """
+    has_nccl_algorithms: bool = False
+    """Whether NCCL chooses among several algorithms; it carries the others by sends and receives."""
+    open_mpi_components: frozenset[str] = frozenset()
+    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that carry it in every version."""
+    compares_ranks: bool = False
+    """Whether its times show stragglers: every rank sends and receives the same, so all should take equally long."""
+    quantity: Literal["both", "time", "bandwidth"] = "both"
+    """What tables and figures show of it."""
 
     def participants(self, size: int) -> tuple[int, ...]:
         """The ranks that take part, of ``size``: a pair is the first and the last, the two that are farthest apart."""
@@ -217,6 +253,11 @@ class Operation:
     def is_one_way(self) -> bool:
         """Whether of two ranks only the last receives, so that both directions of a pair are measured each."""
         return not self.answer(Shape(rank=0, size=2, elements=1))
+
+    @property
+    def nccl_program(self) -> str:
+        """The program of nccl-tests that measures it, or the name that such a program would have."""
+        return self.names.nccl_tests or f"{self.name}_perf"
 
     def osu_bytes(self, message_bytes: int, size: int) -> int:
         """The size that OSU's micro-benchmarks print for the same case, in bytes."""
@@ -257,6 +298,9 @@ def _share(size: int) -> float:
     return (size - 1) / size
 
 
+#: ``coll/han`` lacks reduce_scatter and all_to_all, which fall to a component of lower priority.
+_HAN_AND_TUNED = frozenset({"han", "tuned"})
+
 _ENTRIES = (
     Operation(
         name="all_reduce",
@@ -270,6 +314,17 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         default_in_place=True,
+        names=ToolNames(osu="Allreduce Latency Test", imb="Allreduce", param=("all_reduce",)),
+        closed_forms={
+            "ring": "ring_all_reduce",
+            "recursive doubling": "recursive_doubling_all_reduce",
+            "halving-doubling": "halving_doubling_all_reduce",
+            "double tree": "double_tree_all_reduce",
+        },
+        gloo_algorithm="ring",
+        has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
+        compares_ranks=True,
     ),
     Operation(
         name="all_gather",
@@ -284,6 +339,12 @@ _ENTRIES = (
         osu_per_rank=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
+        names=ToolNames(osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")),
+        closed_forms={"ring": "ring_all_gather", "recursive doubling": "recursive_doubling_all_gather"},
+        gloo_algorithm="ring",
+        has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
+        compares_ranks=True,
     ),
     Operation(
         name="reduce_scatter",
@@ -298,6 +359,20 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         in_place_slice="receive_in_send",
+        names=ToolNames(
+            osu="Reduce_scatter Latency Test",
+            imb="Reduce_scatter",
+            param=("reduce_scatter", "reduce_scatter_base"),
+        ),
+        closed_forms={
+            "ring": "ring_reduce_scatter",
+            "recursive halving": "recursive_halving_reduce_scatter",
+            "ring all_reduce": "ring_all_reduce",
+        },
+        gloo_algorithm="ring all_reduce",
+        has_nccl_algorithms=True,
+        open_mpi_components=frozenset({"tuned"}),
+        compares_ranks=True,
     ),
     Operation(
         name="all_to_all",
@@ -311,6 +386,17 @@ _ENTRIES = (
         divided=True,
         osu_per_rank=True,
         has_in_place=True,
+        names=ToolNames(
+            nccl_tests="alltoall_perf",
+            osu="All-to-All Personalized Exchange Latency Test",
+            other_osu=("Alltoall", "All-to-All"),
+            imb="Alltoall",
+            param=("all_to_all", "all_to_all_single"),
+        ),
+        closed_forms={"pairwise": "pairwise_all_to_all", "Bruck": "bruck_all_to_all"},
+        gloo_algorithm="pairwise",
+        open_mpi_components=frozenset({"tuned"}),
+        compares_ranks=True,
     ),
     Operation(
         name="broadcast",
@@ -320,6 +406,15 @@ _ENTRIES = (
         answer=_from(_root),
         call=lambda backend, b, s, _r: [backend.broadcast(b.receive, s.root)],
         rooted=True,
+        names=ToolNames(osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)),
+        closed_forms={
+            "binomial": "binomial_broadcast",
+            "scatter and all_gather": "scatter_all_gather_broadcast",
+            "double tree": "double_tree_broadcast",
+        },
+        gloo_algorithm="binomial",
+        has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="reduce",
@@ -333,6 +428,11 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         default_in_place=True,
+        names=ToolNames(osu="Reduce Latency Test", imb="Reduce", param=("reduce",)),
+        closed_forms={"binomial": "binomial_reduce", "ring": "ring_reduce"},
+        gloo_algorithm="ring",
+        has_nccl_algorithms=True,
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="gather",
@@ -348,6 +448,10 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
+        names=ToolNames(osu="Gather Latency Test", imb="Gather", param=("gather",)),
+        closed_forms={"linear": "linear_scatter", "binomial": "binomial_scatter"},
+        gloo_algorithm="linear",
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="scatter",
@@ -363,12 +467,22 @@ _ENTRIES = (
         rooted=True,
         has_in_place=True,
         in_place_slice="receive_in_send",
+        names=ToolNames(osu="Scatter Latency Test", imb="Scatter", param=("scatter",)),
+        closed_forms={"linear": "linear_scatter", "binomial": "binomial_scatter"},
+        gloo_algorithm="linear",
+        open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
         name="barrier",
         summary="no rank leaves before the last has entered",
         call=lambda backend, _b, _s, _r: [backend.barrier()],
         moves_data=False,
+        names=ToolNames(osu="Barrier Latency Test", imb="Barrier"),
+        closed_forms={"dissemination": "dissemination_barrier"},
+        gloo_algorithm="dissemination",
+        open_mpi_components=_HAN_AND_TUNED,
+        compares_ranks=True,
+        quantity="time",
     ),
     Operation(
         name="latency",
@@ -381,6 +495,8 @@ _ENTRIES = (
         call=_ping_pong,
         operations_per_call=2,
         minimum_ranks=2,
+        names=ToolNames(osu="Latency Test", imb="PingPong"),
+        quantity="time",
     ),
     Operation(
         name="bandwidth",
@@ -393,6 +509,8 @@ _ENTRIES = (
         call=_one_way,
         windowed=True,
         minimum_ranks=2,
+        names=ToolNames(osu="Bandwidth Test"),
+        quantity="bandwidth",
     ),
     Operation(
         name="bibandwidth",
@@ -406,6 +524,8 @@ _ENTRIES = (
         windowed=True,
         messages_at_once=2,
         minimum_ranks=2,
+        names=ToolNames(osu="Bi-Directional Bandwidth Test"),
+        quantity="bandwidth",
     ),
     Operation(
         name="sendrecv",
@@ -417,6 +537,7 @@ _ENTRIES = (
         answer=_from(left),
         call=lambda backend, b, s, _r: [backend.send_receive(b.send, right(s), b.receive, left(s))],
         minimum_ranks=2,
+        names=ToolNames(imb="Sendrecv"),
     ),
     Operation(
         name="iall_reduce",
@@ -431,6 +552,7 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         default_in_place=True,
+        names=ToolNames(other_osu=("Non-blocking Allreduce",)),
     ),
     Operation(
         name="iall_gather",
@@ -446,6 +568,7 @@ _ENTRIES = (
         osu_per_rank=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
+        names=ToolNames(other_osu=("Non-blocking Allgather",)),
     ),
 )
 

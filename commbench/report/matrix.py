@@ -14,14 +14,13 @@ from rich.text import Text
 
 from commbench.analysis.stragglers.findings import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, places
+from commbench.collectives.operations import OPERATIONS
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
 #: Most hosts or ranks in a full table; with more, only the slowest are shown.
 SHOWN = 10
 WORST = 5
-#: Operations shown as times; others are shown as bandwidth.
-TIMED = frozenset({"latency", "barrier"})
 _MARK = "*"
 #: In GB/s, short messages would show many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
@@ -73,7 +72,7 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
 def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
     """The quantity in the cells, in a unit that suits the fastest link, and the formatter of a time in us."""
     fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
-    if matrix.case.operation in TIMED:
+    if OPERATIONS[matrix.case.operation].quantity == "time":
         scale, unit = time_unit(1e-6 * fastest_us)
         return f"time in {unit}", lambda time_us: three_digits(1e-6 * time_us / scale)
     scale, unit = rate_unit(matrix.rate_GBps(fastest_us))
@@ -101,7 +100,7 @@ def name_range(
         return ""
     least_us = float(np.quantile(times_us, shares[0], method="lower"))
     most_us = float(np.quantile(times_us, shares[1], method="higher"))
-    if matrix.case.operation in TIMED:
+    if OPERATIONS[matrix.case.operation].quantity == "time":
         return " to ".join(dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us)))
     low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
     scale, unit = next((known for known in _RATE_UNITS if known[1] == unit), None) or rate_unit(high)

@@ -8,7 +8,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import InputError
-from commbench.interop.tool_names import NCCL_TYPES, OSU_TITLES, OSU_TYPES, PRINTED_BY_COMMBENCH, nccl_program
+from commbench.interop.imports.reading import PRINTED_BY_COMMBENCH
 from commbench.report.table import columns_of
 from commbench.results.tables import csv_text, one_line
 
@@ -93,7 +93,7 @@ def _nccl_tests(rows: Sequence[Row]) -> str:
 
 
 def _nccl_block(rows: Sequence[Row]) -> Iterator[str]:
-    program = nccl_program(rows[0].operation)
+    program = OPERATIONS[rows[0].operation].nccl_program
     yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; time is the median of the slowest rank"
     yield f"# Collective test starting: {program}"
     yield f"# {_setting(rows[0])}"
@@ -146,7 +146,7 @@ def _nccl_case(line: dict[bool, Row]) -> str:
     share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
     count = size // (DTYPES[dtype].itemsize * share)
     root = -1 if row.root is None else row.root
-    return f"{size:>12}  {count:>12}  {NCCL_TYPES[dtype]:>8}  {row.redop or 'none':>6}  {root:>6}"
+    return f"{size:>12}  {count:>12}  {DTYPES[dtype].nccl_name:>8}  {row.redop or 'none':>6}  {root:>6}"
 
 
 def _nccl_side(row: Row | None) -> str:
@@ -170,11 +170,11 @@ def _fitted(value: float | None, width: int) -> str:
 
 def _osu(rows: Sequence[Row]) -> str:
     blocks = _blocks(
-        (row for row in rows if row.operation in OSU_TITLES),
+        (row for row in rows if OPERATIONS[row.operation].names.osu),
         lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
         lambda row: (row.message_bytes,),
     )
-    skipped = sorted({row.operation for row in rows if row.operation not in OSU_TITLES})
+    skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].names.osu})
     notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
     return "\n".join([line for block in blocks for line in _osu_block(block)] + notes) + "\n"
 
@@ -192,11 +192,11 @@ def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
         )
         if word
     ]
-    yield f"# OSU {library} {OSU_TITLES[first.operation]} {OSU_VERSION}"
+    yield f"# OSU {library} {OPERATIONS[first.operation].names.osu} {OSU_VERSION}"
     yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; latency is the median of the mean over ranks"
     yield f"# {', '.join([_setting(first), *map(str, choices)])}"
     if first.dtype is not None:
-        yield f"# Datatype: {OSU_TYPES.get(first.dtype, first.dtype)}."
+        yield f"# Datatype: {DTYPES[first.dtype].mpi_name or first.dtype}."
         yield f"{'# Size':<{_SIZE_WIDTH}}{unit:>{_VALUE_WIDTH}}"
     else:
         yield f"# {unit}"

@@ -12,9 +12,9 @@ from launching import records_from_lab
 from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
+    COMPOSED,
     MATRIX,
     MATRIX_WINDOW_BYTES,
-    OPERATIONS_OF_PATTERN,
     _hierarchy,
     operation_in_pattern,
 )
@@ -25,7 +25,7 @@ from commbench.engine.records import Row
 from commbench.errors import UnsupportedError
 from commbench.results.summary import _bandwidths
 
-RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in OPERATIONS_OF_PATTERN[p]]
+RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]
 MIB = 2**20
 
 
@@ -33,7 +33,7 @@ MIB = 2**20
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
     """Give an entry of the operation's name, or one sentence that says which operations the pattern is for."""
-    if name in OPERATIONS_OF_PATTERN.get(pattern, OPERATIONS):
+    if name in COMPOSED.get(pattern, OPERATIONS):
         assert name == operation_in_pattern(name, pattern, 4).name
     else:
         with pytest.raises(UnsupportedError, match=rf"^pattern {pattern} is for .*{name} was asked for; use"):

@@ -135,3 +135,10 @@ def test_bad_requests_are_refused() -> None:
         find_operation("allreduce")
     with pytest.raises(UnsupportedError, match="sendrecv needs at least 2 ranks, this run has 1"):
         check_ranks(OPERATIONS["sendrecv"], 1)
+
+
+def test_gloo_runs_one_of_the_listed_algorithms() -> None:
+    """Name Gloo's algorithm for exactly the operations with closed forms, as one of those forms."""
+    for operation in OPERATIONS.values():
+        assert bool(operation.closed_forms) == bool(operation.gloo_algorithm)
+        assert operation.gloo_algorithm in operation.closed_forms or not operation.closed_forms

@@ -12,7 +12,7 @@ from verify_all import findings
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
-from commbench.collectives.composed import MATRIX, OPERATIONS_OF_PATTERN
+from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
@@ -37,7 +37,7 @@ def cases(backend: str, size: int) -> list[Case]:
     return all_cases(
         [
             Sweep(operations=operations, patterns=[pattern], sizes=[4 * elements for elements in ELEMENTS], **common)
-            for pattern, operations in OPERATIONS_OF_PATTERN.items()
+            for pattern, operations in COMPOSED.items()
             if pattern not in {"hierarchical", MATRIX}
         ],
         size,
@@ -115,7 +115,7 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
     def add(name: str, record: Record | None) -> None:
         found[name] = record and record.to_json()
 
-    for operation in OPERATIONS_OF_PATTERN[MATRIX]:
+    for operation in COMPOSED[MATRIX]:
         case = matrix_case(communicator.backend, operation)
         record = measure(case, communicator, session, launch=0)
         add(operation, record)

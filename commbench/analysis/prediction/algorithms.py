@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -12,29 +10,8 @@ from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, hi
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.hops import MeasuredCurve, fit_hop
 from commbench.analysis.prediction.links import WITHIN_HOST
+from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
-
-#: What torch's Gloo does, whatever the size and the number of ranks. Sources: ``allreduce.cc``, ``allgather.cc``,
-#: ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and
-#: ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
-GLOO = MappingProxyType(
-    {
-        "all_reduce": "ring",
-        "all_gather": "ring",
-        "reduce_scatter": "ring all_reduce",
-        "broadcast": "binomial",
-        "reduce": "ring",
-        "gather": "linear",
-        "scatter": "linear",
-        "all_to_all": "pairwise",
-        "barrier": "dissemination",
-    }
-)
-
-
-#: By backend; others switch between algorithms as their library sees fit.
-KNOWN: Mapping[str, Mapping[str, str]] = MappingProxyType({"gloo": GLOO})
-
 
 #: Patterns that more hosts make larger.
 GROWING_PATTERNS = ("flat", "cross", "hierarchical")
@@ -47,7 +24,7 @@ def forms_of(
 
     Args:
         operation: as in ``collectives.csv``, likewise the next two.
-        backend: see `KNOWN`.
+        backend: the algorithm of gloo is known; other libraries choose by message size and number of ranks.
         pattern: see `GROWING_PATTERNS`.
         ranks_per_node: ranks of each host.
         inner: the same operation within each host (pattern ``node``), for ``hierarchical``.
@@ -55,10 +32,10 @@ def forms_of(
     Raises:
         InputError: there is no textbook time of the operation or of the pattern.
     """
-    forms = ALGORITHMS.get(operation, {})
-    if not forms:
+    forms = ALGORITHMS.get(operation)
+    if forms is None:
         raise InputError(f"How {operation} grows with the ranks is not known; choose from {', '.join(ALGORITHMS)}.")
-    known = KNOWN.get(backend, {}).get(operation)
+    known = OPERATIONS[operation].gloo_algorithm if backend == "gloo" else ""
     chosen = {known: forms[known]} if known else forms
     if pattern == "flat":
         return dict(chosen)

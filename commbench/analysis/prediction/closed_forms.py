@@ -21,6 +21,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from commbench.collectives.operations import OPERATIONS
+
 Floats: TypeAlias = NDArray[np.float64]
 
 #: How far off a logarithm of a power of two may be computed.
@@ -176,31 +178,35 @@ def dissemination_barrier(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
     return _depth(p) * hop.alpha_us + 0 * _floats(n)
 
 
-#: The algorithms that an operation may have, by name.
+_FORMS: Mapping[str, Form] = {
+    form.__name__: form
+    for form in (
+        ring_all_reduce,
+        recursive_doubling_all_reduce,
+        halving_doubling_all_reduce,
+        double_tree_all_reduce,
+        ring_all_gather,
+        recursive_doubling_all_gather,
+        ring_reduce_scatter,
+        recursive_halving_reduce_scatter,
+        binomial_broadcast,
+        scatter_all_gather_broadcast,
+        double_tree_broadcast,
+        binomial_reduce,
+        ring_reduce,
+        linear_scatter,
+        binomial_scatter,
+        pairwise_all_to_all,
+        bruck_all_to_all,
+        dissemination_barrier,
+    )
+}
+#: By operation, its closed forms by algorithm, as the operation's entry lists them.
 ALGORITHMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
     {
-        "all_reduce": {
-            "ring": ring_all_reduce,
-            "recursive doubling": recursive_doubling_all_reduce,
-            "halving-doubling": halving_doubling_all_reduce,
-            "double tree": double_tree_all_reduce,
-        },
-        "all_gather": {"ring": ring_all_gather, "recursive doubling": recursive_doubling_all_gather},
-        "reduce_scatter": {
-            "ring": ring_reduce_scatter,
-            "recursive halving": recursive_halving_reduce_scatter,
-            "ring all_reduce": ring_all_reduce,
-        },
-        "broadcast": {
-            "binomial": binomial_broadcast,
-            "scatter and all_gather": scatter_all_gather_broadcast,
-            "double tree": double_tree_broadcast,
-        },
-        "reduce": {"binomial": binomial_reduce, "ring": ring_reduce},
-        "gather": {"linear": linear_scatter, "binomial": binomial_scatter},
-        "scatter": {"linear": linear_scatter, "binomial": binomial_scatter},
-        "all_to_all": {"pairwise": pairwise_all_to_all, "Bruck": bruck_all_to_all},
-        "barrier": {"dissemination": dissemination_barrier},
+        operation.name: {algorithm: _FORMS[form] for algorithm, form in operation.closed_forms.items()}
+        for operation in OPERATIONS.values()
+        if operation.closed_forms
     }
 )
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from commbench.analysis.stragglers.findings import Family, Words, make_family
 from commbench.analysis.stragglers.judging import Floats, Judgement
+from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
 from commbench.engine.records import GroupTimes, Record
 from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
 from commbench.results.summary import records_by_case
 
-#: Operations in which every rank sends and receives the same.
-ALIKE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 #: In so many different operations a rank must stand out.
 FEWEST_OPERATIONS = 2
 #: The fewest of which one can be the odd one.
@@ -69,7 +68,7 @@ def _is_plain(record: Record) -> bool:
         record.status == "ok"
         and record.case.pattern == "flat"
         and record.case.world_size is None
-        and record.case.operation in ALIKE
+        and OPERATIONS[record.case.operation].compares_ranks
         and len(record.rank_median_us) >= FEWEST
         and "oversubscribed" not in record.flags
     )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.analysis.runs import all_rank_rows
-from commbench.collectives.algorithms import CHOOSING, Choice
+from commbench.collectives.algorithms import Choice
 from commbench.collectives.backends import NCCL_BACKENDS
+from commbench.collectives.operations import find_operation
 from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.results import Run
@@ -104,7 +105,7 @@ def rules_of(rows: Iterable[Row]) -> list[Rule]:
 
 
 def _counts(row: Row) -> bool:
-    usual = row.operation in CHOOSING and row.pattern == "flat" and row.backend in NCCL_BACKENDS
+    usual = find_operation(row.operation).has_nccl_algorithms and row.pattern == "flat" and row.backend in NCCL_BACKENDS
     return usual and row.status == "ok" and row.time_us is not None and row.message_bytes is not None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.interop.imports.reading import (
+    DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
     SLOWEST_RANK,
     Asked,
@@ -19,28 +20,15 @@ from commbench.interop.imports.reading import (
     whole_lines,
     whole_number,
 )
-from commbench.interop.tool_names import OSU_TYPES
 
 #: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one message to the next rank.
-OPERATIONS_BY_NAME = {
-    "PingPong": "latency",
-    "Sendrecv": "sendrecv",
-    "Allreduce": "all_reduce",
-    "Allgather": "all_gather",
-    "Reduce_scatter": "reduce_scatter",
-    "Alltoall": "all_to_all",
-    "Bcast": "broadcast",
-    "Reduce": "reduce",
-    "Gather": "gather",
-    "Scatter": "scatter",
-    "Barrier": "barrier",
-}
+OPERATIONS_BY_NAME = {operation.names.imb: operation for operation in OPERATIONS.values() if operation.names.imb}
 #: Why others are left out, where there is more to say than that they have no counterpart.
 _UNLIKE = {
     "Exchange": "both neighbours are sent to and received from at the same time, which no operation here does",
     "PingPing": "both ranks send at the same time, which no operation here does",
 }
-_DTYPES = {theirs: ours for ours, theirs in OSU_TYPES.items()} | {"MPI_BYTE": "int8"}
+_DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
 _SETTINGS = {
     "dtype": re.compile(r"# MPI_Datatype\s+:\s+(\S+)"),
     "reduced": re.compile(r"# MPI_Datatype for reductions\s+:\s+(\S+)"),
@@ -119,7 +107,7 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
         raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'it has no counterpart here')}")
     if benchmark.groups > 1:
         raise LeftOutError(f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told apart")
-    operation = OPERATIONS[OPERATIONS_BY_NAME[name]]
+    operation = OPERATIONS_BY_NAME[name]
     shared = {
         "operation": operation.name,
         "backend": "mpi",

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.interop.imports.reading import (
+    PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
     Asked,
@@ -25,10 +27,9 @@ from commbench.interop.imports.reading import (
     whole_lines,
     whole_number,
 )
-from commbench.interop.tool_names import NCCL_TYPES, PRINTED_BY_COMMBENCH, nccl_program
 
-OPERATIONS_BY_PROGRAM = {nccl_program(name): name for name in OPERATIONS}
-DTYPES_BY_NAME = {theirs: ours for ours, theirs in NCCL_TYPES.items()}
+OPERATIONS_BY_PROGRAM = {operation.nccl_program: operation.name for operation in OPERATIONS.values()}
+DTYPES_BY_NAME = {dtype.nccl_name: dtype.name for dtype in DTYPES.values()}
 BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-z 0)"
 RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 

@@ -11,7 +11,9 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap
 from commbench.interop.imports.reading import (
+    DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
+    PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
     Asked,
@@ -25,7 +27,6 @@ from commbench.interop.imports.reading import (
     whole_lines,
     whole_number,
 )
-from commbench.interop.tool_names import OSU_TITLES, OSU_TYPES, PRINTED_BY_COMMBENCH
 
 #: Whose two-sided and collective operations are like those here, and on what buffers may lie (``-d``).
 _LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
@@ -38,9 +39,7 @@ _COLUMN = re.compile(
     r"|Min Comm\.? ?\(us\)|Max Comm\.? ?\(us\)|Coll\. Init ?\(us\)|MPI_Test ?\(us\)|MPI_Wait ?\(us\)|Overlap ?\(%\)"
     r"|(?:Wait|Init) avg ?\(us\)|Size(?: \(B\))?"
 )
-_NON_BLOCKING = {"iall_reduce": "Non-blocking Allreduce", "iall_gather": "Non-blocking Allgather"}
-_OTHER_TITLES = {"Alltoall": "all_to_all", "All-to-All": "all_to_all", "Bcast": "broadcast"}
-_DTYPES = {theirs: ours for ours, theirs in OSU_TYPES.items()} | {name: name for name in DTYPES}
+_DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
 
 
 def _short(title: str) -> str:
@@ -49,8 +48,10 @@ def _short(title: str) -> str:
 
 
 OPERATIONS_BY_TITLE = {
-    **{_short(title): name for name, title in (OSU_TITLES | _NON_BLOCKING).items()},
-    **_OTHER_TITLES,
+    _short(title): operation
+    for operation in OPERATIONS.values()
+    for title in (operation.names.osu, *operation.names.other_osu)
+    if title
 }
 
 
@@ -125,7 +126,7 @@ def _read_comment(line: str, test: Test) -> None:
 
 
 def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
-    operation = OPERATIONS.get(OPERATIONS_BY_TITLE.get(_short(test.title), ""))
+    operation = OPERATIONS_BY_TITLE.get(_short(test.title))
     library, _, device = test.library.partition("-")
     if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
         raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart here")
@@ -185,7 +186,7 @@ def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> 
         return asked.dtype
     dtype = "float32" if operation.reduces or test.suite == "OMB-Py" else "int8"
     default = f"{test.suite}'s default (else --dtype)"
-    reading.assume(f"elements of {operation.name} were {OSU_TYPES[dtype]} ({dtype}), {default}")
+    reading.assume(f"elements of {operation.name} were {DTYPES[dtype].mpi_name} ({dtype}), {default}")
     return dtype
 
 

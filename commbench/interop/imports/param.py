@@ -27,14 +27,7 @@ _COLUMN = re.compile(
     r"(?:total-)?size \(B\)|nElementsPerRank|nElementsPairPerRank|\w*(?:Latency|Time)\(us\):(?:p50| ?Quant)"
     r"|\S+"
 )
-_NAMES = {
-    **{name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")},
-    "gather": "gather",
-    "scatter": "scatter",
-    "all_gather_base": "all_gather",
-    "reduce_scatter_base": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
+_OPERATIONS = {name: operation for operation in OPERATIONS.values() for name in operation.names.param}
 
 
 def recognises(text: str) -> bool:
@@ -81,7 +74,7 @@ def _timed(
         LeftOutError: it holds no measurement of an operation that there is here.
     """
     name, words = result["name"], result["words"].split()
-    if name not in _NAMES:
+    if name not in _OPERATIONS:
         raise LeftOutError(f"PARAM's {name} has no counterpart here")
     if any("nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency")) for column in columns):
         raise LeftOutError("times beside computing or another collective have no place here")
@@ -90,7 +83,7 @@ def _timed(
     line = dict(zip(columns, words, strict=True))
     if "Max" not in line:
         raise LeftOutError(f"line {place} does not state the slowest rank's time")
-    operation = OPERATIONS[_NAMES[name]]
+    operation = _OPERATIONS[name]
     ranks = reading.ranks(asked, world_size, operation.name)
     if operation.rooted:
         reading.assume("the root was rank 0, PARAM's default")
@@ -107,7 +100,7 @@ def _timed(
         dtype=_dtype(result["dtype"], line, operation, ranks=ranks, reading=reading, asked=asked),
         redop="sum",
         root=0,
-        in_place=operation.name in {"all_reduce", "reduce"},  # torch.distributed has no other
+        in_place=operation.default_in_place,  # torch.distributed has no other
         sync="none",
         buffers="",
     )

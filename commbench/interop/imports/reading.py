@@ -19,6 +19,9 @@ from commbench.errors import InputError, UnsupportedError
 
 #: What launchers put before every line: mpirun --tag-output and srun --label.
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
+#: What a file says that commbench printed in another tool's format.
+PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
+DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: What the time of a tool means.
 RANK_MEAN = "mean over repetitions and ranks"
 SLOWEST_RANK = "mean over repetitions of the slowest rank"

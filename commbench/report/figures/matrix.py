@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from commbench.analysis.runs import straggler_findings
 from commbench.analysis.stragglers.findings import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import places
+from commbench.collectives.operations import OPERATIONS
 from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
-from commbench.report.matrix import TIMED, name_range, rate_unit, why_unjudged
+from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
 from commbench.results.pairs import Matrix
 from commbench.results.sharing import shares_gpu
@@ -126,7 +127,7 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
     np.maximum.at(slowest, (matrix.source[known] // per_cell, matrix.target[known] // per_cell), times[known])
     times_us = np.where(np.isfinite(slowest), slowest, np.nan)
     cells, unit = times_us, "us"
-    if matrix.case.operation not in TIMED:
+    if OPERATIONS[matrix.case.operation].quantity != "time":
         rates = np.asarray(matrix.rate_GBps(times_us))
         scale, unit = rate_unit(float(np.nanmax(rates, initial=0.0)))
         cells = rates / scale

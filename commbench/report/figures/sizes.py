@@ -235,8 +235,7 @@ if TYPE_CHECKING:
 TIME, RATE = "time_us", "busbw_GBps"
 _LABELS = {TIME: "time", RATE: "bus bandwidth, GB/s"}
 _RATE_READ = "bus bandwidth (higher is better)"
-#: Operations for which one of the two quantities is enough.
-_ONE_PANEL = {"latency": (TIME,), "barrier": (TIME,), "bandwidth": (RATE,), "bibandwidth": (RATE,)}
+_PANELS = {"both": (TIME, RATE), "time": (TIME,), "bandwidth": (RATE,)}
 #: A larger ratio between the best bandwidths gets a logarithmic axis.
 _WIDE = 20.0
 
@@ -269,7 +268,7 @@ def _drawing(family: Family) -> Drawing:
 
 def panels_of(operation: str) -> tuple[str, ...]:
     """The panels of an operation."""
-    return _ONE_PANEL.get(operation, (TIME, RATE))
+    return _PANELS[OPERATIONS[operation].quantity]
 
 
 def _spoken(panels: Sequence[str]) -> list[str]:
