@@ -1,1 +1,4 @@
-"""What a training sweep is made of, as plain data: nothing here needs torch."""
+"""The plan of a training run, without torch: cases, records, bucket layouts and the workload's interface.
+
+May import hooks.registry, engine.records and what lies below these, but not the rest of ddp.
+"""

@@ -1,4 +1,4 @@
-"""What a training sweep measures: a `TrainingCase` is one configuration, a `TrainingSweep` the product of axes."""
+"""The configurations of a training sweep: a `TrainingCase` is one, a `TrainingSweep` the product of axes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, parse_h
 from commbench.schema import Ranks, read_as
 
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
-#: On CPUs and on GPUs.
+#: Training backends, on CPUs and on GPUs.
 BACKENDS = ("gloo", "nccl")
 #: The hook of a step that runs without DDP.
 LOCAL = "local"
-#: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No number means the same.
+#: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No single number is equivalent.
 DEFAULT_CAP = "default"
-#: A byte, and more than any model: as good as one bucket.
+#: One byte, and more than any model, which is one bucket.
 SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
 SWEEP, CONFIRM = "sweep", "confirm"
-#: Settings that are measured for a model of the step to be fitted to: no rows of ``ddp.csv``.
+#: Settings that only calibrate the step model; they are not rows of ``ddp.csv``.
 CALIBRATE = "calibrate"
 
 
@@ -39,9 +39,9 @@ class TrainingCase:
     precision: str = "fp32"
     hook: str = NONE
     density: float | None = None
-    """Share of a gradient's elements that is sent, k/n; None for hooks that have none."""
+    """Share of a gradient's elements that is sent, k/n; None for hooks without a density."""
     hook_options: str = ""
-    """What else was chosen about the hook, ``key=value`` separated by ``;`` and sorted."""
+    """Further options of the hook, ``key=value`` separated by ``;`` and sorted."""
     bucket_cap_mb: str = DEFAULT_CAP
     """``default``, a number of MiB, or a list ``1+5+25``."""
     bucket_view: bool = False
@@ -60,7 +60,7 @@ class TrainingCase:
         """Rebuild the case that has this key; fields that this version does not know are ignored.
 
         Raises:
-            InputError: it is no key of a case.
+            InputError: ``key`` is not the key of a case.
         """
         try:
             return read_as(cls, json.loads(key)).checked()
@@ -68,10 +68,10 @@ class TrainingCase:
             raise InputError(f"{key[:60]!r} is not a training case of commbench ({error}).") from error
 
     def checked(self) -> TrainingCase:
-        """Return the case if what it names can be used.
+        """Return the case if its hook, options and bucket size are valid.
 
         Raises:
-            InputError: the hook, its options or the bucket size are not what this version writes.
+            InputError: this version would not write the hook, its options or the bucket size.
         """
         if self.uses_ddp:
             find_hook(self.hook)
@@ -87,7 +87,7 @@ class TrainingCase:
 
     @property
     def carrier(self) -> str:
-        """The backend of the collectives that DDP issues: NCCL not as a library, but as torch calls it."""
+        """The backend of DDP's collectives: NCCL as called by torch, not as a library."""
         return "torch-nccl" if self.backend == "nccl" else self.backend
 
     @property
@@ -102,7 +102,7 @@ class TrainingCase:
 
     @property
     def group(self) -> tuple[str, str, int, int]:
-        """Cases with the same are alternatives to each other: what differs is for DDP's user to choose."""
+        """The key of comparable cases: cases with the same key are alternatives for a user of DDP."""
         return self.workload, self.backend, self.world_size, self.batch_per_rank
 
     @property
@@ -124,7 +124,7 @@ class TrainingCase:
         )
 
     def __str__(self) -> str:
-        """Name the case for people: what differs from the defaults only."""
+        """Name the case for people: only the settings that differ from the defaults."""
         if not self.uses_ddp:
             return f"{self.workload} without DDP" + self._but()
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
@@ -235,7 +235,7 @@ def hook_position(hook: str) -> int:
 
 
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """What a group of alternatives is compared with: DDP as it comes, in fp32, at the group's least accumulation."""
+    """Return the baseline of a group of alternatives: DDP's default in fp32, at the group's least accumulation."""
     first = cases[0]
     return TrainingCase(
         workload=first.workload,
@@ -248,7 +248,7 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 
 def canonical_cap(text: str) -> str:
-    """A bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25`` (MiB).
+    """Return a bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25`` (MiB).
 
     Raises:
         InputError: not a number, or not above 0.
@@ -268,11 +268,11 @@ def canonical_cap(text: str) -> str:
 
 
 def _plain(cap: float) -> str:
-    """A number without an exponent, whose + would divide a list."""
+    """Return a number without an exponent, because its + would split a list."""
     return f"{cap:.9f}".rstrip("0").rstrip(".")
 
 
-# --------------------------------------------------------------------------------------------------- in a launch
+# --------------------------------------------------------------------------------------------- terms of a launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,39 +282,39 @@ class Terms:
     seed: int
     """Of the run; launch i takes weights and data from seed + i."""
     block_s: float
-    """Timed steps of a block take about so long on the baseline, in seconds."""
+    """Approximate duration of a block's timed steps on the baseline, in seconds."""
     blocks: int = 1
-    """Blocks of each configuration in a launch, in turns with the others."""
+    """Blocks of each configuration in a launch, interleaved with the others."""
     steps: int | None = None
-    """Steps of every block, early ones included; None: the workload's own, else found from ``block_s``."""
+    """Steps of every block, early ones included; None: the workload's own, else derived from ``block_s``."""
     threads: int | None = None
     """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
     watches_drift: bool = True
-    """Whether a launch of one block for each configuration has further ones of the baseline, see `schedule`."""
+    """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
 
 
-#: Further blocks of the baseline in a launch that watches for drift, see `schedule`.
+#: Extra blocks of the baseline in a launch that watches for drift, see `schedule`.
 DRIFT_BLOCKS = 2
 
 
 def blocks_of_sweep(cases: int, launches: int) -> int:
-    """Blocks that a sweep over so many configurations makes, those that watch for drift included."""
+    """Return the blocks of a sweep over a number of configurations, extra baseline blocks included."""
     return launches * (cases + (DRIFT_BLOCKS if cases > 1 else 0))
 
 
 def schedule(
     cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int, *, watches_drift: bool = True
 ) -> list[int]:
-    """The blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
+    """Return the blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
 
-    Where there is only one round and drift is watched, the first baseline (the first case with hook none and default
-    buckets) is also put at the beginning, in the middle and at the end: its blocks show how steady the machine is.
+    If there is only one round and drift is watched, the baseline (the first case with hook none and default buckets)
+    runs at the beginning, in the middle and at the end: its blocks show how steady the machine is.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
-    plain = [i for i, case in enumerate(cases) if case.hook == NONE and case.bucket_cap_mb == DEFAULT_CAP]
-    if blocks > 1 or not plain or len(cases) == 1 or not watches_drift:
+    baselines = [i for i, case in enumerate(cases) if case.hook == NONE and case.bucket_cap_mb == DEFAULT_CAP]
+    if blocks > 1 or not baselines or len(cases) == 1 or not watches_drift:
         return [index for order in rounds for index in order]
-    others = [index for index in rounds[0] if index != plain[0]]
+    others = [index for index in rounds[0] if index != baselines[0]]
     middle = len(others) // 2
-    return [plain[0], *others[:middle], plain[0], *others[middle:], plain[0]]
+    return [baselines[0], *others[:middle], baselines[0], *others[middle:], baselines[0]]

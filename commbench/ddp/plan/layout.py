@@ -1,9 +1,9 @@
-"""The buckets that DDP makes of a model for a bucket size, by its own rule: which sizes need no measuring of their own.
+"""The buckets that DDP makes of a model for a bucket size, by DDP's own rule: equal layouts are measured once.
 
 Source: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
 ``torch/csrc/distributed/c10d/reducer.cpp``, and ``_BucketCapacityConfig`` in ``torch/nn/parallel/distributed.py``.
 A cap is a threshold for closing a bucket: tensors are never split, so a bucket exceeds its cap by up to one tensor.
-Parameters with sparse gradients, which DDP puts into buckets of their own, are not provided for.
+Parameters with sparse gradients, which DDP puts into separate buckets, are not supported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rebuilt_layout(
     Args:
         numels: elements of each trainable parameter, in the order in which the model registers them.
         itemsizes: bytes of one element of each.
-        dtypes: dtype of each; with the device where a model lies on several, for a bucket holds one kind only.
+        dtypes: dtype of each, with the device if the model is on several: a bucket holds one dtype and device.
         ready_order: indices of all parameters in the order in which their gradients became ready on rank 0.
         caps: as from `caps_bytes`.
     """
@@ -74,7 +74,7 @@ def bucket_sizes(layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]
 
 
 def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
-    """Return the rebuilt buckets of a configuration; none where it trains without DDP."""
+    """Return the rebuilt buckets of a configuration; empty without DDP."""
     if not case.uses_ddp:
         return ()
     numels, itemsizes, dtypes = zip(*((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True)
@@ -88,10 +88,10 @@ def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ..
 
 
 def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict[TrainingCase, TrainingCase]:
-    """Return for each configuration the one that is measured for it, in the order given.
+    """Return for each configuration, in order, the configuration that is measured in its place.
 
-    Configurations that differ only in their bucket size and get the same buckets are one: the one with DDP's default
-    buckets is measured, else the first.
+    Configurations that differ only in their bucket size and get the same buckets are equivalent. DDP's default buckets
+    are measured if they are among them, else the first configuration.
     """
     layouts: dict[str, Layout] = {}
     chosen: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
@@ -107,10 +107,10 @@ def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict
 
 
 def _assign(sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]) -> Layout:
-    """Fill buckets in ``order``, one open bucket a kind, each kind counting through ``caps`` on its own.
+    """Fill buckets in ``order``, with one open bucket per kind; each kind counts through ``caps`` separately.
 
-    What is open at the end is sent last, the kind that came first at the very end: that is how the hash table of
-    GNU's C++ library, which Linux builds of torch use, lists its entries.
+    Buckets that are open at the end are sent last, the first kind at the very end: the hash table of GNU's C++ library,
+    which Linux builds of torch use, lists its entries in this order.
     """
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}

@@ -23,17 +23,17 @@ class Bucket:
     parameters: int
     """Number of tensors."""
     ready_ms: float
-    """All its gradients are there, on the slowest rank."""
+    """All its gradients are ready, on the slowest rank."""
     start_ms: float
-    """Its communication begins, on the slowest rank: after compressing, and after earlier buckets let it through."""
+    """Its communication begins, on the slowest rank: after compressing, and after earlier buckets."""
     done_ms: float
-    """Its result is there, on the slowest rank."""
+    """Its result is ready, on the slowest rank."""
     comm_ms: float
-    """Start to done without decompressing, on the rank where that took least: nor is waiting for slower ranks in it."""
+    """Start to done without decompressing, on the fastest rank, which does not wait for slower ranks."""
     skew_wait_ms: float
-    """What a rank spends more than that, the mean over ranks."""
+    """The rest of a rank's time in communication, which it waits for slower ranks; mean over ranks."""
     compress_ms: float = 0.0
-    """Compressing and decompressing, the mean over ranks."""
+    """Compressing and decompressing; mean over ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class TrainingRecord:
     reason: str = ""
 
     seed: int = 0
-    """Of initial weights and data: the same for all configurations of a launch."""
+    """Of initial weights and data; the same for all configurations of a launch."""
     threads_per_rank: int = 1
     device: str = "cpu"
     parameters: int = 0
@@ -57,49 +57,49 @@ class TrainingRecord:
     step_ms: Sequence[float] = ()
     """The slowest rank's step, of every block in turn."""
     block_lengths: Sequence[int] = ()
-    """Timed steps of each block: their sum is the length of ``step_ms``."""
+    """Timed steps of each block; their sum is the length of ``step_ms``."""
     block_steps: int = 0
     """Steps of each block, early ones included."""
     discarded: int = 0
-    """Steps at the beginning of every block that are not timed: buckets are rebuilt and times settle."""
+    """Untimed steps at the beginning of every block, in which buckets are rebuilt and times settle."""
     forward_ms: float | None = None
-    """Median over steps of the slowest rank; likewise the next two."""
+    """Median over steps of the slowest rank, as ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
     optimizer_ms: float | None = None
     comm_ms: float | None = None
-    """Time with a bucket in flight, on the rank where that took least."""
+    """Time with a bucket in flight, on the rank with the shortest."""
     skew_wait_ms: float | None = None
-    """What a rank spends more than that, the mean over ranks."""
+    """Time with a bucket in flight beyond ``comm_ms``; mean over ranks."""
     compress_ms: float | None = None
-    """Compressing and decompressing, the mean over ranks."""
+    """Compressing and decompressing; mean over ranks."""
     encode_ms: float | None = None
-    """The part of ``compress_ms`` that the backward pass itself waits for."""
+    """The part of ``compress_ms`` that delays the backward pass."""
     bucket_bytes: Sequence[int] = ()
-    """Sizes of the rebuilt buckets, as DDP states them."""
+    """Sizes of the rebuilt buckets, from DDP's log."""
     buckets: Sequence[Bucket] = ()
-    """Hook none is watched in extra steps with the pass-through hook, after the timed ones."""
+    """For hook none, from extra steps with the pass-through hook after the timed ones."""
     sent_bytes: float | None = None
-    """Bytes that a rank really sent in a step, the mean over ranks."""
+    """Bytes that a rank sent in a step, measured; mean over ranks."""
     expected_bytes: float | None = None
-    """What the hook should send by theory."""
+    """Bytes that a rank sends in a step by theory."""
     dense_bytes: float | None = None
-    """What a ring all-reduce of the gradients in float32 sends: 2 (p-1)/p 4n."""
+    """Bytes that a rank sends in a ring all-reduce of the gradients in float32: 2 (p-1)/p 4n."""
     losses: Sequence[Diverging] = ()
-    """Training loss of every step of the first block, the mean over ranks; empty where the workload has none."""
+    """Training loss of every step of the first block, mean over ranks; empty if the workload has none."""
     metric_name: str = ""
     metrics: Sequence[tuple[int, Diverging]] = ()
-    """(steps made, value) in the first block, on held-out data."""
+    """(steps, value) pairs of the first block, on held-out data."""
     target: Diverging | None = None
-    """The value of the metric that counts as trained."""
+    """The value of the metric at which the model counts as trained."""
     grad_rel_error: Diverging | None = None
-    """Norm of (gradient after the hook - mean gradient of all ranks) over the norm of the latter, at the last step."""
+    """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last step."""
     ranks_agree: bool | None = None
-    """Whether all ranks hold the same parameters, bit by bit, at the end of every block."""
+    """Whether all ranks hold bit-identical parameters at the end of every block."""
     skipped_steps: int = 0
-    """Steps that the gradient scaler left out, of all blocks."""
+    """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
     energy_J: float | None = None  # noqa: N815 - a unit
-    """Of one step, on all hosts that train together; None where it was not measured."""
+    """Energy of one step on all hosts; None if it was not measured."""
     energy_of: str = ""
     """See `commbench.engine.records.Record.energy_of`."""
     clocks: Clocks | None = None
@@ -135,7 +135,7 @@ class TrainingRow:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    workload: str = column("what was trained", "")
+    workload: str = column("name of the workload", "")
     parameters: int | None = column("trainable elements of the model")
     backend: str = column("gloo or nccl", "")
     device: str = column("cpu, or the GPU's name", "")
@@ -147,20 +147,20 @@ class TrainingRow:
     seed: int | None = column("seed of the run; launch i trains with seed + i")
     precision: str = column("fp32, amp-bf16 or amp-fp16", "")
     hook: str = column("DDP communication hook", "")
-    density: float | None = column("share of the elements that is sent")
-    hook_options: str = column("what else was chosen about the hook, key=value;...", "")
+    density: float | None = column("share of the gradient's elements that is sent")
+    hook_options: str = column("further options of the hook, key=value;...", "")
     bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
     bucket_count: int | None = column("buckets after DDP has rebuilt them")
-    bucket_mb: str = column("their sizes in MB (1e6 bytes), in the order of sending, a+b+c", "")
-    bucket_view: bool | None = column("gradient_as_bucket_view")
-    static_graph: bool | None = column("static_graph")
+    bucket_mb: str = column("sizes of the buckets in MB (1e6 bytes), in the order of sending, a+b+c", "")
+    bucket_view: bool | None = column("DDP's gradient_as_bucket_view")
+    static_graph: bool | None = column("DDP's static_graph")
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
-    launches: int | None = column("launches behind the row")
+    launches: int | None = column("launches that the row summarises")
     steps: int | None = column("timed steps, all launches together")
     step_ms: float | None = column("median over launches of the median step of the slowest rank")
-    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end")
-    step_ms_ci_high: float | None = column("and its high end")
+    step_ms_ci_low: float | None = column("95 % interval over launches, low end")
+    step_ms_ci_high: float | None = column("95 % interval over launches, high end")
     step_ms_p95: float | None = column("median over launches of the launch's p95")
     samples_per_s: float | None = column("samples of all ranks per second")
     local_step_ms: float | None = column("the step without DDP, same launches")
@@ -168,36 +168,36 @@ class TrainingRow:
     forward_ms: float | None = column("forward pass")
     backward_ms: float | None = column("backward pass, communication included")
     optimizer_ms: float | None = column("optimiser")
-    comm_ms: float | None = column("time with a bucket in flight, on the rank where that took least")
+    comm_ms: float | None = column("time with a bucket in flight, on the rank with the shortest")
     exposed_comm_ms: float | None = column(
-        "backward beyond the backward without DDP and beyond compressing: what the step waits for communication"
+        "communication that the step waits for: backward pass beyond the backward without DDP and beyond compressing"
     )
     skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
     sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
-        "really sent by a rank, MB = 1e6 bytes; empty over NCCL, where nobody counts"
+        "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted"
     )
-    dense_MB_per_step: float | None = column("what a ring all-reduce in float32 sends: 2 (p-1)/p 4n")  # noqa: N815 - a unit
+    dense_MB_per_step: float | None = column("sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n")  # noqa: N815 - a unit
     speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
-    speedup_ci_low: float | None = column("its 95 % interval over launches, low end")
-    speedup_ci_high: float | None = column("and its high end")
+    speedup_ci_low: float | None = column("95 % interval over launches, low end")
+    speedup_ci_high: float | None = column("95 % interval over launches, high end")
     verdict: str = column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
     loss_first: float | None = column("training loss of the first step")
     loss_equal_steps: float | None = column("training loss after the same number of steps")
-    loss_equal_time: float | None = column("training loss when the fastest configuration is through")
-    metric_name: str = column("what the workload evaluates on held-out data", "")
-    metric: float | None = column("its value after the last step, median over launches")
+    loss_equal_time: float | None = column("training loss when the fastest configuration has finished")
+    metric_name: str = column("metric that the workload evaluates on held-out data", "")
+    metric: float | None = column("metric after the last step, median over launches")
     time_to_target_s: float | None = column("steps until the metric meets the workload's target, times step_ms")
     grad_rel_error: float | None = column("relative error of the gradient against the mean over ranks, last step")
-    ranks_agree: bool | None = column("all ranks hold the same parameters, bit by bit")
-    skipped_steps: int | None = column("steps that the gradient scaler left out, all launches")
+    ranks_agree: bool | None = column("whether all ranks hold bit-identical parameters")
+    skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
     peak_memory_MB: float | None = column(  # noqa: N815 - a unit
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
     )
-    energy_J: float | None = column("energy of one step, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
+    energy_J: float | None = column("energy of one step; energy_of in samples.jsonl names the meters")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
-    flags: str = column("doubts about the row, separated by ;", "")
+    flags: str = column("warnings about the row, separated by ;", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ class BucketRow:
     world_size: int | None = column("as in ddp.csv")
     batch_per_rank: int | None = column("as in ddp.csv")
     precision: str = column("as in ddp.csv", "")
-    hook: str = column("as in ddp.csv; none is watched through the pass-through hook after the timed steps", "")
+    hook: str = column("as in ddp.csv; none is measured through the pass-through hook after the timed steps", "")
     density: float | None = column("as in ddp.csv")
     hook_options: str = column("as in ddp.csv", "")
     bucket_cap_mb: str = column("as in ddp.csv", "")
@@ -220,11 +220,13 @@ class BucketRow:
     bucket: int | None = column("number in the order of sending")
     size_bytes: int | None = column("bytes of its parameters")
     parameters: int | None = column("tensors in it")
-    ready_ms: float | None = column("all gradients there on the slowest rank, since the backward began")
+    ready_ms: float | None = column("all gradients ready on the slowest rank, since the backward pass began")
     start_ms: float | None = column("communication begins on the slowest rank")
-    done_ms: float | None = column("result there on the slowest rank")
-    comm_ms: float | None = column("start to done without decompressing, on the rank where that took least")
-    skew_wait_ms: float | None = column("what a rank spends more, mean over ranks")
+    done_ms: float | None = column("result ready on the slowest rank")
+    comm_ms: float | None = column("start to done without decompressing, on the rank with the shortest")
+    skew_wait_ms: float | None = column(
+        "time that a rank needs beyond comm_ms, waiting for slower ranks; mean over ranks"
+    )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
 
 

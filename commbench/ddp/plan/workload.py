@@ -1,4 +1,4 @@
-"""What is trained: the `Workload` that a person or commbench itself supplies, and the `WorkloadFacts` seen of it."""
+"""The `Workload` that is trained, supplied by a person or by commbench, and its measured `WorkloadFacts`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model, its loss and its data, as one rank sees them.
+    """A model, its loss and one rank's data.
 
     A workload is made by a callable that takes any of the keyword arguments ``seed``, ``rank``, ``world_size`` and
     ``batch_size``. All ranks make the same initial model; their data differs.
     """
 
     model: nn.Module
-    """The bare model: commbench puts DDP around it."""
+    """The bare model; commbench wraps it in DDP."""
     loss: Callable[[nn.Module, Any], Tensor]
     """``loss(model, batch)`` is a scalar; it calls ``model(...)``, which is the model inside DDP."""
     batches: Iterable[Any]
-    """May be iterated again and again, each time from the start; begun anew where it is shorter than the training."""
+    """Can be iterated repeatedly, each time from the start; training starts over at its end."""
     batch_size: int
     """Samples per rank in one batch."""
     optimizer: Callable[[Iterable[Parameter]], Optimizer] | None = None
     """Makes the optimiser; None is SGD with learning rate 0.01 and momentum 0.9."""
     evaluate: Callable[[nn.Module], float] | None = None
-    """The value of ``metric`` for the bare model, the same on every rank; None where there is nothing to evaluate."""
+    """Returns the value of ``metric`` for the bare model, the same on every rank; None: nothing is evaluated."""
     metric: str = ""
     """What ``evaluate`` returns, such as ``accuracy``."""
     target: float | None = None
     """A value of ``metric`` at which the model counts as trained."""
     steps: int | None = None
-    """How many optimiser steps tell something about the loss; None where the loss tells nothing."""
+    """Optimiser steps after which the loss is meaningful; None if it never is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class ParameterFacts:
     dtype: str
     """As in ``float32``."""
     ready_ms: float
-    """When its gradient was ready, since the backward pass began; median over steps."""
+    """Time from the start of the backward pass until its gradient was ready; median over steps."""
     shape: tuple[int, ...] | None = None
-    """None where only the number of elements is known."""
+    """None if only the number of elements is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """What local steps of a workload showed, without DDP; times are medians over steps, in milliseconds."""
+    """Measurements of local steps of a workload, without DDP; times are medians over steps, in milliseconds."""
 
     parameters: tuple[ParameterFacts, ...]
     """The trainable ones, in the order in which the model registers them."""
@@ -78,7 +78,7 @@ class WorkloadFacts:
     target: Diverging | None
     steps: int | None
     takes_lists: bool = False
-    """Whether DDP of the torch that made them takes a list of bucket sizes."""
+    """Whether DDP of the torch that measured them takes a list of bucket sizes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, numbers and texts."""
@@ -86,13 +86,13 @@ class WorkloadFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadFacts:
-        """Return what `to_json` wrote, before or after a journey through JSON.
+        """Return the facts that `to_json` wrote, before or after serialisation as JSON.
 
         Raises:
-            InputError: it is something else.
+            InputError: ``data`` is something else.
         """
         facts = read_as(cls, data)
-        named = set(facts.ready_order)
-        if len(named) < len(facts.ready_order) or not named <= set(range(len(facts.parameters))):
-            raise InputError("The facts of the workload name parameters that there are not, or one of them twice.")
+        indices = set(facts.ready_order)
+        if len(indices) < len(facts.ready_order) or not indices <= set(range(len(facts.parameters))):
+            raise InputError("The facts of the workload name a parameter that does not exist, or one twice.")
         return facts
