@@ -1,10 +1,15 @@
-"""What an operation may ask of a backend: primitives that return prepared, repeatable calls."""
+"""The primitives of a backend, of which operations are composed, and the buffers that they take."""
+
+# ruff: noqa: ARG002 - a primitive is described by its name, and uses its arguments where a backend has it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from commbench.errors import UnsupportedError
 
 BufferT = TypeVar("BufferT")
 CallT_co = TypeVar("CallT_co", covariant=True)
@@ -12,32 +17,78 @@ Ends = Sequence[tuple[BufferT, int]]
 """Buffers, each with the rank that it goes to or comes from."""
 
 
-class Primitives(Protocol[BufferT, CallT_co]):
-    """What an operation may ask of a backend; each returns a prepared, repeatable call.
+class Primitives(ABC, Generic[BufferT, CallT_co]):
+    """The primitives of a backend: each returns a prepared call that can be repeated.
 
-    Buffers are the backend's own. A primitive raises `UnsupportedError` for what the backend cannot do.
+    Buffers are the backend's own. A backend overrides the primitives that it has; the others raise `UnsupportedError`.
     """
 
-    @property
-    def size(self) -> int: ...
-    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co: ...
-    def all_gather(self, send: BufferT, receive: BufferT) -> CallT_co: ...
-    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co: ...
-    def all_to_all(self, send: BufferT, receive: BufferT) -> CallT_co: ...
-    def broadcast(self, buffer: BufferT, root: int) -> CallT_co: ...
-    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co: ...
-    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co: ...
-    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co: ...
-    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]: ...
-    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]: ...
-    def barrier(self) -> CallT_co: ...
-    def send(self, buffer: BufferT, peer: int) -> CallT_co: ...
-    def receive(self, buffer: BufferT, peer: int) -> CallT_co: ...
-    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> CallT_co: ...
-    def exchange_window(self, sends: Ends[BufferT], receives: Ends[BufferT], window: int) -> CallT_co: ...
-    def empty(self) -> BufferT: ...
-    def part(self, buffer: BufferT, offset: int, count: int) -> BufferT: ...
-    def like(self, buffer: BufferT, count: int) -> BufferT: ...
+    backend: str
+    rank: int
+    size: int
+
+    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:
+        raise self._cannot("all_reduce")
+
+    def all_gather(self, send: BufferT, receive: BufferT) -> CallT_co:
+        raise self._cannot("all_gather")
+
+    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:
+        raise self._cannot("reduce_scatter")
+
+    def all_to_all(self, send: BufferT, receive: BufferT) -> CallT_co:
+        raise self._cannot("all_to_all")
+
+    def broadcast(self, buffer: BufferT, root: int) -> CallT_co:
+        raise self._cannot("broadcast")
+
+    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co:
+        raise self._cannot("reduce")
+
+    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co:
+        raise self._cannot("gather")
+
+    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co:
+        raise self._cannot("scatter")
+
+    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]:
+        """Return the start and the completion."""
+        raise self._cannot("non-blocking all_reduce")
+
+    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]:
+        """Return the start and the completion."""
+        raise self._cannot("non-blocking all_gather")
+
+    def barrier(self) -> CallT_co:
+        raise self._cannot("barrier")
+
+    def send(self, buffer: BufferT, peer: int) -> CallT_co:
+        raise self._cannot("send")
+
+    def receive(self, buffer: BufferT, peer: int) -> CallT_co:
+        raise self._cannot("receive")
+
+    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> CallT_co:
+        raise self._cannot("send_receive")
+
+    def exchange_window(self, sends: Ends[BufferT], receives: Ends[BufferT], window: int) -> CallT_co:
+        """Post ``window`` receives and sends with each of the peers, then wait for all."""
+        raise self._cannot("a window of messages")
+
+    @abstractmethod
+    def empty(self) -> BufferT:
+        """Return a buffer without elements, for acknowledgements."""
+
+    @abstractmethod
+    def part(self, buffer: BufferT, offset: int, count: int) -> BufferT:
+        """Return ``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
+
+    @abstractmethod
+    def like(self, buffer: BufferT, count: int) -> BufferT:
+        """Return a new buffer of ``count`` elements of the type of ``buffer``."""
+
+    def _cannot(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.backend} has no {what}")
 
 
 @dataclass(frozen=True, kw_only=True)

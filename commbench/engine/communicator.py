@@ -6,7 +6,7 @@ primitives only; others also say how to allocate, fill and check their buffers, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from commbench.collectives.cases import REGISTERED, SYNCS
 from commbench.collectives.datatypes import Content, DataType, Raw
 from commbench.collectives.operations import Operation, Shape
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
+from commbench.collectives.primitives import Primitives
+from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
 from commbench.errors import UnsupportedError
 from commbench.system.topology import last_level_cache_bytes
@@ -32,16 +32,13 @@ ALIGNMENT = 4096
 STALE = 0xA5
 
 
-class Communicator(ABC):
+class Communicator(Primitives[Any, Call]):
     """One backend in one launch or in a group of its ranks, seen from one rank.
 
     Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
     """
 
-    backend: str
     device: str
-    rank: int
-    size: int
     loops: tuple[str, ...] = ("python",)
     """The timed loops it has, its best first."""
     syncs: tuple[str, ...] = SYNCS
@@ -105,14 +102,6 @@ class Communicator(ABC):
         yield
 
     @abstractmethod
-    def part(self, buffer: Any, offset: int, count: int) -> Any:  # noqa: ANN401 - as allocate
-        """``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
-
-    @abstractmethod
-    def like(self, buffer: Any, count: int) -> Any:  # noqa: ANN401 - as allocate
-        """A new buffer of ``count`` elements of the type of ``buffer``."""
-
-    @abstractmethod
     def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
         """Fill a buffer with known content."""
 
@@ -124,7 +113,7 @@ class Communicator(ABC):
     def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as allocate
         """Number of elements that differ from ``content``."""
 
-    def complete(self) -> None:  # noqa: B027 - host operations are complete when they return
+    def complete(self) -> None:
         """Wait until every call issued so far has finished on the device."""
 
     def cache_bytes(self) -> int:
@@ -175,61 +164,6 @@ class Communicator(ABC):
             if part is not None:
                 part.close()
         self._splits.clear()
-
-    # Primitives; a backend overrides those it has.
-
-    def all_reduce(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("all_reduce")
-
-    def all_gather(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("all_gather")
-
-    def reduce_scatter(self, send: Any, receive: Any, redop: str) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("reduce_scatter")
-
-    def all_to_all(self, send: Any, receive: Any) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("all_to_all")
-
-    def broadcast(self, buffer: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("broadcast")
-
-    def reduce(self, send: Any, receive: Any, redop: str, root: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("reduce")
-
-    def gather(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("gather")
-
-    def scatter(self, send: Any, receive: Any, root: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("scatter")
-
-    def iall_reduce(self, send: Any, receive: Any, redop: str) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("non-blocking all_reduce")
-
-    def iall_gather(self, send: Any, receive: Any) -> Sequence[Call]:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("non-blocking all_gather")
-
-    def barrier(self) -> Call:  # noqa: D102
-        raise self._cannot("barrier")
-
-    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("send")
-
-    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("receive")
-
-    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401, ARG002, D102
-        raise self._cannot("send_receive")
-
-    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:  # noqa: ARG002
-        """Post ``window`` receives and sends with each of the peers, then wait for all."""
-        raise self._cannot("a window of messages")
-
-    @abstractmethod
-    def empty(self) -> Any:  # noqa: ANN401 - as allocate
-        """A buffer without elements, for acknowledgements."""
-
-    def _cannot(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"{self.backend} has no {what}")
 
 
 @dataclass(frozen=True)
@@ -289,6 +223,3 @@ class HostCommunicator(Communicator):
     def cache_bytes(self) -> int:
         """See `Communicator.cache_bytes`."""
         return last_level_cache_bytes()
-
-
-__all__ = ["Communicator", "HostBuffer", "HostCommunicator", "PythonTimer", "Timer"]
