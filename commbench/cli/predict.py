@@ -17,13 +17,14 @@ from rich.text import Text
 
 from commbench.analysis.prediction.forecast import (
     COLUMNS,
-    AnyOutlook,
-    BreakEvenOutlook,
-    CollectiveOutlook,
+    AnyForecast,
+    BreakEvenForecast,
+    CollectiveForecast,
     Networks,
-    StepOutlook,
-    collective_outlooks,
-    training_outlooks,
+    StepForecast,
+    collective_forecasts,
+    row_to_json,
+    training_forecasts,
 )
 from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun, TrainedWorkload
 from commbench.analysis.prediction.links import Link, link_of
@@ -214,15 +215,15 @@ def predict(
     hosts = _hosts(ranks_per_node, network.ranks_per_node)
     asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
     chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
-    outlook = _Outlook(
-        runs=[run.path.name for run in runs], network=network, collectives=collective_outlooks(network, asked, chosen)
+    forecasts = _Forecasts(
+        runs=[run.path.name for run in runs], network=network, collectives=collective_forecasts(network, asked, chosen)
     )
-    outlook = _with_training(outlook, runs, asked, workload, hooks)
-    rows = outlook.rows
+    forecasts = _with_training(forecasts, runs, asked, workload, hooks)
+    rows = forecasts.rows
     if all(row.status != "ok" for row in rows):
-        reasons = [*(row.reason for row in rows), *outlook.missing]
+        reasons = [*(row.reason for row in rows), *forecasts.missing]
         raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
-    _print(outlook, output_format)
+    _print(forecasts, output_format)
     return 0
 
 
@@ -260,34 +261,34 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Outlook:
+class _Forecasts:
     """Everything that is printed."""
 
     runs: Sequence[str]
     """By name."""
     network: GrowingNetwork
-    collectives: Sequence[CollectiveOutlook]
-    steps: Sequence[StepOutlook] = ()
-    break_evens: Sequence[BreakEvenOutlook] = ()
+    collectives: Sequence[CollectiveForecast]
+    steps: Sequence[StepForecast] = ()
+    break_evens: Sequence[BreakEvenForecast] = ()
     missing: Sequence[str] = ()
     """Trainings that cannot be predicted, one sentence each."""
 
     @property
-    def rows(self) -> list[AnyOutlook]:
+    def rows(self) -> list[AnyForecast]:
         """All predictions."""
         return [*self.collectives, *self.steps, *self.break_evens]
 
 
 def _with_training(
-    outlook: _Outlook,
+    forecasts: _Forecasts,
     runs: Iterable[Run],
     asked: Networks,
     workload: str | None,
     hooks: Sequence[str] | None,
-) -> _Outlook:
+) -> _Forecasts:
     """Add the training of the runs."""
-    steps: list[StepOutlook] = []
-    break_evens: list[BreakEvenOutlook] = []
+    steps: list[StepForecast] = []
+    break_evens: list[BreakEvenForecast] = []
     missing: list[str] = []
     for run in runs:
         for group in _groups(run.training_records, workload):
@@ -302,12 +303,12 @@ def _with_training(
                     rate_bps=_rate_bps(run),
                     shared_cores=link_of(run.info, "").shared_cores,
                 )
-                found = training_outlooks(trained, outlook.network, asked, hooks)
+                found = training_forecasts(trained, forecasts.network, asked, hooks)
                 steps += found[0]
                 break_evens += found[1]
     if workload and not steps and not missing:
         raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
-    return dataclasses.replace(outlook, steps=steps, break_evens=break_evens, missing=missing)
+    return dataclasses.replace(forecasts, steps=steps, break_evens=break_evens, missing=missing)
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
@@ -351,32 +352,32 @@ def _rate_bps(run: Run) -> float | None:
 # ---------------------------------------------------------------------------------------------------------- printing
 
 
-def _print(outlook: _Outlook, style: str) -> None:
+def _print(forecasts: _Forecasts, style: str) -> None:
     if style == "table":
         console = make_console()
-        for part in _tables(outlook):
+        for part in _tables(forecasts):
             console.print(part)
     elif style == "csv":
-        sys.stdout.write(csv_text(outlook.rows, COLUMNS))
+        sys.stdout.write(csv_text(forecasts.rows, COLUMNS))
         messages = make_console(sys.stderr)
-        for sentence in outlook.missing:
+        for sentence in forecasts.missing:
             messages.print(f"- {sentence}", markup=False)
     else:
-        kinds: dict[str, Sequence[AnyOutlook]] = {
-            "collectives": outlook.collectives,
-            "steps": outlook.steps,
-            "break_evens": outlook.break_evens,
+        kinds: dict[str, Sequence[AnyForecast]] = {
+            "collectives": forecasts.collectives,
+            "steps": forecasts.steps,
+            "break_evens": forecasts.break_evens,
         }
-        plain = {name: [dataclasses.asdict(row) for row in rows] for name, rows in kinds.items()}
-        found = {"runs": list(outlook.runs), **plain, "missing": list(outlook.missing)}
+        plain = {name: [row_to_json(row) for row in rows] for name, rows in kinds.items()}
+        found = {"runs": list(forecasts.runs), **plain, "missing": list(forecasts.missing)}
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
 
 
-def _tables(outlook: _Outlook) -> list[RenderableType]:
+def _tables(forecasts: _Forecasts) -> list[RenderableType]:
     return [
-        *render_basis(outlook.network, outlook.runs),
-        *render_collectives(outlook.collectives),
-        *render_steps(outlook.steps),
-        *render_break_evens(outlook.break_evens),
-        *(Text(f"- {sentence}") for sentence in outlook.missing),
+        *render_basis(forecasts.network, forecasts.runs),
+        *render_collectives(forecasts.collectives),
+        *render_steps(forecasts.steps),
+        *render_break_evens(forecasts.break_evens),
+        *(Text(f"- {sentence}") for sentence in forecasts.missing),
     ]

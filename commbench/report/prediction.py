@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.prediction.breakeven import DENSEST
-from commbench.analysis.prediction.closed_forms import ALGORITHMS
 from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve, Segment
-from commbench.analysis.prediction.forecast import AnyOutlook, BreakEvenOutlook, CollectiveOutlook, StepOutlook
+from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
@@ -23,34 +21,25 @@ from commbench.results import MODEL
 from commbench.stats import Interval
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
-_NUMBER = re.compile(r"\d+(\.\d+)?( [KMG]?i?B\b)?")
-_NAMES = sorted({name for forms in ALGORITHMS.values() for name in forms}, key=len, reverse=True)
-_ALGORITHMS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(( and |, )({'|'.join(map(re.escape, _NAMES))}))*")
 
-
-def declined(rows: Iterable[AnyOutlook]) -> list[str]:
+def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
     """Each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
-    alike: dict[str, list[AnyOutlook]] = {}
+    alike: dict[tuple[object, ...], list[AnyForecast]] = {}
     for row in rows:
         if row.reason:
-            alike.setdefault(_masked(row), []).append(row)
+            alike.setdefault(row.reason.key(row.subject), []).append(row)
     return [_sentence(group) for group in alike.values()]
 
 
-def _masked(row: AnyOutlook) -> str:
-    """The reason with its variable parts replaced."""
-    return _NUMBER.sub("#", _ALGORITHMS.sub("#", row.reason.replace(row.subject, "#")))
-
-
-def _sentence(rows: list[AnyOutlook]) -> str:
-    first = rows[0]
-    others = [row for row in rows if row.reason != first.reason]
+def _sentence(rows: list[AnyForecast]) -> str:
+    first = str(rows[0].reason)
+    others = [row for row in rows if str(row.reason) != first]
     if not others:
-        return first.reason
+        return first
     subjects = ", ".join(sorted({row.subject for row in others}))
     ranks = sorted({row.world_size for row in others})
     span = f"{ranks[0]} ranks" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
-    return f"{first.reason} So it is with {counted(len(others), 'more row')}: {subjects}, on {span}."
+    return f"{first} The same applies to {counted(len(others), 'more row')}: {subjects}, on {span}."
 
 
 _LEFT = ("operation", "backend", "dtype")
@@ -197,13 +186,13 @@ def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
     return [Text(words, style="bold")]
 
 
-def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType]:
+def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableType]:
     """A table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
     parts: list[RenderableType] = []
-    declines: list[CollectiveOutlook] = []
+    unpredicted_rows: list[CollectiveForecast] = []
     for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
         group = list(members)
-        declines.extend(row for row in group if row.reason)
+        unpredicted_rows.extend(row for row in group if row.reason)
         if not _any_ok(group):
             continue
         words = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
@@ -217,22 +206,22 @@ def render_collectives(rows: Iterable[CollectiveOutlook]) -> list[RenderableType
             table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
         parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
-    return [*parts, *_reasons(declines)]
+    return [*parts, *_reasons(unpredicted_rows)]
 
 
-def _has_level(rows: Iterable[CollectiveOutlook]) -> bool:
+def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
     """Whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.time_us_high is not None)
 
 
-def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
+def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
     """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
     parts: list[RenderableType] = []
-    declines: list[StepOutlook] = []
+    unpredicted_rows: list[StepForecast] = []
     rows = list(rows)
     for (*_, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        declines.extend(row for row in group if row.reason)
+        unpredicted_rows.extend(row for row in group if row.reason)
         if not _any_ok(group):
             continue
         level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
@@ -249,10 +238,10 @@ def render_steps(rows: Iterable[StepOutlook]) -> list[RenderableType]:
         known = [_known_of_steps(local, group[0])] if local else []
         title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
         parts += [title, table, *known, *_doubts(group)]
-    return [*parts, *_reasons(declines)]
+    return [*parts, *_reasons(unpredicted_rows)]
 
 
-def _name_of(row: StepOutlook | BreakEvenOutlook, rows: Iterable[StepOutlook | BreakEvenOutlook]) -> str:
+def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
     """The workload, with what distinguishes it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     named = f"{row.workload} ({', '.join(words)}"
@@ -260,23 +249,23 @@ def _name_of(row: StepOutlook | BreakEvenOutlook, rows: Iterable[StepOutlook | B
     return f"{named}, trained on {row.trained_on})" if len(alike) > 1 else f"{named})"
 
 
-def _doubts(group: Sequence[StepOutlook] | Sequence[BreakEvenOutlook]) -> list[RenderableType]:
+def _doubts(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:
     """State that the network's errors are assumed, or that predictions were far off."""
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
 
 
-def _has_level_of_steps(rows: Iterable[StepOutlook | BreakEvenOutlook]) -> bool:
+def _has_level_of_steps(rows: Iterable[StepForecast | BreakEvenForecast]) -> bool:
     """Whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
-def _has_interval(row: StepOutlook | BreakEvenOutlook) -> bool:
-    return (row.step_ms_high if isinstance(row, StepOutlook) else row.density_high) is not None
+def _has_interval(row: StepForecast | BreakEvenForecast) -> bool:
+    return (row.step_ms_high if isinstance(row, StepForecast) else row.density_high) is not None
 
 
-def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
+def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
     """The basis of the step predictions, and the error of such predictions."""
     how = "as measured"
     if row.ranks_a_core > 1:
@@ -287,7 +276,7 @@ def _known_of_steps(local_ms: float, row: StepOutlook) -> Text:
     return Text(local) + _percent(row.held_out_error) + Text(f" (median over {row.held_out_over}).")
 
 
-def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
+def _step_cells(row: StepForecast) -> tuple[str | Text, ...]:
     if row.step_ms is None:
         return "-", "", "", "", ""
     bounds = Text(_between(row.overlapped_ms, row.serial_ms))
@@ -300,7 +289,7 @@ def _step_cells(row: StepOutlook) -> tuple[str | Text, ...]:
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
 
-def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]:
+def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
     """The map of break-even densities: a line for each number of ranks, a column for each link rate."""
     parts: list[RenderableType] = []
     for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
@@ -318,7 +307,7 @@ def render_break_evens(rows: Sequence[BreakEvenOutlook]) -> list[RenderableType]
     return [*parts, *_reasons(rows)]
 
 
-def _density(row: BreakEvenOutlook) -> Text:
+def _density(row: BreakEvenForecast) -> Text:
     if row.status != "ok":
         return Text("-")
     likely, low, high = (_below(each) for each in (row.density, row.density_low, row.density_high))
@@ -337,7 +326,7 @@ def _algorithm(names: str) -> str:
     return names if len(known) < 3 else f"one of {len(known)}"  # noqa: PLR2004 - as above
 
 
-def _time(row: CollectiveOutlook) -> str:
+def _time(row: CollectiveForecast) -> str:
     """``1.23 ms [1.10, 1.40]``, in one unit."""
     time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
     text = format_time(time_us * 1e-6)
@@ -372,18 +361,18 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _any_ok(rows: Iterable[AnyOutlook]) -> bool:
+def _any_ok(rows: Iterable[AnyForecast]) -> bool:
     return any(row.status == "ok" for row in rows)
 
 
-def _reasons(rows: Iterable[AnyOutlook]) -> list[RenderableType]:
+def _reasons(rows: Iterable[AnyForecast]) -> list[RenderableType]:
     """The reasons for missing predictions, each once."""
-    return [Text(f"- {reason}") for reason in declined(rows)]
+    return [Text(f"- {reason}") for reason in unpredicted(rows)]
 
 
-def _table_of(row: CollectiveOutlook) -> tuple[str, ...]:
+def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
     return row.operation, row.backend, row.dtype, row.pattern, row.rate
 
 
-def _workload_of(row: StepOutlook | BreakEvenOutlook) -> tuple[Any, ...]:
+def _workload_of(row: StepForecast | BreakEvenForecast) -> tuple[Any, ...]:
     return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on, row.rate

@@ -203,7 +203,7 @@ def test_one_host_tells_nothing_of_links() -> None:
 
 
 def test_ranks_that_fit_one_host_meet_no_link() -> None:
-    """They take what was measured within a host, whatever the links; where nothing was they are declined."""
+    """They take what was measured within a host, whatever the links; where nothing was they are unpredicted."""
     inside = Hop(alpha_us=2.0, beta_us_per_byte=1e-4)
     within = [measure(RING, ranks, hop=inside, link=WITHIN_HOST) for ranks in (2, 4)]
     across = grow(measure(RING, 16), within=within, ranks_per_node=8)

@@ -353,7 +353,7 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
     assert "keeps no facts of mlp (an earlier version trained it)" in words
     assert "commbench train --workload mlp" in words
     assert words.count("which algorithm the library takes there is not known") == 1
-    assert "So it is with" in words
+    assert "The same applies to" in words
 
 
 @pytest.mark.parametrize("style", ["table", "csv"])

@@ -1,33 +1,66 @@
-"""Tests of why something is not predicted: one sentence for all that it is true of, and others stay apart."""
+"""Tests of reasons for missing predictions: alike reasons become one sentence, different ones stay apart."""
 
-from commbench.analysis.prediction.forecast import CollectiveOutlook, StepOutlook
-from commbench.report.prediction import declined
+from string import Formatter
+
+from commbench.analysis.prediction.forecast import COLUMNS, CollectiveForecast, StepForecast, row_to_json
+from commbench.analysis.prediction.reasons import SENTENCES, Reason, UnpredictedError
+from commbench.errors import InputError
+from commbench.report.prediction import unpredicted
+from commbench.results.tables import csv_text
 
 
-def collective(operation: str, ranks: int, reason: str) -> CollectiveOutlook:
-    """Return a row that is not predicted."""
-    return CollectiveOutlook(
-        operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=f"mpi {operation} {reason}"
-    )
+def collective(operation: str, ranks: int, algorithms: str, factor: int) -> CollectiveForecast:
+    """Return a row without a prediction."""
+    subject = f"mpi {operation}"
+    parameters = {"size": f"{ranks} KiB", "ranks": ranks, "algorithms": algorithms, "factor": factor}
+    reason = Reason(code="algorithm_unknown", subject=subject, parameters=parameters)
+    return CollectiveForecast(operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=reason)
+
+
+ROWS = [
+    collective("all_reduce", 8, "ring and double tree", 5),
+    collective("all_reduce", 64, "double tree and ring and binomial", 70),
+    collective("all_gather", 16, "ring and recursive doubling", 9),
+]
 
 
 def test_one_sentence_for_all_ranks_and_operations() -> None:
-    """Ranks, sizes, algorithms and operations may differ; how many there are is said."""
-    between = "is not predicted for {} ranks: {} differ by a factor of {}; measure it."
-    rows = [
-        collective("all_reduce", 8, between.format(8, "ring and double tree", 5)),
-        collective("all_reduce", 64, between.format(64, "double tree and ring and binomial", 70)),
-        collective("all_gather", 16, between.format(16, "ring and recursive doubling", 9)),
-    ]
-    (said,) = declined(rows)
-    assert said == (
-        "mpi all_reduce is not predicted for 8 ranks: ring and double tree differ by a factor of 5; measure it. "
-        "So it is with 2 more rows: mpi all_gather, mpi all_reduce, on 16 to 64 ranks."
+    """Merge reasons that differ in ranks, sizes, algorithms or operations, and count them."""
+    (sentence,) = unpredicted(ROWS)
+    assert sentence == (
+        "mpi all_reduce of 8 KiB on 8 ranks is not predicted: which algorithm the library takes there is not known, "
+        "and ring and double tree differ by a factor of 5; measure it on more ranks. "
+        "The same applies to 2 more rows: mpi all_gather, mpi all_reduce, on 16 to 64 ranks."
     )
 
 
-def test_what_is_the_same_is_said_once() -> None:
-    """And what is another reason on its own; what is predicted has none."""
-    steps = [StepOutlook(hook="topk:0.01", world_size=ranks, reason="Measure topk:0.01.") for ranks in (2, 4)]
-    other = StepOutlook(hook="fp16", world_size=2, reason="Nothing is known of float16.")
-    assert declined([*steps, other, StepOutlook(hook="none")]) == ["Measure topk:0.01.", "Nothing is known of float16."]
+def test_different_reasons_stay_apart() -> None:
+    """State equal reasons once, keep other codes and other fixed parameters apart, skip predicted rows."""
+    fp16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="float16", backend="gloo", operation="x")
+    bf16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="bfloat16", backend="gloo", operation="x")
+    errors = [InputError("Measure it."), InputError("Measure it."), fp16, bf16]
+    rows = [StepForecast(hook="fp16", world_size=2, reason=Reason.of(error)) for error in errors]
+    assert unpredicted([*rows, StepForecast(hook="none")]) == ["Measure it.", str(fp16), str(bf16)]
+
+
+def test_hooks_of_one_reason_are_merged() -> None:
+    """Merge reasons about the hook of each row."""
+    errors = [UnpredictedError("hook_unmeasured", hook, hooks="none") for hook in ("fp16", "topk:0.01")]
+    rows = [StepForecast(hook=error.reason.subject, world_size=4, reason=error.reason) for error in errors]
+    (sentence,) = unpredicted(rows)
+    assert sentence.endswith("The same applies to 1 more row: topk:0.01, on 4 ranks.")
+
+
+def test_files_hold_the_sentence() -> None:
+    """Write the sentence into JSON and CSV, and nothing where a row is predicted."""
+    plain = row_to_json(ROWS[0])
+    assert str(ROWS[0].reason) == plain["reason"]
+    assert "" == row_to_json(CollectiveForecast())["reason"]
+    assert str(ROWS[0].reason) in csv_text(ROWS[:1], COLUMNS).replace('"', "")
+
+
+def test_sentences_have_named_fields_only() -> None:
+    """Keep the sentence of every code complete: each field has a name."""
+    for code, sentence in SENTENCES.items():
+        names = [name for _, name, _, _ in Formatter().parse(sentence) if name is not None]
+        assert all(names), code

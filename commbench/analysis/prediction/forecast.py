@@ -18,6 +18,7 @@ from commbench.analysis.prediction.larger import (
     local_step_ms,
     on_own_cores,
 )
+from commbench.analysis.prediction.reasons import Reason
 from commbench.analysis.prediction.resampling import LEVEL
 from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
@@ -38,7 +39,7 @@ def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field o
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveOutlook:
+class CollectiveForecast:
     """One operation on one network. None is an empty cell."""
 
     kind: str = PREDICTED
@@ -60,7 +61,7 @@ class CollectiveOutlook:
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"
-    reason: str = _column("one sentence where nothing is predicted", "")
+    reason: Reason | None = field(default=None, metadata={"about": "one sentence where nothing is predicted"})
 
     @property
     def subject(self) -> str:
@@ -69,7 +70,7 @@ class CollectiveOutlook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOutlook:
+class StepForecast:
     """A training step with one hook at the best bucket size on one network. None is an empty cell."""
 
     kind: str = PREDICTED
@@ -99,7 +100,7 @@ class StepOutlook:
     held_out_over: str = ""
     network_error: float | None = _column("the same of the collectives that it sends, the largest; empty: measured")
     status: str = "ok"
-    reason: str = ""
+    reason: Reason | None = None
 
     @property
     def subject(self) -> str:
@@ -108,7 +109,7 @@ class StepOutlook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreakEvenOutlook:
+class BreakEvenForecast:
     """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
 
     kind: str = PREDICTED
@@ -131,7 +132,7 @@ class BreakEvenOutlook:
     held_out_over: str = ""
     network_error: float | None = _column("as of a step, of either side")
     status: str = "ok"
-    reason: str = ""
+    reason: Reason | None = None
 
     @property
     def subject(self) -> str:
@@ -139,11 +140,16 @@ class BreakEvenOutlook:
         return self.workload
 
 
-AnyOutlook = CollectiveOutlook | StepOutlook | BreakEvenOutlook
+AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast
 #: Of one table of all that is predicted: a row leaves those empty that it has not.
 COLUMNS = tuple(
-    dict.fromkeys(each.name for row in (CollectiveOutlook, StepOutlook, BreakEvenOutlook) for each in fields(row))
+    dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast, BreakEvenForecast) for each in fields(row))
 )
+
+
+def row_to_json(row: AnyForecast) -> dict[str, Any]:
+    """Return the columns of a row; the reason as its sentence."""
+    return {each.name: getattr(row, each.name) for each in fields(row)} | {"reason": str(row.reason or "")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +171,9 @@ class Networks:
         return {"world_size": world_size, "ranks_per_node": self.ranks_per_node, "rate": rate}
 
 
-def collective_outlooks(
+def collective_forecasts(
     network: GrowingNetwork, asked: Networks, sizes: Sequence[int] | None = None
-) -> list[CollectiveOutlook]:
+) -> list[CollectiveForecast]:
     """Predict every operation that was measured; a row says why where it cannot be.
 
     Args:
@@ -185,18 +191,19 @@ def collective_outlooks(
 
 def _collective(
     family: Family, curve: GrowingCurve, named: Mapping[str, Any], rate: float | None, ranks_per_node: int
-) -> CollectiveOutlook:
+) -> CollectiveForecast:
     size, ranks = named["message_bytes"], named["world_size"]
     try:
         estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
     except InputError as error:
-        return CollectiveOutlook(**named, status="unsupported", reason=str(error))
+        return CollectiveForecast(**named, status="unsupported", reason=Reason.of(error))
     if estimate.is_least and estimate.start_up > _MOST_UNKNOWN:
-        reason = _starts_decide(f"{family.backend} {family.operation} of {format_size(size)}")
-        return CollectiveOutlook(**named, status="unsupported", reason=reason)
+        subject = f"{family.backend} {family.operation}"
+        reason = _unknown_start_up(subject, f"{subject} of {format_size(size)}")
+        return CollectiveForecast(**named, status="unsupported", reason=reason)
     together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # of a group: its size is what counts
     busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
-    return CollectiveOutlook(
+    return CollectiveForecast(
         **named,
         time_us=estimate.time_us,
         time_us_low=estimate.low_us,
@@ -209,11 +216,8 @@ def _collective(
     )
 
 
-def _starts_decide(what: str) -> str:
-    return (
-        f"{what} is not predicted across hosts: it is mostly start-up, which was measured within one host alone; "
-        "measure across hosts."
-    )
+def _unknown_start_up(subject: str, prediction: str) -> Reason:
+    return Reason(code="start_up_unmeasured", subject=subject, parameters={"prediction": prediction})
 
 
 def _some_sizes(curve: GrowingCurve) -> list[int]:
@@ -225,9 +229,9 @@ def _some_sizes(curve: GrowingCurve) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def training_outlooks(
+def training_forecasts(
     trained: TrainedWorkload, network: GrowingNetwork, asked: Networks, hooks: Iterable[str] | None = None
-) -> tuple[list[StepOutlook], list[BreakEvenOutlook]]:
+) -> tuple[list[StepForecast], list[BreakEvenForecast]]:
     """Predict a workload's training on each network.
 
     Returns:
@@ -258,16 +262,16 @@ def training_outlooks(
 
 def _step(
     steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
-) -> StepOutlook:
+) -> StepForecast:
     model = steps.likely
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
         interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_least=is_least)
     except InputError as error:
-        return StepOutlook(**named, status="unsupported", reason=str(error))
+        return StepForecast(**named, status="unsupported", reason=Reason.of(error))
     local_ms = local_step_ms(model)
-    return StepOutlook(
+    return StepForecast(
         **named,
         **rests_on,
         bucket_cap_mb=best.case.bucket_cap_mb,
@@ -293,18 +297,18 @@ def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_least:
 
 def _break_even(
     steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
-) -> BreakEvenOutlook:
+) -> BreakEvenForecast:
     if is_least:
-        reason = _starts_decide(f"Whether top-k pays for {named['workload']}")
-        return BreakEvenOutlook(**named, status="unsupported", reason=reason)
+        reason = _unknown_start_up(named["workload"], f"Whether top-k pays for {named['workload']}")
+        return BreakEvenForecast(**named, status="unsupported", reason=reason)
     try:
         found, interval = steps.break_even(caps)
         top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
         rests_on = _rests_on(steps, both, is_least=is_least)
     except InputError as error:
-        return BreakEvenOutlook(**named, status="unsupported", reason=str(error))
-    return BreakEvenOutlook(
+        return BreakEvenForecast(**named, status="unsupported", reason=Reason.of(error))
+    return BreakEvenForecast(
         **named,
         **rests_on,
         dense_step_ms=found.dense_ms,

@@ -16,8 +16,8 @@ from commbench.analysis.prediction.closed_forms import SHARE_BY_SHARE, Hop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve
 from commbench.analysis.prediction.hops import FittedHop, MeasuredCurve, fit_hop
 from commbench.analysis.prediction.links import Link
+from commbench.analysis.prediction.reasons import Code, UnpredictedError
 from commbench.analysis.prediction.resampling import LEVEL, reach
-from commbench.errors import InputError
 from commbench.stats import Floats
 from commbench.units import format_size
 
@@ -158,27 +158,33 @@ class GrowingCurve:
         Raises:
             InputError: they cannot.
         """
-        what = f"{self.backend} {self.operation}" + ("" if self.pattern == "flat" else f", pattern {self.pattern},")
+        code: Code | None = None
         if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
-            raise InputError(f"{what} needs two or more hosts of {ranks_per_node} ranks; {world_size} ranks make none.")
-        if world_size <= ranks_per_node:
-            if self._inside is None:
-                raise InputError(
-                    f"{what} was measured across hosts alone and is not predicted for {world_size} ranks, which fit on "
-                    f"one host of {ranks_per_node}; measure it within a host, too, and give both runs."
-                )
-            return
-        is_ring = self.pattern == "flat" and set(self.hops) <= {"ring", "ring all_reduce"}
-        if ranks_per_node != self.ranks_per_node and not is_ring:
-            raise InputError(
-                f"{what} was measured with {self.ranks_per_node} ranks on a host and is not predicted for "
-                f"{ranks_per_node}: how often its messages share a link is not known; measure it so."
+            code = "hosts_incomplete"
+        elif world_size <= ranks_per_node:
+            code = "within_host_unmeasured" if self._inside is None else None
+        elif ranks_per_node != self.ranks_per_node and not self._is_ring:
+            code = "ranks_per_host_differ"
+        elif self.link.is_within_host and rate_bps is None:
+            code = "links_unmeasured"
+        if code:
+            raise UnpredictedError(
+                code,
+                self._subject,
+                pattern="" if self.pattern == "flat" else f", pattern {self.pattern},",
+                ranks=world_size,
+                ranks_per_node=ranks_per_node,
+                measured_ranks_per_node=self.ranks_per_node,
             )
-        if self.link.is_within_host and rate_bps is None:
-            raise InputError(
-                f"{what} was measured within one host and is not predicted for {world_size} ranks on hosts of "
-                f"{ranks_per_node}: nothing is known of links between hosts; give --rate, or measure across hosts."
-            )
+
+    @property
+    def _subject(self) -> str:
+        return f"{self.backend} {self.operation}"
+
+    @property
+    def _is_ring(self) -> bool:
+        """Whether only rings are plausible."""
+        return self.pattern == "flat" and set(self.hops) <= {"ring", "ring all_reduce"}
 
     @cached_property
     def _inside(self) -> GrowingCurve | None:
@@ -293,10 +299,13 @@ class GrowingCurve:
         times = self.times_us(message_bytes, world_size, rate_bps, crowded=crowded)
         ratio = max(times.values()) / min(times.values())
         if ratio > DISAGREEMENT:
-            raise InputError(
-                f"{self.backend} {self.operation} of {format_size(round(message_bytes))} on {world_size} ranks is not "
-                f"predicted: which algorithm the library takes there is not known, and {' and '.join(times)} differ by "
-                f"a factor of {ratio:.0f}; measure it on more ranks."
+            raise UnpredictedError(
+                "algorithm_unknown",
+                self._subject,
+                size=format_size(round(message_bytes)),
+                ranks=world_size,
+                algorithms=" and ".join(times),
+                factor=round(ratio),
             )
         return times
 

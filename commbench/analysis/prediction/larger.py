@@ -19,6 +19,7 @@ from commbench.analysis.prediction.hops import MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import SERVERS, CurveKey, Network, NetworkModel
+from commbench.analysis.prediction.reasons import UnpredictedError
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, hook_position
@@ -220,10 +221,8 @@ class LargerNetwork:
         others = [curve for (name, _), curve in sorted(self.curves.items()) if name == operation]
         if others and not OPERATIONS[operation].reduces:
             return others[0]
-        raise InputError(
-            f"Nothing is known of {self.backend} {operation} of {dtype}; measure it: commbench run --backend "
-            f"{self.backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
-        )
+        subject = f"{self.backend} {operation}"
+        raise UnpredictedError("operation_unmeasured", subject, dtype=dtype, backend=self.backend, operation=operation)
 
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
@@ -365,10 +364,7 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     """
     measured = {name: each for name in model.hooks if (each := _top_k_density(name)) is not None}
     if not measured:
-        raise InputError(
-            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather measured, which it uses: "
-            "train with --hook none,topk:0.01, and measure with commbench run -c all_gather."
-        )
+        raise UnpredictedError("top_k_unmeasured")
     nearest = min(
         measured, key=lambda name: (bool(parse_hook(name)["hook_options"]), abs(math.log(measured[name] / density)))
     )

@@ -17,6 +17,7 @@ from commbench.analysis.prediction.calibration import (
 )
 from commbench.analysis.prediction.messages import HookCost, messages_of
 from commbench.analysis.prediction.network import Network
+from commbench.analysis.prediction.reasons import UnpredictedError
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
@@ -233,10 +234,7 @@ class StepModel:
                     f"A step with {what} {asked} was to be predicted, but {found} was measured: measure {asked}, too."
                 )
         if case.uses_ddp and case.hook_name not in self.hooks:
-            raise InputError(
-                f"A step with hook {case.hook_name} was to be predicted, but only {', '.join(self.hooks)} can be: "
-                "measure one setting of it first, and the collectives that it uses."
-            )
+            raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 
     def work(self, case: TrainingCase) -> list[BucketWork]:
         """The buckets of a case as the timeline takes them in, in the order of sending."""
