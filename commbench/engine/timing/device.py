@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
-from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
+from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser, is_late_on_device
 
 #: What CUDA says of an event's resolution: about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
 RESOLUTION_NS = 500.0
@@ -115,7 +115,7 @@ class EventTimer:
                 device.record(begun)
                 run_once()
                 device.record(ended)
-                late[number] = device.has_happened(begun) and not blocking
+                late[number] = is_late_on_device(has_begun=device.has_happened(begun), blocking=blocking)
                 queueing[number] = perf_counter_ns() - first
                 device.wait(ended)
                 counters[1] += 1

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
-from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser
+from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser, is_late
 from commbench.errors import CommbenchError, UnsupportedError
 
 #: Columns of a call table: address, number of arguments, arguments.
@@ -30,6 +30,8 @@ READINGS = 1000
 ROUND_TIME = METHODS.index("round-time")
 
 Table = NDArray[np.int64]
+
+_is_late = njit(nogil=True, cache=True)(is_late)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +156,12 @@ def _align(
     instant[0] = _now(clock, timespec) + slack_ns
     _issue(tell)
     target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
-    if _now(clock, timespec) > target:
+    if _is_late(_now(clock, timespec), target, 0):
         return True
     while _now(clock, timespec) < target:
         if yield_address != 0:
             _call_address(yield_address, (0,))
-    return bool(_now(clock, timespec) - target > slack_ns)  # the system took the core while we waited
+    return bool(_is_late(_now(clock, timespec), target, slack_ns))
 
 
 @njit(nogil=True, cache=True)
