@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from commbench.results.info import RunInfo
+from commbench.system.host import Host
 
 QUIET_LOAD_PER_CPU = 0.1  # one rank in ten notices it if a tenth of the CPUs is busy
 QUIET_LOAD = 0.5  # lower loads are short-lived work of any idle system
@@ -30,7 +30,7 @@ class Advice:
 class Conditions:
     """The input of the rules; a rule ignores None."""
 
-    host: Mapping[str, Any]
+    host: Host
     """From ``host.collect_host``."""
     ranks: int | None = None
     """Ranks on this host."""
@@ -58,7 +58,7 @@ class Conditions:
 
 
 def advise(
-    host: Mapping[str, Any],
+    host: Host,
     *,
     ranks: int | None = None,
     transport: str | None = None,
@@ -169,7 +169,8 @@ def _virtual(conditions: Conditions) -> Advice | None:
 
 
 def _load(conditions: Conditions) -> Advice | None:
-    load, cpus = (conditions.host.get("load_average") or [None])[0], conditions.host.get("logical_cpus")
+    loads, cpus = conditions.host.get("load_average"), conditions.host.get("logical_cpus")
+    load = loads[0] if loads else None
     if load is None or cpus is None or load <= max(QUIET_LOAD, QUIET_LOAD_PER_CPU * cpus):
         return None
     return Advice(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.system.topology import cpu_list, nodes_of
+from commbench.system.topology import Topology, TopologyInterface, TopologyPort, cpu_list, nodes_of
 from commbench.units import counted, format_size
 
 
-def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[RenderableType]:
+def render_topology(host: str, topology: Topology, cpus: Sequence[int] = ()) -> list[RenderableType]:
     """Tables of the topology, then one sentence for each remark.
 
     Args:
@@ -21,10 +20,14 @@ def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] 
         topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json.
         cpus: CPUs that this process may use; empty for the topology of another host.
     """
-    counts = [_count(topology[f"{name}s"], name) for name in ("socket", "core", "thread")]
+    counts = [
+        _count(topology.get("sockets"), "socket"),
+        _count(topology.get("cores"), "core"),
+        _count(topology.get("threads"), "thread"),
+    ]
     caches = [
         f"{cache['count']} x L{cache['level']} {cache['type']} {format_size(cache['size_bytes'])}"
-        for cache in topology["caches"]
+        for cache in topology.get("caches") or ()
     ]
     lines = [f"{host}: {', '.join(counts)}", *([f"caches: {', '.join(caches)}"] if caches else [])]
     tables = [_memory_table(topology, cpus), _network_table(topology), _rdma_table(topology), _links_table(topology)]
@@ -32,7 +35,7 @@ def render_topology(host: str, topology: Mapping[str, Any], cpus: Sequence[int] 
     return [Text("\n".join(lines)), *(table for table in tables if table.row_count), *map(Text, remarks)]
 
 
-def topology_remarks(topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> list[str]:
+def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[str]:
     """Remarks on what slows communication or is emulated, each in a sentence; see `render_topology`."""
     remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
@@ -47,7 +50,7 @@ def topology_remarks(topology: Mapping[str, Any], cpus: Sequence[int] = ()) -> l
     return remarks
 
 
-def _far_gpus(topology: Mapping[str, Any]) -> list[str]:
+def _far_gpus(topology: Topology) -> list[str]:
     """GPUs that reach an active adapter across sockets only."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
@@ -64,7 +67,7 @@ def _far_gpus(topology: Mapping[str, Any]) -> list[str]:
     return [sentence]
 
 
-def _placement(topology: Mapping[str, Any], cpus: Sequence[int]) -> list[str]:
+def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
     """The NUMA nodes of this process, compared with those of the active adapters."""
     here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     there = sorted({node for node in ports.values() if node is not None})
@@ -82,7 +85,7 @@ def _placement(topology: Mapping[str, Any], cpus: Sequence[int]) -> list[str]:
     return [sentence] if sentence else []
 
 
-def _in_use(topology: Mapping[str, Any]) -> dict[str, int | None]:
+def _in_use(topology: Topology) -> dict[str, int | None]:
     """NUMA nodes of the active adapters, by name: RDMA devices, or network interfaces if there are none."""
     active = {port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"}
     up = {port["name"]: port["numa_node"] for port in topology["network"] if port["state"] == "up" and port["pci"]}
@@ -99,7 +102,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _memory_table(topology: Mapping[str, Any], cpus: Sequence[int]) -> Table:
+def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     ranks = topology.get("ranks") or []
     table = _table("NUMA nodes", "node", "CPUs", "memory", "GPUs", "adapters", "ranks" if ranks else "this process")
     for node in topology["numa"]:
@@ -117,23 +120,25 @@ def _memory_table(topology: Mapping[str, Any], cpus: Sequence[int]) -> Table:
     return table
 
 
-def _network_table(topology: Mapping[str, Any]) -> Table:
+def _network_table(topology: Topology) -> Table:
     table = _table("Network interfaces", "name", "state", "speed", "MTU", "driver", "NUMA node")
     for port in topology["network"]:
         speed = _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else "")
-        table.add_row(port["name"], *map(_or_unknown, (port["state"], speed, port["mtu"], port["driver"])), _node(port))
+        table.add_row(
+            port["name"], *map(_or_unknown, (port["state"], speed, port.get("mtu"), port.get("driver"))), _node(port)
+        )
     return table
 
 
-def _rdma_table(topology: Mapping[str, Any]) -> Table:
+def _rdma_table(topology: Topology) -> Table:
     table = _table("RDMA ports", "device", "port", "state", "rate", "link layer", "NUMA node")
     for port in topology["rdma"]:
-        parts = (port["device"], port["port"], port["state"], port["rate"], port["link_layer"])
+        parts = (port["device"], port.get("port"), port["state"], port["rate"], port.get("link_layer"))
         table.add_row(*map(_or_unknown, parts), _node(port))
     return table
 
 
-def _links_table(topology: Mapping[str, Any]) -> Table:
+def _links_table(topology: Topology) -> Table:
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     title = "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS between sockets"
     table = _table(title, "", *devices)
@@ -142,15 +147,15 @@ def _links_table(topology: Mapping[str, Any]) -> Table:
     return table
 
 
-def _ports(topology: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _ports(topology: Topology) -> list[TopologyPort | TopologyInterface]:
     return [*topology["rdma"], *topology["network"]]
 
 
-def _name(port: Mapping[str, Any]) -> str:
-    return str(port.get("device") or port["name"])
+def _name(port: TopologyPort | TopologyInterface) -> str:
+    return str(port.get("device") or port.get("name"))
 
 
-def _node(port: Mapping[str, Any]) -> str:
+def _node(port: TopologyPort | TopologyInterface) -> str:
     return _or_unknown(port["numa_node"])
 
 

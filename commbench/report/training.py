@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -18,6 +18,7 @@ from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
 from commbench.report.table import UNBOUNDED, failures, legend, marks_of, warnings_for
 from commbench.results import PREDICTIONS, Run
+from commbench.results.info import Launch
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.stats import family_hint
 from commbench.tuner.accuracy import Accuracy, PredictionRow, held_out_accuracy
@@ -278,7 +279,7 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     return parts
 
 
-def render_cost(recommendation: Recommendation, launches: Iterable[Mapping[str, Any]] = ()) -> Text:
+def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
     """Return the number of steps made, as a share of a full sweep, and the total time, network included.
 
     Args:

@@ -25,6 +25,15 @@ class Rank(_Rank, total=False):
     cpus: Sequence[int] | None
 
 
+class FailedRank(TypedDict, total=False):
+    """The rank that a diagnosis names; ``rank`` is None if it is unknown."""
+
+    rank: int | None
+    host: str | None
+    case: str | None
+    state: str | None
+
+
 class Launch(TypedDict, total=False):
     """A launch, where its time went, and how it ended."""
 
@@ -36,7 +45,8 @@ class Launch(TypedDict, total=False):
     status: str
     reason: str
     launch: int
-    culprit: Mapping[str, Any] | None
+    started: str | None
+    culprit: FailedRank | None
 
 
 class Output(TypedDict):

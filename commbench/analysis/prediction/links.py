@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.results.info import RunInfo
 from commbench.stats import Floats
+from commbench.system.host import Host, Interface
+from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
 #: Bytes of IPv4, TCP with timestamps, and Ethernet, in every frame; a real wire adds preamble, checksum and gap.
@@ -119,12 +120,12 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
     return dataclasses.replace(link, directions=operation.messages_at_once)
 
 
-def _emulation(info: RunInfo) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+def _emulation(info: RunInfo) -> Emulated | None:
+    found: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
     return found
 
 
-def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:
+def _emulated(emulated: Emulated, cores: int | None, mtu: int) -> Link:
     """The slowest link of an emulated cluster: in a ring, and in most else, all wait for it."""
     texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
     rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
@@ -134,7 +135,7 @@ def _emulated(emulated: Mapping[str, Any], cores: int | None, mtu: int) -> Link:
     return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, told_by=told_by)
 
 
-def _interfaces(hosts: Iterable[Mapping[str, Any]], transport: str) -> list[Mapping[str, Any]]:
+def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
     """The interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, but the loopback."""
     names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
     return [each for host in hosts for each in host.get("interfaces") or () if each.get("name") in names]
@@ -145,5 +146,5 @@ def _payload(mtu: int, unseen: int = 0) -> float:
     return (mtu - _IP_TCP) / (mtu + _ETHERNET + unseen)
 
 
-def _mtu(hosts: Iterable[Mapping[str, Any]], transport: str) -> int:
+def _mtu(hosts: Iterable[Host], transport: str) -> int:
     return min((each.get("mtu") or _USUAL_MTU for each in _interfaces(hosts, transport)), default=_USUAL_MTU)

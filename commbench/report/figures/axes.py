@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from commbench.report.figures.drawing import BAD, BAND_ALPHA, DASHES, MARKERS, MUTED, PAPER, SERIES
+from commbench.report.figures.drawing import BAD, BAND_ALPHA, DASHES, MARKERS, MUTED, PAPER, SERIES, Style
 from commbench.units import format_size
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
     """Mark failed cases by crosses on the x axis, so that none is silently left out."""
     if not x:
         return
-    style: dict[str, Any] = {
+    style: Style = {
         "marker": "x",
         "linestyle": "none",
         "markersize": 7,
@@ -161,7 +161,7 @@ def plain_time(time_us: float) -> str:
 
 def mark_limit(axes: Axes, value: float, text: str, *, vertical: bool = False) -> None:
     """Draw a named limit."""
-    style: dict[str, Any] = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
+    style: Style = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
     if vertical:
         axes.axvline(value, **style)
         axes.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), ha="right", **_note(-4, -2, va="top"))
@@ -170,7 +170,7 @@ def mark_limit(axes: Axes, value: float, text: str, *, vertical: bool = False) -
         axes.annotate(text, (0.0, value), xycoords=("axes fraction", "data"), **_note(4, 3, va="bottom"))
 
 
-def _note(x: float, y: float, va: str) -> dict[str, Any]:
+def _note(x: float, y: float, va: str) -> Style:
     return {"xytext": (x, y), "textcoords": "offset points", "color": BAD, "fontsize": 9, "va": va}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.report.figures.axes import (
@@ -19,7 +19,7 @@ from commbench.report.figures.axes import (
     nothing_here,
     plot_crosses,
 )
-from commbench.report.figures.drawing import INK, Drawing, draw, slug
+from commbench.report.figures.drawing import INK, Drawing, Style, draw, slug
 from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -155,12 +155,12 @@ def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
     numbers = sorted((cap for cap in line.measured if _is_number(cap)), key=float)
-    style: dict[str, Any] = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
+    style: Style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
     axes.plot([places[cap] for cap in numbers], [line.measured[cap].value for cap in numbers], label=line.name, **style)
     for cap, point in line.measured.items():
         errors = [[error] for error in point.errors]
         axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
-    hollow: dict[str, Any] = {
+    hollow: Style = {
         **style,
         "linestyle": "none",
         "markerfacecolor": "none",
@@ -172,7 +172,7 @@ def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: L
     values = [line.predicted[cap] for cap in foreseen]
     axes.plot([places[cap] for cap in foreseen], values, color=looks_as.colour, linewidth=0.7, linestyle=(0, (1, 2)))
     if line.chosen in line.measured:
-        ring: dict[str, Any] = {
+        ring: Style = {
             "marker": "o",
             "markersize": 15,
             "markerfacecolor": "none",

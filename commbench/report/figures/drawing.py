@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +59,10 @@ DASHES: tuple[Any, ...] = (
 BAND_ALPHA = 0.181
 _BAND_OPACITY_DARK = 0.28
 
-_STYLE: Mapping[str, Any] = MappingProxyType(
+#: Keyword arguments of a drawing function of matplotlib.
+Style: TypeAlias = Mapping[str, Any]
+
+_STYLE: Style = MappingProxyType(
     {
         "font.family": "DejaVu Sans",
         "font.size": 10,

@@ -15,7 +15,7 @@ from commbench.analysis.stragglers.findings import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import places
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.figures.axes import plain, plain_time
-from commbench.report.figures.drawing import BAD, PAPER, Drawing, draw, slug
+from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
@@ -215,7 +215,7 @@ def _mark(axes: Axes, heat: Heat) -> None:
     """Draw arrows at the rows and columns of slow ranks and frames around slow pairs."""
     rows = {rank for s in heat.stragglers for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
     columns = {rank for s in heat.stragglers for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
-    style: dict[str, Any] = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
+    style: Style = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
     axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
     axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
     for straggler in heat.stragglers:

@@ -27,7 +27,7 @@ from commbench.report.figures.axes import (
     plot_crosses,
     plot_series,
 )
-from commbench.report.figures.drawing import Drawing, draw, slug
+from commbench.report.figures.drawing import Drawing, Style, draw, slug
 from commbench.report.figures.words import (
     left_out,
     listed,
@@ -132,7 +132,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
     Ranks that share a GPU give no curve: their times are no measure of an interconnect.
     """
     sharing: Counter[str] = Counter()
-    found: dict[str, dict[tuple[str, ...], tuple[dict[str, Any], list[Reading]]]] = {}
+    found: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
         stated = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
@@ -165,7 +165,7 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
 
 def _family(
     operation: str,
-    series: Sequence[tuple[Mapping[str, Any], list[Reading]]],
+    series: Sequence[tuple[Mapping[str, object], list[Reading]]],
     *,
     several: bool,
     rows_sharing_gpus: int,
@@ -186,7 +186,7 @@ def _family(
     )
 
 
-def _series_name(identity: Mapping[str, Any], names: Iterable[str]) -> str:
+def _series_name(identity: Mapping[str, object], names: Iterable[str]) -> str:
     told = [name for name in names if identity[name] is not None or name == "world_size"]
     words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in told]
     return " ".join(filter(None, words))
@@ -351,7 +351,12 @@ def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
     errors = [[error] for error in point.errors]
-    style: dict[str, Any] = {"color": looks_as.colour, "marker": looks_as.marker, "linestyle": "none", "capsize": 2.5}
+    style: Style = {
+        "color": looks_as.colour,
+        "marker": looks_as.marker,
+        "linestyle": "none",
+        "capsize": 2.5,
+    }
     axes.errorbar([point.value], [y], xerr=errors, **style)
 
 

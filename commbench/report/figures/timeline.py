@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.records import BucketRow, TrainingRow
-from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, draw, slug
+from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, draw, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
 from commbench.results import Run
 from commbench.units import counted, three_digits
@@ -25,7 +25,7 @@ FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 _EXPOSED_ALPHA = 0.2
 WAIT, COMPRESS, COMMUNICATE = MUTED, SERIES[3], SERIES[2]
 
-_BAR: Mapping[str, Any] = MappingProxyType({"height": 0.75, "linewidth": 0})
+_BAR: Style = MappingProxyType({"height": 0.75, "linewidth": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     axes.barh([place], [after], left=[done - after], color=COMPRESS, **_BAR)
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if written and bucket.size_bytes:
-        aside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+        aside: Style = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(f"{three_digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
 
 

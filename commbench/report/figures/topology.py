@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, draw, slug
+from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, Style, draw, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.topology import topology_remarks
 from commbench.results import Run
 from commbench.results.info import RunInfo
+from commbench.system.topology import NumaNode, Topology, TopologyInterface
 from commbench.units import counted, format_size
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MOST_HOSTS = 3
 _WIDTH, _ROW, _BOX = 100.0, 11.0, 7.0
 _ACROSS = 4
 #: Link types that mean the same host only; they are not drawn.
-_LINK_TEXT: Mapping[str, Any] = {"ha": "right", "va": "center", "fontsize": 8, "color": SERIES[1]}
+_LINK_TEXT: Style = {"ha": "right", "va": "center", "fontsize": 8, "color": SERIES[1]}
 _FAR = frozenset({"X", "SYS", "NODE", "PHB"})
 
 
@@ -47,7 +48,7 @@ class Box:
     hosts: Sequence[str]
     ranks: Sequence[int]
     """The devices of the first host."""
-    topology: Mapping[str, Any]
+    topology: Topology
     devices: Sequence[Device]
 
     @property
@@ -102,7 +103,7 @@ def boxes_of(info: RunInfo) -> list[Box]:
     ranks: dict[str, list[int]] = {}
     for rank in info.get("ranks") or ():
         ranks.setdefault(str(rank["host"]), []).append(rank["rank"])
-    kinds: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    kinds: dict[str, list[tuple[str, Topology]]] = {}
     for host in hosts:
         topology = host.get("topology")
         if topology:
@@ -119,7 +120,7 @@ def boxes_of(info: RunInfo) -> list[Box]:
     ]
 
 
-def _kind(topology: Mapping[str, Any]) -> str:
+def _kind(topology: Topology) -> str:
     """The hardware that alike hosts share: everything but their ranks and differences of memory below one GiB."""
     numa = [
         {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
@@ -129,7 +130,7 @@ def _kind(topology: Mapping[str, Any]) -> str:
     return json.dumps(alike, sort_keys=True, default=str)
 
 
-def _devices(topology: Mapping[str, Any]) -> list[Device]:
+def _devices(topology: Topology) -> list[Device]:
     gpus = [
         Device(
             name=f"GPU{index}", text=f"GPU{index}\n{gpu['name'] or ''}".strip(), is_gpu=True, numa_node=gpu["numa_node"]
@@ -159,17 +160,17 @@ def _devices(topology: Mapping[str, Any]) -> list[Device]:
     return [*gpus, *rdma.values(), *network]
 
 
-def _speed(port: Mapping[str, Any]) -> str:
-    megabits = port.get("speed_Mbps")
+def _speed(port: TopologyInterface) -> str:
+    megabits = port["speed_Mbps"]
     if megabits is None:
         return ""
     return f"{megabits / 1e3:g} Gbit/s" if megabits >= 1e3 else f"{megabits:g} Mbit/s"  # noqa: PLR2004 - kilo
 
 
-def _node_text(node: Mapping[str, Any], topology: Mapping[str, Any]) -> str:
+def _node_text(node: NumaNode, topology: Topology) -> str:
     placed = [str(rank["rank"]) for rank in topology.get("ranks") or () if node["node"] in rank["numa_nodes"]]
     words = [f"NUMA node {node['node']}", f"CPUs {node['cpus']}" if node.get("cpus") else ""]
-    words += [format_size(node["memory_bytes"]) if node.get("memory_bytes") else ""]
+    words += [format_size(node["memory_bytes"]) if node["memory_bytes"] else ""]
     words += [f"rank{'s' if len(placed) > 1 else ''} {listed(placed, 8)}" if placed else ""]
     return ", ".join(filter(None, words))
 
@@ -247,7 +248,7 @@ def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]
             axes.plot([x, u], [y, v], color=SERIES[1], linewidth=width, zorder=0.5, gid="link")
 
 
-def meshes(topology: Mapping[str, Any]) -> list[tuple[list[str], str]]:
+def meshes(topology: Topology) -> list[tuple[list[str], str]]:
     """Three or more GPUs with the same NVLinks between every two, and the link type."""
     by_kind: dict[str, set[frozenset[str]]] = {}
     for one, other, kind in near_links(topology):
@@ -261,10 +262,9 @@ def meshes(topology: Mapping[str, Any]) -> list[tuple[list[str], str]]:
     return found
 
 
-def near_links(topology: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def near_links(topology: Topology) -> list[tuple[str, str, str]]:
     """Pairs of devices with NVLinks or a common PCIe switch, each once."""
-    links = topology.get("links") or {}
-    devices, matrix = links.get("devices") or [], links.get("matrix") or []
+    devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     return [
         (devices[one], devices[other], kind)
         for one, line in enumerate(matrix)

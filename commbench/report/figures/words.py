@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.ddp.plan.records import TrainingRow
@@ -53,7 +52,7 @@ def prefixes(runs: Sequence[Run]) -> list[str]:
     return [f"{name}: " for name in run_names(runs)] if len(runs) > 1 else [""] * len(runs)
 
 
-def varying(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+def varying(choices: Sequence[Mapping[str, object]]) -> list[str]:
     """The names of the fields that differ between choices, in the order of the first."""
     return [name for name in (choices[0] if choices else ()) if len({str(choice[name]) for choice in choices}) > 1]
 

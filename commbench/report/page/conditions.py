@@ -16,9 +16,11 @@ from commbench.report.state import tools_of
 from commbench.report.table import Flagged
 from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.results.info import RunInfo
+from commbench.results.info import FailedRank, Launch, RunInfo
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
+from commbench.system.host import Host
+from commbench.system.topology import Emulated
 from commbench.units import counted, format_duration, format_size, format_time
 
 #: Most names of hosts or transports in a fact.
@@ -178,7 +180,7 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
     return tables
 
 
-def _facts(host: Mapping[str, Any]) -> dict[str, str]:
+def _facts(host: Host) -> dict[str, str]:
     """The facts of a host as text; its topology is drawn instead."""
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
@@ -233,10 +235,8 @@ def _fact_of(name: str, host: Mapping[str, str]) -> str:
 
 def launch_table(runs: Sequence[Run]) -> Table | None:
     """The outcome of each launch; None without launches."""
-    launches: list[Named[Mapping[str, Any]]] = [
-        (run.name, launch) for run in runs for launch in run.info.get("launches") or ()
-    ]
-    columns: list[Column[Mapping[str, Any]]] = [
+    launches: list[Named[Launch]] = [(run.name, launch) for run in runs for launch in run.info.get("launches") or ()]
+    columns: list[Column[Launch]] = [
         Column(heading="stage", text=lambda launch: str(launch.get("stage") or "")),
         Column(
             heading="launch",
@@ -255,15 +255,15 @@ def launch_table(runs: Sequence[Run]) -> Table | None:
     return make_table("Launches", launches, columns, rest_in="run.json") if launches else None
 
 
-def _began(launch: Mapping[str, Any]) -> str:
+def _began(launch: Launch) -> str:
     return str(launch.get("started") or "").replace("T", " ").partition("+")[0]
 
 
 _SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s", "other": "other_s"}
 
 
-def _seconds(heading: str, name: str) -> Column[Mapping[str, Any]]:
-    def value(launch: Mapping[str, Any]) -> float | None:
+def _seconds(heading: str, name: str) -> Column[Launch]:
+    def value(launch: Launch) -> float | None:
         found = launch.get(name)
         return float(found) if isinstance(found, int | float) else None
 
@@ -307,20 +307,20 @@ def _listed(whats: Iterable[str]) -> str:
     return "; ".join(known[:most] + more)
 
 
-def culprits(run: Run) -> list[str]:
+def failed_ranks(run: Run) -> list[str]:
     """The diagnosis of each failed launch, in one sentence."""
     return [
-        f"{launch.get('stage')} launch {launch.get('launch')}: {_blame(culprit)}"
+        f"{launch.get('stage')} launch {launch.get('launch')}: {_diagnosis(failed)}"
         for launch in run.info.get("launches") or ()
-        if (culprit := launch.get("culprit"))
+        if (failed := launch.get("culprit"))
     ]
 
 
-def _blame(culprit: Mapping[str, Any]) -> str:
-    who = "the failed rank is unknown" if culprit.get("rank") is None else f"rank {culprit['rank']}"
-    where = f" on host {culprit['host']}" if culprit.get("host") else ""
-    case = f", in {culprit['case']}" if culprit.get("case") else ""
-    return f"{who}{where} {culprit.get('state', '')}{case}."
+def _diagnosis(failed: FailedRank) -> str:
+    who = "the failed rank is unknown" if failed.get("rank") is None else f"rank {failed['rank']}"
+    where = f" on host {failed['host']}" if failed.get("host") else ""
+    case = f", in {failed['case']}" if failed.get("case") else ""
+    return f"{who}{where} {failed.get('state', '')}{case}."
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -410,10 +410,11 @@ def _another(directory: str) -> str:
 
 def _lab(info: RunInfo) -> list[str]:
     """The ``lab run`` command around it; empty on a real cluster."""
-    emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
+    emulated: Emulated = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []
-    options = [word for name, option in _LAB.items() if emulated.get(name) for word in (option, str(emulated[name]))]
+    entries: Mapping[str, object] = emulated
+    options = [word for name, option in _LAB.items() if entries.get(name) for word in (option, str(entries[name]))]
     each = info.get("ranks_per_node") or 1
     options += ["--ranks-per-host", str(each)] if each > 1 else []
     slow = (emulated.get("slow") or {}).items()

@@ -200,7 +200,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         name="launches",
         title="Launches",
         sentences=_each(runs, lambda run: [time_spent(run), *origins(run)]),
-        warnings=_each(runs, conditions.culprits),
+        warnings=_each(runs, conditions.failed_ranks),
         figures=_of(drawings, "launches"),
         tables=_some(conditions.launch_table(runs)),
     )
