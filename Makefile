@@ -96,11 +96,12 @@ test-all: $(DEV) ## Run all tests with new random examples, then the slow ones o
 	$(PYTEST) -m 'not slow' --hypothesis-profile=searching $(ARGS)
 	$(BIN)/python -m pytest -m slow --hypothesis-profile=searching $(ARGS)
 
-lint: $(DEV) ## Check style, format, types and the direction of imports.
+lint: $(DEV) ## Check style, format, types, the direction of imports, and words.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell commbench tests benchmarks docs README.md CONTRIBUTING.md
 
 report: $(RUNTIME) ## Print the run in RUN again and draw its page.
 	@test -n '$(RUN)' || { echo 'Name a run: make report RUN=results/...' >&2; exit 2; }
