@@ -277,6 +277,15 @@ def split_flags(cell: str) -> list[Flag]:
     return [FLAGS[name] for name in names]
 
 
+def add_flag(cell: str, name: str) -> str:
+    """Return a CSV cell with a further flag.
+
+    Raises:
+        InputError: a name is unregistered.
+    """
+    return join_flags([*(flag.name for flag in split_flags(cell)), name])
+
+
 def has_flag(cell: str, name: str) -> bool:
     """Return whether a CSV cell holds a flag.
 

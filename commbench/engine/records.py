@@ -327,85 +327,70 @@ class FixedSettings:
     """How ranks started together; only where that depends on how long the operation takes."""
 
 
+def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
+    """Return the field of a column: its documentation and its default."""
+    return field(default=default, metadata={"about": about})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
 
     schema: int = SCHEMA
-    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
-    backend: str = field(default="", metadata={"about": "mpi, gloo, nccl, torch-nccl or fake"})
-    device: str = field(default="", metadata={"about": "where the buffers are: cpu, or the GPU's name"})
-    library: str = field(default="", metadata={"about": "library and version that carried the operation"})
-    transport: str = field(default="", metadata={"about": "what carried the row: sm, tcp, ucx/rc, tcp/lo, ..."})
-    operation: str = field(default="", metadata={"about": "what was timed"})
-    pattern: str = field(default="", metadata={"about": "who talks to whom"})
-    group: str = field(
-        default="", metadata={"about": "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3"}
+    run_id: str = column("name of the run's directory", "")
+    backend: str = column("mpi, gloo, nccl, torch-nccl or fake", "")
+    device: str = column("where the buffers are: cpu, or the GPU's name", "")
+    library: str = column("library and version that carried the operation", "")
+    transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")
+    operation: str = column("what was timed", "")
+    pattern: str = column("who talks to whom", "")
+    group: str = column("ranks that took part, of a pattern that makes groups one of them, e.g. 2-3", "")
+    world_size: int | None = column("ranks of the launch")
+    group_size: int | None = column("ranks that took part")
+    nodes: int | None = column("hosts of the launch")
+    ranks_per_node: int | None = column("most ranks on one host")
+    ranks_per_gpu: int | None = column("most ranks on one physical GPU")
+    dtype: str | None = column("element type")
+    redop: str | None = column("reduction")
+    root: int | None = column("root rank of a rooted operation")
+    in_place: bool | None = column("send and receive share memory")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    osu_bytes: int | None = column("the size OSU prints for the same case")
+    cadence: str = column("isolated, pipelined or graph", "")
+    batch: int | None = column("operations timed together")
+    window: int | None = column("messages in flight")
+    buffers: str = column(
+        "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, symmetric: "
+        "known to NCCL",
+        "",
     )
-    world_size: int | None = field(default=None, metadata={"about": "ranks of the launch"})
-    group_size: int | None = field(default=None, metadata={"about": "ranks that took part"})
-    nodes: int | None = field(default=None, metadata={"about": "hosts of the launch"})
-    ranks_per_node: int | None = field(default=None, metadata={"about": "most ranks on one host"})
-    ranks_per_gpu: int | None = field(default=None, metadata={"about": "most ranks on one physical GPU"})
-    dtype: str | None = field(default=None, metadata={"about": "element type"})
-    redop: str | None = field(default=None, metadata={"about": "reduction"})
-    root: int | None = field(default=None, metadata={"about": "root rank of a rooted operation"})
-    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
-    message_bytes: int | None = field(default=None, metadata={"about": "nccl-tests' size: the larger buffer"})
-    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
-    cadence: str = field(default="", metadata={"about": "isolated, pipelined or graph"})
-    batch: int | None = field(default=None, metadata={"about": "operations timed together"})
-    window: int | None = field(default=None, metadata={"about": "messages in flight"})
-    buffers: str = field(
-        default="",
-        metadata={
-            "about": "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, "
-            "symmetric: known to NCCL"
-        },
-    )
-    sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
-    loop: str = field(default="", metadata={"about": "native, python or event"})
-    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
-    repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
-    late_discarded: int | None = field(
-        default=None, metadata={"about": "repetitions dropped for a late start, or because a GPU waited for its host"}
-    )
-    time_us: float | None = field(
-        default=None,
-        metadata={"about": "median over launches of the median over repetitions of the slowest rank"},
-    )
-    time_us_ci_low: float | None = field(
-        default=None, metadata={"about": "95 % confidence interval of time_us, low end"}
-    )
-    time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
-    time_us_min: float | None = field(default=None, metadata={"about": "median over launches of the launch's minimum"})
-    time_us_p25: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
-    time_us_p75: float | None = field(default=None, metadata={"about": "median over launches of the launch's quartile"})
-    time_us_p95: float | None = field(default=None, metadata={"about": "median over launches of the launch's p95"})
-    time_us_rank_mean: float | None = field(
-        default=None, metadata={"about": "time_us with the mean over ranks, nccl-tests' default"}
-    )
-    skew_us: float | None = field(default=None, metadata={"about": "median of last minus first arrival"})
-    algbw_GBps: float | None = field(default=None, metadata={"about": "message_bytes over time_us, GB = 1e9 bytes"})  # noqa: N815 - a unit
-    busbw_GBps: float | None = field(default=None, metadata={"about": "algbw times nccl-tests' factor"})  # noqa: N815 - a unit
-    wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
-    harness_us: float | None = field(default=None, metadata={"about": f"{OVERHEAD}, per operation; never subtracted"})
-    algorithm_requested: str = field(default="", metadata={"about": "algorithm asked for"})
-    algorithm: str = field(default="", metadata={"about": "algorithm that ran"})
-    energy_J: float | None = field(  # noqa: N815 - a unit
-        default=None, metadata={"about": "energy of one operation, of what energy_of in samples.jsonl names"}
-    )
-    status: str = field(default="ok", metadata={"about": "ok, unsupported, failed, hung or wrong"})
-    reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
-    flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
+    sync: str = column("how ranks were made to start together", "")
+    loop: str = column("native, python or event", "")
+    launches: int | None = column("launches behind the row")
+    repetitions: int | None = column("valid repetitions, all launches together")
+    late_discarded: int | None = column("repetitions dropped for a late start, or because a GPU waited for its host")
+    time_us: float | None = column("median over launches of the median over repetitions of the slowest rank")
+    time_us_ci_low: float | None = column("95 % confidence interval of time_us, low end")
+    time_us_ci_high: float | None = column("and its high end")
+    time_us_min: float | None = column("median over launches of the launch's minimum")
+    time_us_p25: float | None = column("median over launches of the launch's quartile")
+    time_us_p75: float | None = column("median over launches of the launch's quartile")
+    time_us_p95: float | None = column("median over launches of the launch's p95")
+    time_us_rank_mean: float | None = column("time_us with the mean over ranks, nccl-tests' default")
+    skew_us: float | None = column("median of last minus first arrival")
+    algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
+    busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit
+    wrong: int | None = column("wrong elements found")
+    harness_us: float | None = column(f"{OVERHEAD}, per operation; never subtracted")
+    algorithm_requested: str = column("algorithm asked for", "")
+    algorithm: str = column("algorithm that ran", "")
+    energy_J: float | None = column("energy of one operation, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
+    status: str = column("ok, unsupported, failed, hung or wrong", "ok")
+    reason: str = column("one sentence where status is not ok", "")
+    flags: str = column("doubts about the row, separated by ;", "")
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
-
-
-def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    """A field of a row, with what documentation says of its column."""
-    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,24 +398,22 @@ class OverlapRow:
     """One line of ``overlap.csv``: a non-blocking collective summarised over launches; medians."""
 
     schema: int = SCHEMA
-    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
-    backend: str = field(default="", metadata={"about": "as in collectives.csv"})
-    operation: str = field(default="", metadata={"about": "iall_reduce or iall_gather"})
-    pattern: str = field(default="", metadata={"about": "who talks to whom; times are of all its groups together"})
-    dtype: str | None = field(default=None, metadata={"about": "element type"})
-    redop: str | None = field(default=None, metadata={"about": "reduction"})
-    in_place: bool | None = field(default=None, metadata={"about": "send and receive share memory"})
-    message_bytes: int | None = field(default=None, metadata={"about": "as in collectives.csv"})
-    osu_bytes: int | None = field(default=None, metadata={"about": "the size OSU prints for the same case"})
-    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
-    overall_us: float | None = field(default=None, metadata={"about": "started, computed, completed"})
-    compute_us: float | None = field(default=None, metadata={"about": "computing alone, as long as the communication"})
-    pure_us: float | None = field(default=None, metadata={"about": "started and completed at once, Python loop"})
-    overlap_percent: float | None = field(
-        default=None, metadata={"about": "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"}
-    )
-    overlap_percent_ci_low: float | None = field(default=None, metadata={"about": "its 95 % interval, low end"})
-    overlap_percent_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
+    run_id: str = column("name of the run's directory", "")
+    backend: str = column("as in collectives.csv", "")
+    operation: str = column("iall_reduce or iall_gather", "")
+    pattern: str = column("who talks to whom; times are of all its groups together", "")
+    dtype: str | None = column("element type")
+    redop: str | None = column("reduction")
+    in_place: bool | None = column("send and receive share memory")
+    message_bytes: int | None = column("as in collectives.csv")
+    osu_bytes: int | None = column("the size OSU prints for the same case")
+    launches: int | None = column("launches behind the row")
+    overall_us: float | None = column("started, computed, completed")
+    compute_us: float | None = column("computing alone, as long as the communication")
+    pure_us: float | None = column("started and completed at once, Python loop")
+    overlap_percent: float | None = column("max(0, 100 (1 - (overall - compute) / pure)), OSU's definition")
+    overlap_percent_ci_low: float | None = column("its 95 % interval, low end")
+    overlap_percent_ci_high: float | None = column("and its high end")
 
 
 OVERLAP_COLUMNS = tuple(f.name for f in dataclasses.fields(OverlapRow))

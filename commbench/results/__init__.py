@@ -1,9 +1,8 @@
 """A run's directory: created or resumed under a lock, appended to case by case, summarised and read back."""
 
-from commbench.results.writing import check_out
 from commbench.results.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
 from commbench.results.reading import Run, load_run, once_per_run, runs_in
-from commbench.results.writing import Store
+from commbench.results.writing import Store, check_out
 
 __all__ = [
     "DDP",

@@ -1,6 +1,5 @@
 """The files of a run directory: names, lock, atomic writes; checks before a run starts or resumes there."""
 
-
 import contextlib
 import errno
 import fcntl
@@ -121,13 +120,3 @@ def sync_directory(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-
-
-
-
-
-
-
-

@@ -66,7 +66,7 @@ class Energy(TypedDict):
 
 
 class RunInfo(Environment, total=False):
-    """The entries of ``run.json``; the conditions stand at the top in early runs. Entries of later versions are kept."""
+    """The entries of ``run.json``; early runs have the conditions at the top. Entries of later versions are kept."""
 
     schema: int
     run_id: str

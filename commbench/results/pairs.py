@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record
+from commbench.engine.records import SCHEMA, PairTable, Record, column
+from commbench.results.info import RunInfo
+from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
 from commbench.results.tables import column_types, table_of_columns
-from commbench.results.summary import MANY_LAUNCHES, condition_flags, records_by_case
 from commbench.units import algbw_GBps
 
 if TYPE_CHECKING:
@@ -38,39 +38,33 @@ class PairRow:
     """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches. None is an empty cell."""
 
     schema: int = SCHEMA
-    run_id: str = field(default="", metadata={"about": "name of the run's directory"})
-    backend: str = field(default="", metadata={"about": "as in collectives.csv"})
-    device: str = field(default="", metadata={"about": "as in collectives.csv"})
-    library: str = field(default="", metadata={"about": "as in collectives.csv"})
-    transport: str = field(default="", metadata={"about": "as in collectives.csv"})
-    operation: str = field(default="", metadata={"about": "what was timed between the two"})
-    source: int | None = field(default=None, metadata={"about": "rank that sends, or sends first"})
-    target: int | None = field(default=None, metadata={"about": "rank that receives"})
-    source_host: str = field(default="", metadata={"about": "host of the source"})
-    target_host: str = field(default="", metadata={"about": "host of the target"})
-    dtype: str | None = field(default=None, metadata={"about": "element type"})
-    message_bytes: int | None = field(default=None, metadata={"about": "as in collectives.csv"})
-    window: int | None = field(default=None, metadata={"about": "messages in flight"})
-    sync: str = field(default="", metadata={"about": "how ranks were made to start together"})
-    loop: str = field(default="", metadata={"about": "native, python or event"})
-    launches: int | None = field(default=None, metadata={"about": "launches behind the row"})
-    repetitions: int | None = field(default=None, metadata={"about": "valid repetitions, all launches together"})
-    time_us: float | None = field(default=None, metadata={"about": "median over launches of the launch's median"})
-    time_us_ci_low: float | None = field(
-        default=None, metadata={"about": "95 % confidence interval of time_us over launches, low end; empty for one"}
-    )
-    time_us_ci_high: float | None = field(default=None, metadata={"about": "and its high end"})
-    time_us_p95: float | None = field(default=None, metadata={"about": "median over launches of the launch's p95"})
-    algbw_GBps: float | None = field(  # noqa: N815 - a unit
-        default=None, metadata={"about": "bytes of one operation over time_us, GB = 1e9 bytes"}
-    )
-    ratio_to_typical: float | None = field(
-        default=None, metadata={"about": "time_us over the median pair's: of those within hosts, or between hosts"}
-    )
-    wrong: int | None = field(default=None, metadata={"about": "wrong elements found"})
-    status: str = field(default="ok", metadata={"about": "ok or wrong"})
-    reason: str = field(default="", metadata={"about": "one sentence where status is not ok"})
-    flags: str = field(default="", metadata={"about": "doubts about the row, separated by ;"})
+    run_id: str = column("name of the run's directory", "")
+    backend: str = column("as in collectives.csv", "")
+    device: str = column("as in collectives.csv", "")
+    library: str = column("as in collectives.csv", "")
+    transport: str = column("as in collectives.csv", "")
+    operation: str = column("what was timed between the two", "")
+    source: int | None = column("rank that sends, or sends first")
+    target: int | None = column("rank that receives")
+    source_host: str = column("host of the source", "")
+    target_host: str = column("host of the target", "")
+    dtype: str | None = column("element type")
+    message_bytes: int | None = column("as in collectives.csv")
+    window: int | None = column("messages in flight")
+    sync: str = column("how ranks were made to start together", "")
+    loop: str = column("native, python or event", "")
+    launches: int | None = column("launches behind the row")
+    repetitions: int | None = column("valid repetitions, all launches together")
+    time_us: float | None = column("median over launches of the launch's median")
+    time_us_ci_low: float | None = column("95 % confidence interval of time_us over launches, low end; empty for one")
+    time_us_ci_high: float | None = column("and its high end")
+    time_us_p95: float | None = column("median over launches of the launch's p95")
+    algbw_GBps: float | None = column("bytes of one operation over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
+    ratio_to_typical: float | None = column("time_us over the median pair's: of those within hosts, or between hosts")
+    wrong: int | None = column("wrong elements found")
+    status: str = column("ok or wrong", "ok")
+    reason: str = column("one sentence where status is not ok", "")
+    flags: str = column("doubts about the row, separated by ;", "")
 
 
 PAIR_COLUMNS = tuple(f.name for f in dataclasses.fields(PairRow))
@@ -160,10 +154,10 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
     codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
     pairs = np.unique(np.concatenate(codes))
     times, p95, repetitions, wrong = np.full((4, len(records), len(pairs)), np.nan)
-    for launch, (code, column) in enumerate(zip(codes, columns, strict=True)):
+    for launch, (code, summary) in enumerate(zip(codes, columns, strict=True)):
         place = np.searchsorted(pairs, code)
-        times[launch, place], p95[launch, place] = column["time_us"], column["time_us_p95"]
-        repetitions[launch, place], wrong[launch, place] = column["repetitions"], column["wrong"]
+        times[launch, place], p95[launch, place] = summary["time_us"], summary["time_us_p95"]
+        repetitions[launch, place], wrong[launch, place] = summary["repetitions"], summary["wrong"]
     return Matrix(
         case=records[-1].case,
         records=records,
@@ -207,7 +201,7 @@ def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:
     low, high = stats.launch_intervals(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
-    last, texts = matrix.records[-1], {name: _joined(matrix.records, name) for name in _TEXTS}
+    last, texts = matrix.records[-1], {name: joined_texts(getattr(r, name) for r in matrix.records) for name in _TEXTS}
     shared: dict[str, Any] = {
         "schema": info.get("schema", SCHEMA),
         "run_id": str(info.get("run_id", "")),
@@ -256,11 +250,6 @@ def pair_rows(matrix: Matrix, info: RunInfo, *, most: int | None = None) -> list
         found = {place: line for place, line in enumerate(lines) if place in kept}
         lines = (found[place] for place in kept)
     return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
-
-
-def _joined(records: Iterable[Record], name: str) -> str:
-    """A text of the records; those that differ between launches are all named."""
-    return " | ".join(dict.fromkeys(str(getattr(r, name)) for r in records if getattr(r, name)))
 
 
 def _plain(values: Floats) -> list[float | None]:

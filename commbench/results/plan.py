@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.matrix import time_slices
@@ -17,7 +18,6 @@ from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.stats.budgets import Budget
-
 
 #: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
@@ -125,7 +125,8 @@ class LaunchPlan:
         case_class = TrainingCase if data["training"] else Case
         cases = [
             PlannedCase(
-                case=case_class(**planned["case"]), frozen=FixedSettings(**planned["frozen"]) if planned["frozen"] else None
+                case=case_class(**planned["case"]),
+                frozen=FixedSettings(**planned["frozen"]) if planned["frozen"] else None,
             )
             for planned in data["cases"]
         ]

@@ -11,21 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from commbench.results.info import RunInfo
-from commbench.system.process import without_collector
-from commbench.errors import InputError
-from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
-from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows, pair_table
-from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
-from commbench.results.sharing import of_interconnect
-from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
-from commbench.results.info import check_info
-from commbench.results.tables import table_of
-from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.results.recommendation import Recommendation
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
+from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
+from commbench.errors import InputError
+from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
+from commbench.results.info import RunInfo, check_info
+from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows, pair_table
+from commbench.results.recommendation import Recommendation
+from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
+from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
+from commbench.results.tables import table_of
 from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
+from commbench.system.process import without_collector
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +69,7 @@ class Run:
 
     @cached_property
     def energy_of(self) -> dict[Row | TrainingRow, str]:
-        """What the energy of each row counts, of those that have one; see `commbench.engine.records.Record.energy_of`."""
+        """The ``energy_of`` of each row with an energy; see `commbench.engine.records.Record.energy_of`."""
         collectives = energy_kinds(self.records)
         training = training_energy_kinds(self.training_records, self.info)
         return {self.keyed_rows[key]: kinds for key, kinds in collectives.items()} | {

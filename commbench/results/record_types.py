@@ -1,4 +1,4 @@
-"""The two record types, of collectives and of training: their unions, and how a line of samples.jsonl becomes either."""
+"""The two record types, of collectives and of training, and the reading of either from a line of samples.jsonl."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.cases import Case
-from commbench.engine.records import Record, Status
-from commbench.errors import InputError
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record, Status
+from commbench.errors import InputError
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
@@ -29,7 +29,9 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
     kind = _kind_of(data) if isinstance(data, Mapping) else Record.kind
     if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
         kinds = " or ".join(_RECORD_CLASSES)
-        raise InputError(f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is {kind!r:.40}).")
+        raise InputError(
+            f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is {kind!r:.40})."
+        )
     return _RECORD_CLASSES[kind].from_json(data)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
-from commbench.results.info import RunInfo
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.records import Record
+from commbench.results.info import RunInfo
 
 
 class Placed(Protocol):

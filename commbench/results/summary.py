@@ -5,17 +5,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from commbench.results.info import RunInfo
 from commbench import stats
 from commbench.collectives.algorithms import AUTO
-from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.cases import Case
+from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.operations import OPERATIONS
-from commbench.system.process import without_collector
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.flags import join_flags, raised_flags, split_flags
-from commbench.engine.records import GroupTimes, Overlap, SCHEMA, OverlapRow, PairTable, Record, Row
+from commbench.engine.flags import add_flag, join_flags, raised_flags
+from commbench.engine.records import SCHEMA, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.results.info import RunInfo
 from commbench.results.sharing import ranks_per_gpu, shares_gpu
+from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
 
 #: From so many launches on, the interval over them assumes no distribution.
@@ -160,7 +160,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
-        rows[key] = dataclasses.replace(rows[key], flags=join_flags([*(flag.name for flag in split_flags(rows[key].flags)), "slowest_group"]))
+        rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
     return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
 
 
@@ -216,17 +216,12 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
 def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     status, reason = _outcome(records)
     timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
-    fields = {
-        **_identity(records[-1].case, info),
-        **_conditions(timed or records),
-        **_timings(timed),
-        "wrong": _total(r.wrong for r in (timed or records)),
-        "status": status,
-        "reason": reason,
-    }
-    row = Row(**fields)
-    more = {"osu_bytes": _osu_bytes(row), "flags": join_flags(_flags(row, timed, info)), **_bandwidths(row)}
-    return Row(**fields, **more)
+    row = _with_conditions(_requested(records[-1].case, info), timed or records)
+    wrong = _total(r.wrong for r in (timed or records))
+    row = dataclasses.replace(_with_times(row, timed), wrong=wrong, status=status, reason=reason)
+    algbw, busbw = _bandwidths(row)
+    flags = join_flags(_flags(row, timed, info))
+    return dataclasses.replace(row, osu_bytes=_osu_bytes(row), algbw_GBps=algbw, busbw_GBps=busbw, flags=flags)
 
 
 def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
@@ -252,63 +247,75 @@ def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
     return "ok", ""
 
 
-def _identity(case: Case, info: RunInfo) -> dict[str, Any]:
-    """What was asked for, and on how many ranks."""
-    return {
-        "schema": info.get("schema", SCHEMA),
-        "run_id": str(info.get("run_id", "")),
-        "backend": case.backend,
-        "operation": case.operation,
-        "pattern": case.pattern,
-        "world_size": info.get("world_size"),
-        "nodes": info.get("nodes"),
-        "ranks_per_node": info.get("ranks_per_node"),
-        "ranks_per_gpu": ranks_per_gpu(case.backend, info),
-        "dtype": case.dtype,
-        "redop": case.redop,
-        "root": case.root,
-        "in_place": case.in_place,
-        "message_bytes": case.message_bytes if OPERATIONS[case.operation].moves_data else None,
-        "cadence": case.cadence,
-        "buffers": case.buffers,
-        "algorithm_requested": "" if case.algorithm == AUTO else case.algorithm,
-    }
+def _requested(case: Case, info: RunInfo) -> Row:
+    """Return a row with the columns of the requested case and of the run."""
+    return Row(
+        schema=info.get("schema", SCHEMA),
+        run_id=str(info.get("run_id", "")),
+        backend=case.backend,
+        operation=case.operation,
+        pattern=case.pattern,
+        world_size=info.get("world_size"),
+        nodes=info.get("nodes"),
+        ranks_per_node=info.get("ranks_per_node"),
+        ranks_per_gpu=ranks_per_gpu(case.backend, info),
+        dtype=case.dtype,
+        redop=case.redop,
+        root=case.root,
+        in_place=case.in_place,
+        message_bytes=case.message_bytes if OPERATIONS[case.operation].moves_data else None,
+        cadence=case.cadence,
+        buffers=case.buffers,
+        algorithm_requested="" if case.algorithm == AUTO else case.algorithm,
+    )
 
 
-def _conditions(records: Sequence[Record]) -> dict[str, Any]:
-    """How it was done; texts that differ between launches are all named."""
+def _with_conditions(row: Row, records: Sequence[Record]) -> Row:
+    """Fill the columns about how the case was measured; texts that differ between launches are all named."""
     last = records[-1]
-    texts = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
-    told = {name: {getattr(r, name): None for r in records} for name in texts}
-    return {name: " | ".join(filter(None, values)) for name, values in told.items()} | {
-        "group_size": last.group_size or None,
-        "batch": last.batch if len(last.times_us) else None,
-        "window": last.window if len(last.times_us) else None,
-    }
+    return dataclasses.replace(
+        row,
+        group=joined_texts(r.group for r in records),
+        device=joined_texts(r.device for r in records),
+        library=joined_texts(r.library for r in records),
+        transport=joined_texts(r.transport for r in records),
+        sync=joined_texts(r.sync for r in records),
+        loop=joined_texts(r.loop for r in records),
+        algorithm=joined_texts(r.algorithm for r in records),
+        group_size=last.group_size or None,
+        batch=last.batch if len(last.times_us) else None,
+        window=last.window if len(last.times_us) else None,
+    )
 
 
-def _timings(timed: Sequence[Record]) -> dict[str, Any]:
-    """The columns made of times; empty where nothing was timed."""
+def _with_times(row: Row, timed: Sequence[Record]) -> Row:
+    """Fill the columns made of times; they stay empty if nothing was timed."""
     if not timed:
-        return {}
+        return row
     low, p25, p75, p95 = _quantiles(timed)
     interval = _interval(timed)
-    return {
-        "launches": len(timed),
-        "repetitions": _total(_repetitions(r) for r in timed),
-        "late_discarded": _total(None if r.stated else r.late_discarded for r in timed),
-        "time_us": stats.median(launch_medians(timed, ("ok", "wrong"))),
-        "time_us_ci_low": interval.low if interval else None,
-        "time_us_ci_high": interval.high if interval else None,
-        "time_us_min": low,
-        "time_us_p25": p25,
-        "time_us_p75": p75,
-        "time_us_p95": p95,
-        "time_us_rank_mean": _median_of_medians(r.rank_mean_us for r in timed),
-        "skew_us": _median_of_medians(r.skew_us for r in timed),
-        "harness_us": _median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
-        "energy_J": metered(timed)[0],
-    }
+    return dataclasses.replace(
+        row,
+        launches=len(timed),
+        repetitions=_total(_repetitions(r) for r in timed),
+        late_discarded=_total(None if r.stated else r.late_discarded for r in timed),
+        time_us=stats.median(launch_medians(timed, ("ok", "wrong"))),
+        time_us_ci_low=interval.low if interval else None,
+        time_us_ci_high=interval.high if interval else None,
+        time_us_min=low,
+        time_us_p25=p25,
+        time_us_p75=p75,
+        time_us_p95=p95,
+        time_us_rank_mean=_median_of_medians(r.rank_mean_us for r in timed),
+        skew_us=_median_of_medians(r.skew_us for r in timed),
+        harness_us=_median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
+        energy_J=metered(timed)[0],
+    )
+
+
+def joined_texts(texts: Iterable[str]) -> str:
+    """Return the different texts, without empty ones, joined by `` | ``."""
+    return " | ".join(dict.fromkeys(filter(None, texts)))
 
 
 def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
@@ -363,14 +370,14 @@ def _osu_bytes(row: Row) -> int | None:
     return OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
 
 
-def _bandwidths(row: Row) -> dict[str, Any]:
-    """Algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md); empty for a barrier and for wrong data."""
+def _bandwidths(row: Row) -> tuple[float | None, float | None]:
+    """Return algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md); None for a barrier and for wrong data."""
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
-        return {}
+        return None, None
     operation = operation_in_pattern(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
-    return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
+    return algbw, algbw * operation.busbw_factor(size)
 
 
 def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:

@@ -67,7 +67,7 @@ def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFra
 
 def table_of_columns(types: Mapping[str, type], columns: Mapping[str, Iterable[object]]) -> DataFrame:
     """Return a DataFrame as `table_of`, from the type and the values of each column instead of rows."""
-    import pandas as pd  # noqa: PLC0415 - loading it takes half a second
+    import pandas as pd
 
     dtypes = {name: _DTYPES[kind] for name, kind in types.items()}
     return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dtypes)
@@ -80,7 +80,7 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
         rows: dataclasses; a field that one of them lacks is an empty cell.
         columns: the header, also of a table without rows.
     """
-    import pandas as pd  # noqa: PLC0415 - as above
+    import pandas as pd
 
     rows = list(rows)
     values = {name: [getattr(row, name, None) for row in rows] for name in columns}

@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from commbench import stats
-from commbench.stats import Interval
-from commbench.results.summary import last_outcome, records_by_case
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.summary import last_outcome, records_by_case
+from commbench.stats import Interval
 
 #: A loss is the mean over the last tenth of the steps.
 LOSS_WINDOW = 10

@@ -9,16 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from commbench.results.info import RunInfo
 from commbench import stats
-from commbench.engine.records import SCHEMA
-from commbench.engine.flags import join_flags, raised_flags, split_flags
-from commbench.results.sharing import ranks_per_gpu
-from commbench.stats import MARGIN
 from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
-from commbench.results.summary import condition_flags, is_wide, launch_flags, metered
-from commbench.results.trained import EqualLosses, Group, Trained, equal_losses, groups_of, median, median_known, paired_sample_ms, speedup_of, time_to_target_s, trained
+from commbench.engine.flags import add_flag, join_flags, raised_flags
+from commbench.engine.records import SCHEMA
+from commbench.results.info import RunInfo
+from commbench.results.sharing import ranks_per_gpu
+from commbench.results.summary import condition_flags, is_wide, joined_texts, launch_flags, metered
+from commbench.results.trained import (
+    EqualLosses,
+    Group,
+    Trained,
+    equal_losses,
+    groups_of,
+    median,
+    median_known,
+    paired_sample_ms,
+    speedup_of,
+    time_to_target_s,
+    trained,
+)
+from commbench.stats import MARGIN
 
 MB = 1e6
 #: Share by which sent bytes may differ from theory, and bytes of headers that each bucket may add.
@@ -60,7 +72,7 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
         doubts = {"drift"} if _drifted(baselines[group]) else set()
         for one in members:
             row = _row(one, known.get(one.case.local().key), losses, info)
-            row = dataclasses.replace(row, **_compared(one, baselines[group], verdicts))
+            row = _with_comparison(row, one, baselines[group], verdicts)
             rows[one.case] = dataclasses.replace(row, flags=join_flags(_flags(one, row, doubts, info)))
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {one.case for one in baselines.values() if one}
@@ -109,20 +121,23 @@ def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Grou
     return {key: str(comparison.verdict) for key, comparison in zip(pairs, judged, strict=True)}
 
 
-def _compared(one: Trained, baseline: Trained | None, verdicts: Mapping[str, str]) -> dict[str, Any]:
-    """The columns that compare a configuration with its baseline."""
+def _with_comparison(
+    row: TrainingRow, one: Trained, baseline: Trained | None, verdicts: Mapping[str, str]
+) -> TrainingRow:
+    """Fill the columns that compare a configuration with its baseline."""
     if baseline is None or not (one.is_ok and baseline.is_ok):
-        return {}
+        return row
     if one is baseline:
-        return {"speedup": 1.0}
+        return dataclasses.replace(row, speedup=1.0)
     speedup = speedup_of(one, baseline)
     interval = speedup.interval if speedup else None
-    return {
-        "speedup": speedup.ratio if speedup else None,
-        "speedup_ci_low": interval.low if interval else None,
-        "speedup_ci_high": interval.high if interval else None,
-        "verdict": _supported(verdicts[one.case.key], interval),
-    }
+    return dataclasses.replace(
+        row,
+        speedup=speedup.ratio if speedup else None,
+        speedup_ci_low=interval.low if interval else None,
+        speedup_ci_high=interval.high if interval else None,
+        verdict=_supported(verdicts[one.case.key], interval),
+    )
 
 
 def _supported(verdict: str, interval: stats.Interval | None) -> str:
@@ -143,83 +158,94 @@ def _row(
 ) -> TrainingRow:
     status, reason = one.outcome
     timed = list(one.timed.values())
-    row = TrainingRow(
-        **_identity(one.case, info),
-        **(_conditions(timed or one.records)),
-        **(_timings(one) if timed else {}),
-        **_parts(timed),
-        **_learning(one, losses),
-        status=status,
-        reason=reason,
+    row = _with_conditions(_requested(one.case, info), timed or one.records)
+    if timed:
+        row = _with_steps(row, one)
+    row = _with_learning(_with_parts(row, timed), one, losses)
+    return dataclasses.replace(_with_local_step(row, one, local), status=status, reason=reason)
+
+
+def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:
+    """Return a row with the columns of the requested configuration and of the run."""
+    requested = dataclasses.asdict(case)
+    del requested["phase"]
+    return TrainingRow(
+        schema=info.get("schema", SCHEMA),
+        run_id=str(info.get("run_id", "")),
+        nodes=info.get("nodes"),
+        ranks_per_node=info.get("ranks_per_node"),
+        ranks_per_gpu=ranks_per_gpu(case.backend, info),
+        seed=info.get("seed"),
+        **requested,
     )
-    return dataclasses.replace(row, **_beside_local(one, row, local))
 
 
-def _identity(case: TrainingCase, info: RunInfo) -> dict[str, Any]:
-    """What was asked for, and on how many ranks."""
-    asked = dataclasses.asdict(case)
-    del asked["phase"]
-    stated = {name: info.get(name) for name in ("nodes", "ranks_per_node", "seed")}
-    stated["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
-    return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", "")), **asked, **stated}
-
-
-def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
-    """How it was done; devices that differ between launches are all named."""
+def _with_conditions(row: TrainingRow, records: Sequence[TrainingRecord]) -> TrainingRow:
+    """Fill the columns about how it was trained; devices that differ between launches are all named."""
     last = records[-1]
-    return {
-        "device": " | ".join(dict.fromkeys(record.device for record in records if record.device)),
-        "parameters": last.parameters or None,
-        "threads_per_rank": last.threads_per_rank,
-        "bucket_count": len(last.bucket_bytes) or None,
-        "bucket_mb": "+".join(_digits(size / MB) for size in last.bucket_bytes),
-        "metric_name": last.metric_name,
-    }
+    return dataclasses.replace(
+        row,
+        device=joined_texts(record.device for record in records),
+        parameters=last.parameters or None,
+        threads_per_rank=last.threads_per_rank,
+        bucket_count=len(last.bucket_bytes) or None,
+        bucket_mb="+".join(_digits(size / MB) for size in last.bucket_bytes),
+        metric_name=last.metric_name,
+    )
 
 
-def _timings(one: Trained) -> dict[str, Any]:
-    """The columns made of whole steps."""
+def _with_steps(row: TrainingRow, one: Trained) -> TrainingRow:
+    """Fill the columns made of whole steps."""
     timed, medians = list(one.timed.values()), list(one.steps_ms.values())
     step_ms = median(medians)
     interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else one.step_interval
-    return {
-        "launches": len(timed),
-        "steps": sum(len(record.step_ms) for record in timed),
-        "step_ms": step_ms,
-        "step_ms_ci_low": interval.low if interval else None,
-        "step_ms_ci_high": interval.high if interval else None,
-        "step_ms_p95": median([float(np.percentile(record.step_ms, 95)) for record in timed]),
-        "samples_per_s": 1e3 * one.case.samples_per_step / step_ms if step_ms else None,
-    }
+    return dataclasses.replace(
+        row,
+        launches=len(timed),
+        steps=sum(len(record.step_ms) for record in timed),
+        step_ms=step_ms,
+        step_ms_ci_low=interval.low if interval else None,
+        step_ms_ci_high=interval.high if interval else None,
+        step_ms_p95=median([float(np.percentile(record.step_ms, 95)) for record in timed]),
+        samples_per_s=1e3 * one.case.samples_per_step / step_ms if step_ms else None,
+    )
 
 
-def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
-    """The columns made of single figures of each launch."""
-    names = ("forward_ms", "backward_ms", "optimizer_ms", "comm_ms", "skew_wait_ms", "compress_ms", "grad_rel_error")
+def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
+    """Fill the columns made of one number a launch."""
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
-    return {name: median_known(getattr(record, name) for record in timed) for name in names} | {
-        "sent_MB_per_step": _scaled(median_known(record.sent_bytes for record in timed)),
-        "dense_MB_per_step": _scaled(median_known(record.dense_bytes for record in timed)),
-        "energy_J": metered(timed)[0],
-        "ranks_agree": all(agree) if agree else None,
-        "skipped_steps": sum(record.skipped_steps for record in timed) if timed else None,
-        "peak_memory_MB": max(memory) / MB if memory else None,
-    }
+    return dataclasses.replace(
+        row,
+        forward_ms=median_known(record.forward_ms for record in timed),
+        backward_ms=median_known(record.backward_ms for record in timed),
+        optimizer_ms=median_known(record.optimizer_ms for record in timed),
+        comm_ms=median_known(record.comm_ms for record in timed),
+        skew_wait_ms=median_known(record.skew_wait_ms for record in timed),
+        compress_ms=median_known(record.compress_ms for record in timed),
+        grad_rel_error=median_known(record.grad_rel_error for record in timed),
+        sent_MB_per_step=_scaled(median_known(record.sent_bytes for record in timed)),
+        dense_MB_per_step=_scaled(median_known(record.dense_bytes for record in timed)),
+        energy_J=metered(timed)[0],
+        ranks_agree=all(agree) if agree else None,
+        skipped_steps=sum(record.skipped_steps for record in timed) if timed else None,
+        peak_memory_MB=max(memory) / MB if memory else None,
+    )
 
 
-def _beside_local(one: Trained, row: TrainingRow, local: Trained | None) -> dict[str, Any]:
-    """The columns that compare a configuration with the step without DDP, in launches that have both."""
+def _with_local_step(row: TrainingRow, one: Trained, local: Trained | None) -> TrainingRow:
+    """Fill the columns that compare a configuration with the step without DDP, in launches that have both."""
     launches = one.timed.keys() & local.timed.keys() if local else set()
     if local is None or not launches or not row.step_ms:
-        return {}
+        return row
     local_ms = median([local.steps_ms[launch] for launch in launches])
     exposed = [_exposed(one.timed[launch], local.timed[launch]) for launch in launches]
-    return {
-        "local_step_ms": local_ms,
-        "scaling_efficiency": local_ms / row.step_ms,
-        "exposed_comm_ms": median_known(exposed),
-    }
+    return dataclasses.replace(
+        row,
+        local_step_ms=local_ms,
+        scaling_efficiency=local_ms / row.step_ms,
+        exposed_comm_ms=median_known(exposed),
+    )
 
 
 def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
@@ -235,7 +261,7 @@ def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
         row,
         bucket_cap_mb=case.bucket_cap_mb,
         verdict=str(stats.Verdict.SAME) if is_baseline else row.verdict,
-        flags=join_flags([*(flag.name for flag in split_flags(row.flags)), "same_layout"]),
+        flags=add_flag(row.flags, "same_layout"),
     )
 
 
@@ -254,16 +280,17 @@ def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
     )
 
 
-def _learning(one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> dict[str, Any]:
-    """The columns about loss and metric, medians over launches."""
+def _with_learning(row: TrainingRow, one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> TrainingRow:
+    """Fill the columns about loss and metric, medians over launches."""
     equal = [losses[one.case.key, launch] for launch in one.timed if (one.case.key, launch) in losses]
-    return {
-        "loss_first": median_known(record.losses[0] for record in one.timed.values() if len(record.losses)),
-        "loss_equal_steps": median_known(loss.steps for loss in equal),
-        "loss_equal_time": median_known(loss.time for loss in equal),
-        "metric": median_known(record.metrics[-1][1] for record in one.timed.values() if len(record.metrics)),
-        "time_to_target_s": time_to_target_s(one),
-    }
+    return dataclasses.replace(
+        row,
+        loss_first=median_known(record.losses[0] for record in one.timed.values() if len(record.losses)),
+        loss_equal_steps=median_known(loss.steps for loss in equal),
+        loss_equal_time=median_known(loss.time for loss in equal),
+        metric=median_known(record.metrics[-1][1] for record in one.timed.values() if len(record.metrics)),
+        time_to_target_s=time_to_target_s(one),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- doubts

@@ -9,11 +9,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from commbench.results.info import RunInfo
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
-from commbench.results.files import LOCK, RECOMMENDATION, RUN, SAMPLES, SCAFFOLD, as_json, encode, refusing, replace_file, sign_lock, sync_directory, take_lock, write_all
+from commbench.results.files import (
+    LOCK,
+    RECOMMENDATION,
+    RUN,
+    SAMPLES,
+    SCAFFOLD,
+    as_json,
+    encode,
+    refusing,
+    replace_file,
+    sign_lock,
+    sync_directory,
+    take_lock,
+    write_all,
+)
+from commbench.results.info import RunInfo
 from commbench.results.reading import read_info, read_samples
 from commbench.results.record_types import AnyRecord, training_records
 
