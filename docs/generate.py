@@ -120,7 +120,7 @@ have one, they are named. busbw is algbw times the factor (nccl-tests, `doc/PERF
 
 FLAGS_HEAD = """## Flags
 
-A flag is a doubt about a row, never a reason to drop it. The mark is what tables show.
+A flag is a warning about a row, never a reason to drop it. The mark is what tables show.
 """
 
 

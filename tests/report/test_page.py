@@ -56,8 +56,8 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
     assert "84 % of both ways of 1gbit (emulated)" in page.text
 
 
-def test_figures_of_the_first_screen_come_with_their_own_doubts() -> None:
-    """Say what is doubtful about the very row that is shown, though most rows are sound: modes, and overhead."""
+def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
+    """Warn about the row that is shown, though most rows are sound: modes, and overhead."""
     sizes = [make_case(message_bytes=2**power) for power in range(10, 15)]
     sound = [record for case in sizes for record in make_launches(STEADY, case)]
     best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
@@ -109,7 +109,7 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
 
 
 def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> None:
-    """Say on the first screen what compression costs, that this is not known, and what is doubtful; of buckets none."""
+    """Say on the first screen what compression costs, that this is not known, and the warnings; of buckets none."""
     down, worse = [3.0, 2.0, 1.0], [3.0, 3.0, 3.0]
     fp16, five = make_training_case("fp16", phase="confirm"), make_training_case(cap="5", phase="confirm")
     base = make_training_case(phase="confirm")
@@ -168,8 +168,8 @@ def test_a_matrix_is_its_pairs_and_never_the_median_of_unlike_ones() -> None:
     assert "mpi latency 8 B: 100 us" in read(make_run(latency, **make_hosts(3))).text
 
 
-def test_doubts_about_a_matrix_are_those_of_its_pairs() -> None:
-    """Call the scatter of unlike pairs no doubt, and count matrices, not rows, where their pairs stand."""
+def test_warnings_about_a_matrix_are_those_of_its_pairs() -> None:
+    """Call the scatter of unlike pairs no warning, and count matrices, not rows, where their pairs stand."""
     records = make_matrix(4, launches=3, host_slowness=touching(2, 4.0), flags=["bimodal", "late"])
     page = read(make_run(records, **make_hosts(4)))
     warnings = page.text.partition("Pairs of ranks")[2]
@@ -185,24 +185,26 @@ def test_warnings_of_most_rows_are_named(flag: str) -> None:
     """Say what is the matter with all rows, and nothing of a few."""
     records = make_launches(STEADY, flags=(flag,))
     others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
-    (doubts,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Warnings")
-    assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag].description}."] == list(doubts.texts)
+    (warnings,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Warnings")
+    assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag].description}."] == list(warnings.texts)
     assert "Warnings" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
 
 
 def test_collectives_and_training_are_warned_about_separately() -> None:
-    """Show the doubts about most rows of training however many of collectives are sound, and where the rest stands."""
+    """Show the warnings about most rows of training however many of collectives are sound, and where the rest stands."""
     records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
     training = make_training_launches([20.0, 20.1])
     run = make_run(records, training)
     page = read(run)
     assert "1 of 1 row of training come from fewer than 6 launches" in page.text
     both = make_run(make_launches(STEADY[:2]), training)
-    doubts = next(finding for finding in find_conclusion([both]) if finding.label == "Warnings")
-    assert doubts.texts[0].startswith("1 of 1 row of training and 1 of 1 row of collectives come from fewer")
+    warnings = next(finding for finding in find_conclusion([both]) if finding.label == "Warnings")
+    assert warnings.texts[0].startswith("1 of 1 row of training and 1 of 1 row of collectives come from fewer")
     wrong = make_record(make_case("all_gather"), status="wrong", wrong=3, reason="3 elements differ")
-    doubts = next(finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Warnings")
-    assert doubts.texts[0].startswith("1 of 1 row of collectives hold wrong data")
+    warnings = next(
+        finding for finding in find_conclusion([make_run([wrong], training)]) if finding.label == "Warnings"
+    )
+    assert warnings.texts[0].startswith("1 of 1 row of collectives hold wrong data")
     flags = ["one_launch", "clock", "oversubscribed", "unverified", "harness"]
     many = make_run([make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)])
     reader = read(many)
@@ -212,7 +214,7 @@ def test_collectives_and_training_are_warned_about_separately() -> None:
 
 
 def test_warnings_and_details_of_several_runs_name_their_run() -> None:
-    """Count the hidden doubts of all runs, take the worst tone, and say whose details these are."""
+    """Count the hidden warnings of all runs, take the worst tone, and say whose details these are."""
     flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
     doubted = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
     runs = [
