@@ -25,11 +25,11 @@ QUOTED = 300
 
 
 def check_workload(workload: Workload) -> None:
-    """Check what can be seen without a training step.
+    """Check a workload without a training step.
 
     Raises:
-        InputError: if the model is none, has no parameter to train or parameters that DDP cannot reduce together, a
-            function cannot be called, or the batches cannot be iterated again and again.
+        InputError: the model is no module, has no trainable parameter or parameters that DDP cannot reduce together, a
+            function cannot be called, or the batches cannot be iterated repeatedly.
     """
     if not isinstance(workload.model, nn.Module) or isinstance(workload.model, DistributedDataParallel):
         raise InputError(
@@ -52,7 +52,7 @@ def check_parameters(model: nn.Module) -> None:
     """Check that DDP can reduce a model's parameters together.
 
     Raises:
-        InputError: there are none to train, or some are lazy, not floating point or on several devices.
+        InputError: no parameter is trainable, or some are lazy, not floating point or on several devices.
     """
     parameters = trainable(model)
     if not parameters:
@@ -62,19 +62,21 @@ def check_parameters(model: nn.Module) -> None:
         )
     if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
         raise InputError(f"{named(lazy)} came without initial values: call the model once on a batch first.")
-    if odd := [name for name, parameter in parameters.items() if not parameter.is_floating_point()]:
-        raise InputError(f"{named(odd)} came as {parameters[odd[0]].dtype}, not floating point: use a real float type.")
+    if other := [name for name, parameter in parameters.items() if not parameter.is_floating_point()]:
+        raise InputError(
+            f"{named(other)} came as {parameters[other[0]].dtype}, not floating point: use a real float type."
+        )
     devices = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise InputError(f"The parameters are on several devices ({places}): move the model to one.")
 
 
-def first_batch(batches: Iterable[Any]) -> Any:  # noqa: ANN401 - a batch is whatever the loss understands
-    """Return the first batch of what can be iterated again and again.
+def first_batch(batches: Iterable[Any]) -> Any:  # noqa: ANN401 - a batch has any type that the loss accepts
+    """Return the first batch.
 
     Raises:
-        InputError: if it cannot be, or holds no batch.
+        InputError: ``batches`` cannot be iterated repeatedly, or holds no batch.
     """
     try:
         iterator = iter(batches)
@@ -103,7 +105,7 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
     """Return the workload's optimiser of these parameters, or the default one.
 
     Raises:
-        InputError: if what it makes is no optimiser.
+        InputError: the workload returned something else than an optimiser.
     """
     make = workload.optimizer or default_optimizer
     with blamed("The workload's optimizer"):
@@ -119,13 +121,13 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
 def checked_step(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: Optimizer,
 ) -> None:
     """Do one local training step and check that DDP could do it too.
 
     Raises:
-        InputError: if the step fails, the loss is no scalar with gradients, or a gradient is absent or sparse.
+        InputError: the step fails, the loss is no scalar with gradients, or a gradient is absent or sparse.
     """
     optimizer.zero_grad(set_to_none=True)
     with blamed("The loss of the first batch"):
@@ -154,15 +156,15 @@ def blamed(what: str) -> Iterator[None]:
         raise InputError(f"{what} failed ({failure(error)}): correct the workload.") from error
 
 
-def _check_loss(value: Any) -> None:  # noqa: ANN401 - whatever a person's loss returned
+def _check_loss(value: Any) -> None:  # noqa: ANN401 - a person's loss may return anything
 
     if not isinstance(value, Tensor) or value.numel() != 1:
-        found = (
+        returned = (
             f"a tensor of shape {tuple(value.shape)}"
             if isinstance(value, Tensor)
             else f"a value of type {type(value).__name__}"
         )
-        raise InputError(f"The workload's loss returned {found}: it must return one number as a tensor.")
+        raise InputError(f"The workload's loss returned {returned}: it must return one number as a tensor.")
     if not value.requires_grad:
         raise InputError(
             "The workload's loss does not depend on the model by a way that has gradients: compute it from model(...),"
@@ -178,11 +180,11 @@ def named(names: Sequence[str]) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """Describe an error of a person's own code on one line: its type, its text and where it was raised."""
+    """Return an error of a person's own code on one line: its type, text and location."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    where = f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
+    own_frames = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+    where = f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
     return f"{text[:QUOTED]}{where}"
 
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="samples per rank and step (default: the workload's own)")
     parser.add_argument("--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
-    parser.add_argument("--gpu", type=int, help="of this host's GPUs the one of this number, in turn (default: none)")
+    parser.add_argument("--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)")
     options = parser.parse_args(arguments)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own file may print
@@ -63,9 +63,9 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> None:
-    """Make each hook, so that an option that it does not have is found before anything is measured.
+    """Make each hook, so that an unknown option is refused before anything is measured.
 
-    What a hook compiles is compiled here, where no case's timeout runs: on a busy machine it takes longer than that.
+    A hook's selection is compiled here, where no case timeout runs: on a busy machine it takes longer than that.
     """
     from commbench.ddp.session import compile_hooks
 

@@ -1,4 +1,4 @@
-"""What a workload's parameters and its local step are like, from a few steps without DDP."""
+"""Inspection of a workload: its parameters, and the times of a few steps without DDP."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ ENOUGH_S = 1.0
 
 
 def inspect_workload(workload: Workload, device: Device | None = None) -> WorkloadFacts:
-    """Check a workload, do a few local steps of it, and leave the model with the weights that it had.
+    """Check a workload and measure a few local steps; the model keeps its weights.
 
     Args:
         workload: the model is moved to the device.
-        device: where to make the steps; None: on this host's CPUs.
+        device: where the steps run; None: on this host's CPUs.
 
     Raises:
-        InputError: if it cannot be trained under DDP; the sentence says why and what to do.
+        InputError: the workload cannot be trained under DDP; the message says why and what to do.
     """
     device = device or Device()
     check_workload(workload)
     device.moved(workload.model)
-    before = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
+    weights = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
     try:
         with torch.random.fork_rng(devices=[]):
             step = median_step(_local_steps(workload, device))
             check_evaluation(workload)
     finally:
-        workload.model.load_state_dict(before)
+        workload.model.load_state_dict(weights)
         workload.model.zero_grad(set_to_none=True)
     return _facts(workload, step)
 
 
 def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
-    """Return timed steps; one before them, in which memory is allocated, is checked and not timed."""
+    """Return timed steps, after one that allocates memory and is checked, not timed."""
     batches = map(device.moved, endless(workload.batches))
     optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
     checked_step(workload.model, workload.loss, next(batches), optimizer)
     steps: list[LocalStep] = []
-    begun = time.perf_counter()
-    while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - begun < ENOUGH_S):
+    started = time.perf_counter()
+    while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - started < ENOUGH_S):
         with blamed("A training step"):
             steps.append(local_step(workload.model, workload.loss, next(batches), optimizer))
     return steps

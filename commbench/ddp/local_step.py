@@ -1,4 +1,4 @@
-"""One training step of a model on its own, without DDP, and when each gradient was ready in it."""
+"""One training step of a model without DDP, and the time at which each gradient was ready."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStep:
-    """Times of one or of the median step, in milliseconds."""
+    """Times of one step, or medians over steps, in milliseconds."""
 
     forward_ms: float
     """Includes the loss."""
     backward_ms: float
     optimizer_ms: float
     ready_ms: dict[str, float]
-    """When each parameter's gradient was ready, since the backward began, in that order; unused ones are absent."""
+    """Times from the begin of backward until each gradient was ready, in order; unused parameters are absent."""
 
 
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -35,7 +35,7 @@ def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimiz
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that DDP would reduce, in the order in which the model registers them."""
-    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # how torch itself marks them
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # torch's own mark
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -46,13 +46,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def local_step(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: torch.optim.Optimizer,
 ) -> LocalStep:
-    """Do one forward pass, backward pass and optimiser step, with gradients set to None before.
+    """Set gradients to None, then do one forward pass, backward pass and optimiser step; return their times.
 
     Raises:
-        Exception: whatever the model, the loss or the optimiser raises.
+        Exception: the model, the loss or the optimiser raised it.
     """
     optimizer.zero_grad(set_to_none=True)
     clock = clock_of(model)
@@ -73,14 +73,14 @@ def local_step(
     )
 
 
-def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch is whatever the loss understands
+def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that the loss accepts
     """Return the first dimension of the first tensor in a batch, looking into tuples, lists and dicts; else 1."""
     first = next(tensors_in(batch), None)
     return int(first.shape[0]) if first is not None and first.dim() else 1
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - what a model takes or returns
-    """Yield the tensors in tuples, lists, dicts and dataclasses, as deep as these are."""
+def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or outputs of a model
+    """Yield the tensors in nested tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -93,10 +93,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - what a model t
 
 
 def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
-    """Return the like of a value in which ``move`` was called with all that can move.
+    """Return a copy of a value in which ``move`` replaced all movable parts.
 
-    That are the tensors that `tensors_in` finds, and what else has a method ``to``, as models and some libraries'
-    batches have.
+    Movable are the tensors that `tensors_in` finds, and objects with a method ``to``, such as models and the batches of
+    some libraries.
     """
     if hasattr(value, "to"):
         return move(value)
@@ -104,17 +104,18 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
         return {key: moved_by(move, part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         parts = [moved_by(move, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each
+        is_named = hasattr(value, "_fields")  # a named tuple takes the parts as arguments
+        return type(value)(*parts) if is_named else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)
+        copied = copy.copy(value)
         for name, part in vars(value).items():
-            object.__setattr__(made, name, moved_by(move, part))  # it may be frozen
-        return made
+            object.__setattr__(copied, name, moved_by(move, part))  # it may be frozen
+        return copied
     return value
 
 
 def median_step(steps: Sequence[LocalStep]) -> LocalStep:
-    """Return the median of every time; gradients are ordered by their median, ties as in the first step."""
+    """Return the median of every time; gradients are in the order of their medians, ties as in the first step."""
     medians = {name: _median(step.ready_ms[name] for step in steps) for name in steps[0].ready_ms}
     return LocalStep(
         forward_ms=_median(step.forward_ms for step in steps),

@@ -1,4 +1,4 @@
-"""Recording gradients inside a person's own training script: `record_gradients`, whose trace replays anywhere."""
+"""Recording of a trace inside a person's own training script (`record_gradients`) or by making the steps (`record`)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from commbench.ddp.watching import Iteration, Watch
 from commbench.errors import InputError
 from commbench.system.host import cpu_model
 
-#: In the first steps memory is allocated and DDP builds its buckets.
+#: First steps that are not counted: memory is allocated and DDP builds its buckets.
 SKIPPED = 2
-#: A median of fewer steps than that is worth little.
+#: A median needs at least this number of steps.
 FEWEST = 3
 
 
 def record_gradients(
     model: nn.Module, path: str | Path | None = None, *, batch: int | None = None, name: str = ""
 ) -> Recording:
-    """Record when the gradients of a model are ready while a person's own loop trains it.
+    """Record the times at which a model's gradients are ready, while a person's own loop trains it.
 
     ::
 
@@ -46,32 +46,32 @@ def record_gradients(
             for inputs, labels in itertools.islice(loader, 12):
                 train_step(ddp_model, inputs, labels)
 
-    ``commbench train --workload trace:my_model.json`` then trains the like of it anywhere, without model and data. The
-    loop may be any that calls the model and then ``backward()``: with DDP or without, with accumulation, a GradScaler,
-    a closure, several forward passes. The first two steps are not counted, 3 more are needed, and after 100 backward
-    passes nothing is recorded any more. Hooks note the time and nothing else: the training computes what it would
-    compute without them, nothing is sent or waited for, and when the block ends they are gone.
+    ``commbench train --workload trace:my_model.json`` then trains a replay of it anywhere, without model and data. Any
+    loop works that calls the model and then ``backward()``: with DDP or without, with accumulation, a GradScaler, a
+    closure, several forward passes. The first two steps are not counted, 3 more are needed, and recording stops after
+    100 backward passes. The hooks only read a clock: results do not change, nothing is sent or waited for. The
+    end of the block removes them.
 
-    ``forward_ms`` reaches from the model's forward pass to the gradient of its output, so that the loss is in it, both
-    ways. ``backward_ms`` ends with the last gradient, not with DDP's exchange. What DDP and its hooks compute between
-    gradients on the way delays them and is in it; ``optimizer_ms`` is that of ``optimizer.step()``. All are of this
-    process alone. On CUDA times are those of events in the model's stream (tried on CPUs only).
+    ``forward_ms`` lasts from the model's forward pass to the gradient of its output, so the loss is included both ways.
+    ``backward_ms`` ends with the last gradient, not with DDP's exchange, and includes the local work of DDP and hooks
+    between gradients. ``optimizer_ms`` is the time of ``optimizer.step()``. All times are of this process. On CUDA they
+    are those of events in the model's stream (tried on CPUs only).
 
     Args:
         model: a module, inside DDP or not, compiled or not.
-        path: the file to write when the block ends, on rank 0 alone where torch.distributed is in use; None: none.
+        path: the file to write when the block ends, on rank 0 only if torch.distributed is in use; None: no file.
         batch: samples in one backward pass; None: the first dimension of the model's first tensor.
-        name: of the trace; by default that of the file or of the model's class.
+        name: of the trace; default: the name of the file or of the model's class.
 
     Raises:
-        InputError: at once, if the model or the arguments are unsuitable; when the block ends, if too few steps were
-            seen, or in one of them a gradient was absent or sparse. An exception in the block is left alone.
+        InputError: at once, if the model or the arguments are unsuitable; at the end of the block, if it had too few
+            steps, or a gradient was absent or sparse. An exception in the block passes unchanged.
     """
     return Recording(model, path, batch=batch, name=name)
 
 
 class Recording:
-    """What `record_gradients` is recording, or has recorded."""
+    """A recording of `record_gradients`, under way or finished."""
 
     def __init__(self, model: nn.Module, path: str | Path | None, *, batch: int | None, name: str) -> None:
         if not isinstance(model, nn.Module):
@@ -84,14 +84,14 @@ class Recording:
         self._model = _bare(model)
         self._parameters = trainable(self._model)
         check_parameters(self._model)
-        _check_kinds(self._parameters)
+        _check_traceable(self._parameters)
         self._path = None if path is None else Path(path)
         if self._path is not None and not self._path.absolute().parent.is_dir():
             raise InputError(f"The trace cannot be written to {path}: make the directory first, or give another.")
         self._batch, self._name = batch, name or (self._path.stem if self._path else "")
         self._watch: Watch | None = None
         self._trace: Trace | None = None
-        #: Training steps that are in the trace; those at the beginning are not.
+        #: Training steps that the trace counts, without the first ones.
         self.steps = 0
 
     def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -113,20 +113,20 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded.
+        """The recorded trace.
 
         Raises:
-            InputError: the block has not ended, or not well.
+            InputError: the block has not ended, or it failed.
         """
         if self._trace is None:
             raise InputError("Nothing is recorded until the block of record_gradients has ended well: ask after it.")
         return self._trace
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as a file; on other ranks than 0 do nothing.
+        """Write the trace to a file, on rank 0 only.
 
         Raises:
-            InputError: there is none, or the file cannot be written.
+            InputError: there is no trace, or the file cannot be written.
         """
         trace = self.trace
         if dist.is_available() and dist.is_initialized() and dist.get_rank():
@@ -139,13 +139,13 @@ class Recording:
     def _conclude(self, watch: Watch) -> None:
         iterations = watch.iterations()[SKIPPED:]
         self._check(watch, iterations)
-        passes = [one for iteration in iterations for one in iteration.passes]
+        passes = [backward for iteration in iterations for backward in iteration.passes]
         step = dataclasses.replace(
-            median_step([one.step() for one in passes]),
+            median_step([backward.step() for backward in passes]),
             optimizer_ms=float(np.median([iteration.optimizer_ms for iteration in iterations])),
         )
         self.steps = len(iterations)
-        batches = [sum(forward.batch for forward in one.forwards) for one in passes if one.forwards]
+        batches = [sum(forward.batch for forward in each.forwards) for each in passes if each.forwards]
         self._trace = trace_of(
             self._model,
             step,
@@ -156,42 +156,42 @@ class Recording:
 
     def _conditions(self, iterations: Sequence[Iteration], step: LocalStep) -> dict[str, Any]:
         passes = int(np.median([len(iteration.passes) for iteration in iterations]))
-        how = (
+        method = (
             f"median of {len(iterations)} steps of a training script, {passes} backward pass"
             f"{'es' if passes > 1 else ''} each, every gradient timed when it was accumulated"
         )
-        how += "" if step.optimizer_ms else "; no step of an optimizer was seen"
+        method += "" if step.optimizer_ms else "; no step of an optimizer was seen"
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        return {**conditions(self._model, how), "ranks": ranks}
+        return {**conditions(self._model, method), "ranks": ranks}
 
     def _check(self, watch: Watch, iterations: Sequence[Iteration]) -> None:
-        """Refuse what could not be replayed."""
+        """Raise InputError if the recording cannot be replayed."""
         if watch.sparse:
             raise InputError(
                 f"{named(list(watch.sparse))} got a sparse gradient, which commbench does not exchange: make it dense."
             )
-        if not watch.passes and watch.stray:
+        if not watch.passes and watch.has_stray:
             raise InputError(
                 "Gradients came, but no forward pass of the model was seen before them: give record_gradients the"
                 " module that the loop calls, and let it return tensors or tuples, lists, dicts, dataclasses of them."
             )
         if len(iterations) < FEWEST:
-            seen = len(watch.iterations())
+            steps = len(watch.iterations())
             raise InputError(
-                f"{seen} training steps with a backward pass were seen and {SKIPPED + FEWEST} are needed, of which the"
+                f"{steps} training steps with a backward pass were seen and {SKIPPED + FEWEST} are needed, of which the"
                 f" first {SKIPPED} are not counted: make more steps of the loop inside the block."
             )
-        passes = [one for iteration in iterations for one in iteration.passes]
-        if unused := [name for name in self._parameters if any(name not in one.ready for one in passes)]:
-            absent = max(sum(name not in one.ready for one in passes) for name in unused)
+        passes = [backward for iteration in iterations for backward in iteration.passes]
+        if unused := [name for name in self._parameters if any(name not in each.ready for each in passes)]:
+            absent = max(sum(name not in each.ready for each in passes) for name in unused)
             raise InputError(
                 f"{named(unused)} got no gradient in {absent} of {len(passes)} backward passes, and DDP would wait for"
                 " it: use all in the loss, or set requires_grad to False."
             )
 
 
-def _check_kinds(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse what no trace can hold."""
+def _check_traceable(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise InputError if a trace cannot hold a parameter."""
     for name, parameter in parameters.items():
         if str(parameter.dtype).removeprefix("torch.") not in DTYPES or not parameter.numel():
             raise InputError(
@@ -200,8 +200,8 @@ def _check_kinds(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - what wraps it has no types here
-    """The module that holds the parameters by their own names, without DDP and torch.compile around it."""
+def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - wrappers have no types here
+    """Return the module without the wrappers of DDP and torch.compile, whose parameters have their own names."""
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - theirs
     return model
@@ -221,7 +221,7 @@ def record(
     The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
 
     Raises:
-        InputError: if the workload made of the arguments is not sound (see `commbench.ddp.checks`).
+        InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
     """
     batch = batch_length(first_batch(batches))
     used, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
@@ -233,7 +233,7 @@ def record(
 
 
 def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Mapping[str, Any]) -> Trace:
-    """Return the trace of a model's trainable parameters and a step of it in which all were ready."""
+    """Return the trace of a model's trainable parameters and one of its steps."""
     return Trace(
         name=name or type(model).__name__.lower(),
         device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",
@@ -255,7 +255,7 @@ def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, record
 
 
 def conditions(model: nn.Module, how: str) -> dict[str, Any]:
-    """Return how and on what a trace is recorded."""
+    """Return the method, processor and software of a recording."""
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
     return {"how": how, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -1,4 +1,4 @@
-"""Traces: when each gradient of a real model is ready, recorded once so that it can be replayed without the model.
+"""Traces: recorded times at which the gradients of a real model are ready, for replay without the model.
 
 A trace is one JSON file::
 
@@ -34,7 +34,7 @@ _DECIMALS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class TracedParameter:
-    """One parameter and when its gradient was ready."""
+    """One parameter and the time at which its gradient was ready."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,11 +50,11 @@ class TracedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One training step of a model as recorded; times in milliseconds are medians over steps."""
+    """One recorded training step of a model; times are medians over steps, in milliseconds."""
 
     name: str
     device: str
-    """``cpu`` or ``cuda``: where the model computed."""
+    """The model's device: ``cpu`` or ``cuda``."""
     batch: int
     """Samples in one batch."""
     forward_ms: float
@@ -63,16 +63,16 @@ class Trace:
     parameters: tuple[TracedParameter, ...]
     """In the order in which the model registers them."""
     recorded: Mapping[str, Any] = field(default_factory=dict)
-    """How it was recorded, and on what."""
+    """The method and the machine of the recording."""
 
     @property
     def ready_order(self) -> tuple[int, ...]:
-        """Indices into ``parameters`` in the order of readiness; what is ready together, last registered first."""
+        """Indices into ``parameters`` in the order of readiness; ties: last registered first."""
         ready = [(parameter.ready_ms, -index) for index, parameter in enumerate(self.parameters)]
         return tuple(-negative for _, negative in sorted(ready))
 
     def save(self, path: Path) -> None:
-        """Write the file, one parameter a line; what was there before is replaced by the whole of it or stays."""
+        """Write the file atomically, one parameter a line."""
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -100,10 +100,10 @@ class Trace:
 
 
 def load_trace(name_or_path: str) -> Trace:
-    """Return a trace that comes with commbench, by name, or one of a file, by its path.
+    """Return a trace that comes with commbench, by name, or the trace in a file, by its path.
 
     Raises:
-        InputError: if there is neither, or the file is no sound trace.
+        InputError: there is no such trace or file, or the file is no valid trace.
     """
     if name_or_path in SHIPPED:
         text = (resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json").read_text("utf-8")
@@ -129,10 +129,10 @@ def _read(path: Path) -> str:
 
 
 class _BadTraceError(Exception):
-    """What is wrong with a trace, as the predicate of a sentence about it."""
+    """A defect of a trace, as the predicate of a sentence about it."""
 
 
-def _parse(data: Any) -> Trace:  # noqa: ANN401 - whatever a file holds
+def _parse(data: Any) -> Trace:  # noqa: ANN401 - a file may hold anything
     """Return the trace that decoded JSON describes."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _BadTraceError(f'has no "format": "{FORMAT}"')
@@ -157,8 +157,8 @@ def _check_parameters(trace: Trace) -> None:
         raise _BadTraceError("has no parameters")
     names = [parameter.name for parameter in trace.parameters]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _BadTraceError(f"names the parameter {twice} twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _BadTraceError(f"names the parameter {repeated} twice")
     for parameter in trace.parameters:
         if parameter.ready_ms > trace.backward_ms:
             raise _BadTraceError(
@@ -167,7 +167,7 @@ def _check_parameters(trace: Trace) -> None:
             )
 
 
-def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - whatever a file holds
+def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file may hold anything
     if not isinstance(entry, dict):
         raise _BadTraceError(f"has the parameter {entry!r:.40}, which is no object")
     shape = _entry(entry, "shape", list)
@@ -181,7 +181,7 @@ def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - whatever 
     )
 
 
-def _entry(data: Mapping[str, Any], key: str, kind: type) -> Any:  # noqa: ANN401 - of the kind asked for
+def _entry(data: Mapping[str, Any], key: str, kind: type) -> Any:  # noqa: ANN401 - a value of type ``kind``
     value = data.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no {kind.__name__}')

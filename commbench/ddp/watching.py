@@ -1,4 +1,4 @@
-"""Watches somebody else's training loop: when forward and backward passes, gradients and the optimiser come and go."""
+"""Observation of a person's own training loop: times of forward and backward passes, gradients and optimiser steps."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from commbench.ddp.local_step import LocalStep, batch_length, ready_hooks, tensors_in
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
-#: No more backward passes than that are watched: medians are sharp by then, and the rest of a training costs nothing.
+#: Recording stops after this number of backward passes: medians are precise by then, and later steps cost nothing.
 MOST_PASSES = 100
 
 
 @dataclass(kw_only=True)
 class Forward:
-    """One forward pass; readings of the clock."""
+    """Marks of one forward pass."""
 
     start: Mark
     end: Mark = None
     batch: int = 1
-    used: bool = False
-    """A backward pass went through it."""
+    is_used: bool = False
+    """Whether a backward pass went through it."""
 
 
 @dataclass(kw_only=True)
 class BackwardPass:
-    """One backward pass and the forward passes that it goes back through; readings of the clock."""
+    """Marks of one backward pass, and the forward passes that it differentiates."""
 
     task: int
-    """Autograd's number for the call of backward."""
+    """Autograd's number of the call of backward."""
     since: Mark
-    """What came before it was over: a forward pass, another backward pass or the optimiser."""
+    """End of the work before: a forward pass, another backward pass or the optimiser."""
     start: Mark
-    """The first gradient of an output of the model was there."""
+    """The first gradient of a model output was ready."""
     forwards: list[Forward] = field(default_factory=list)
     ready: dict[str, Mark] = field(default_factory=dict)
-    """When each gradient was accumulated, in that order."""
+    """Times at which gradients were accumulated, in order."""
 
     def step(self) -> LocalStep:
-        """Its times; the loss, both ways, belongs to forward, for nothing tells where it ends."""
+        """Return its times; forward includes the loss, both ways, because no hook marks the end of the loss."""
         forward_ms = sum(elapsed_ms(forward.start, forward.end) for forward in self.forwards)
         ready_ms = {name: elapsed_ms(self.start, mark) for name, mark in self.ready.items()}
         return LocalStep(
@@ -57,47 +57,47 @@ class BackwardPass:
 
 @dataclass(kw_only=True)
 class Update:
-    """One step of an optimiser; readings of the clock."""
+    """Marks of one optimiser step."""
 
     start: Mark
     passes_before: int
-    """Backward passes since the beginning, before it."""
+    """Backward passes before the step, since the start."""
     end: Mark = None
     passes: int = 0
-    """Likewise after it: a closure makes some in between."""
+    """Backward passes after the step, since the start; a closure makes passes within the step."""
 
 
 @dataclass(kw_only=True)
 class Iteration:
-    """What a loop did from one update of the parameters to the next."""
+    """The passes and optimiser steps from one update of the parameters to the next."""
 
     passes: Sequence[BackwardPass]
     updates: Sequence[Update] = ()
     inside: Sequence[BackwardPass] = ()
-    """Those of the passes that a closure made within an update."""
+    """Passes that a closure made within an update."""
 
     @property
     def optimizer_ms(self) -> float:
-        """Time of all updates without the passes inside."""
-        passed = sum(step.forward_ms + step.backward_ms for step in (one.step() for one in self.inside))
+        """Time of all updates without the passes inside them."""
+        passed = sum(step.forward_ms + step.backward_ms for step in (backward.step() for backward in self.inside))
         return max(0.0, sum(elapsed_ms(update.start, update.end) for update in self.updates) - passed)
 
 
 class Watch:
-    """Hooks on a model and on all optimisers, which only read a clock; nothing is computed or waited for in them."""
+    """Hooks on a model and on all optimisers that only read a clock; they neither compute nor wait."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.passes: list[BackwardPass] = []
         self.updates: list[Update] = []
         self.sparse: dict[str, None] = {}
         """Parameters that got a sparse gradient."""
-        self.stray = False
-        """Gradients came although no forward pass had been seen that leads to them."""
+        self.has_stray = False
+        """Whether gradients came without a known forward pass."""
         self._clock: Any = clock_of(model)
         self._owned = {id(parameter) for parameter in parameters.values()}
         self._forward: Forward | None = None
         self._open: BackwardPass | None = None
-        """The backward pass under way; nobody says when it is over, so the last until something else begins."""
+        """The current backward pass; no hook marks its end, so it stays open until other work begins."""
         self._latest: Mark = None
         self._depth = 0
         self._hooks = ExitStack()
@@ -111,33 +111,33 @@ class Watch:
             self._hooks.callback(handle.remove)
 
     def close(self) -> None:
-        """Take all hooks away. Those on outputs that are still alive do nothing any more."""
+        """Remove all hooks; hooks on live outputs do nothing from now on."""
         self._hooks.close()
         self._open = None
         self._clock = None
 
     def iterations(self) -> list[Iteration]:
-        """What was seen whole, from one update to the next; without an optimiser every backward pass is one."""
+        """Return the complete iterations, from update to update; without an optimiser every backward pass is one."""
         if not any(update.end is not None for update in self.updates):
-            return [Iteration(passes=[one]) for one in self.passes if one.ready]
-        found: list[Iteration] = []
-        begun = 0
+            return [Iteration(passes=[backward]) for backward in self.passes if backward.ready]
+        complete: list[Iteration] = []
+        first = 0
         for count in sorted({update.passes for update in self.updates if update.end is not None}):
             updates = [update for update in self.updates if update.passes == count]
-            inside = [one for update in updates for one in self.passes[update.passes_before : count] if one.ready]
-            passes = [one for one in self.passes[begun:count] if one.ready]
+            inside = [each for update in updates for each in self.passes[update.passes_before : count] if each.ready]
+            passes = [backward for backward in self.passes[first:count] if backward.ready]
             if passes:
-                found.append(Iteration(passes=passes, updates=updates, inside=inside))
-            begun = count
-        return found
+                complete.append(Iteration(passes=passes, updates=updates, inside=inside))
+            first = count
+        return complete
 
     # The hooks
 
     def _begin_forward(self, _module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - torch's own
         if not torch.is_grad_enabled() or _in_backward():
-            return  # evaluating, or computing anew what was not kept
+            return  # evaluation, or recomputation of activations
         if len(self.passes) >= MOST_PASSES:
-            self.close()  # not in a hook of an optimiser, where torch walks through them
+            self.close()  # not in an optimiser hook, where torch iterates over the hooks
         if self._is_on:
             self._open = None
             self._forward = Forward(start=self._clock(), batch=batch_length([args, kwargs]))
@@ -152,29 +152,29 @@ class Watch:
                 tensor.register_hook(lambda _: self._begin_backward(forward))
 
     def _begin_backward(self, forward: Forward) -> None:
-        """An output's gradient has come; of several outputs and forward passes the first begins the backward pass."""
+        """Note the gradient of an output; the first one of a backward pass opens it."""
         if not self._is_on:
             return
-        task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch's own wrappers use it for want of another
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - there is no public function
         if self._open is None or self._open.task != task:
             self._drop_if_empty()
             self._open = BackwardPass(task=task, since=self._latest, start=self._clock())
             self.passes.append(self._open)
-        if not forward.used:
-            forward.used = True
+        if not forward.is_used:
+            forward.is_used = True
             self._open.forwards.append(forward)
 
     def _drop_if_empty(self) -> None:
-        """Forget a backward pass to no parameter, as a gradient penalty makes: its time counts as that of the loss."""
+        """Drop a backward pass that reached no parameter, as of a gradient penalty: its time counts as loss."""
         if self._open is not None and not self._open.ready:
             for forward in self.passes.pop().forwards:
-                forward.used = False
+                forward.is_used = False
 
     def _note_ready(self, name: str, parameter: nn.Parameter) -> None:
         if not self._is_on:
             return
         if self._open is None:
-            self.stray = True
+            self.has_stray = True
             return
         self._open.ready[name] = self._latest = self._clock()
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -185,7 +185,7 @@ class Watch:
             return
         self._depth += 1
         if self._depth > 1:
-            return  # an optimiser within another: of the class it inherits from, or one that it distributes
+            return  # an optimiser within another: its base class, or one that it distributes
         self._open = None
         self.updates.append(Update(start=self._clock(), passes_before=len(self.passes)))
 
@@ -204,7 +204,7 @@ class Watch:
         return self._clock is not None
 
     def _concerns(self, optimizer: Optimizer) -> bool:
-        """Whether it updates the model."""
+        """Return whether an optimiser updates the model."""
         return any(id(parameter) in self._owned for group in optimizer.param_groups for parameter in group["params"])
 
 

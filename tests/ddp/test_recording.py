@@ -378,7 +378,7 @@ def test_watch_survives_what_it_was_not_told() -> None:
     after = loss_of(model(data(1)))
     watch.close()
     after.backward()
-    assert ([], True) == (watch.passes, watch.stray)
+    assert ([], True) == (watch.passes, watch.has_stray)
 
 
 # Real ranks, and the replay

@@ -33,7 +33,7 @@ from commbench.errors import InputError
 GPT_BATCH = 4
 VOCABULARY = 16384
 LENGTH = 64
-#: Share of tokens that follow from the one before; the others are drawn anew.
+#: Share of tokens that follow from the token before; the others are random.
 PREDICTABLE = 0.5
 TEXT_BATCH = 16
 #: The last part of the text is held out; evenly spaced windows of it are evaluated.
@@ -52,8 +52,8 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
     """Return the workload as this rank sees it: 23 MB of gradients, 17 of them of the embedding.
 
-    The embedding is tied to the output matrix, so its gradient is dense and comes last: nothing is left to hide its
-    communication behind.
+    The embedding is tied to the output matrix, so its gradient is dense and comes last: no computation overlaps with
+    its communication.
     """
     with initial_weights(seed):
         model = Decoder(vocabulary=VOCABULARY, positions=LENGTH, width=256, layers=2, heads=4)
@@ -70,7 +70,7 @@ def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
 def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
     """Return token numbers (batch_size, LENGTH + 1) of Markov chains with the same rule on all ranks.
 
-    After token t comes follower[t] with probability PREDICTABLE, else one drawn by Zipf's law, as words are frequent.
+    After token t comes follower[t] with probability PREDICTABLE, else one drawn by Zipf's law.
     """
     shared, own = generator(seed, STRUCTURE), generator(seed, DATA, rank)
     follower = torch.randperm(VOCABULARY, generator=shared)
@@ -125,10 +125,10 @@ def windows(text: Tensor, starts: Tensor) -> Tensor:
 
 @cache
 def documentation() -> Tensor:
-    """Return the bytes of Python's language reference as pydoc has it; it differs a little between versions.
+    """Return the bytes of Python's language reference in pydoc; it differs slightly between versions.
 
     Raises:
-        InputError: if this Python comes without it.
+        InputError: this Python comes without it.
     """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics

@@ -19,10 +19,10 @@ ARGUMENTS = "seed, rank, world_size and batch_size"
 
 
 def workload(spec: str, given: dict[str, int | None]) -> Workload:
-    """Return the workload of ``file.py:callable``, called with those of the given arguments that it names.
+    """Return the workload of ``file.py:callable``, called with the given arguments that it accepts.
 
     Raises:
-        InputError: if the file or the function is missing or fails, or what it returns is no sound workload.
+        InputError: the file or the function is missing or fails, or it returns no valid workload.
     """
     file, _, name = spec.rpartition(":")
     if not name or name.endswith(".py"):
@@ -37,9 +37,9 @@ def workload(spec: str, given: dict[str, int | None]) -> Workload:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{spec} failed ({failure(error)}): correct it.") from error
-    made = _as_workload(spec, returned, given["batch_size"])
-    check_workload(made)
-    return made
+    workload_made = _as_workload(spec, returned, given["batch_size"])
+    check_workload(workload_made)
+    return workload_made
 
 
 def accepted_arguments(function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
@@ -51,7 +51,7 @@ def accepted_arguments(function: Callable[..., Any], given: dict[str, int | None
 
 
 def _load(path: Path) -> ModuleType:
-    """Import a file by its path, with what lies beside it importable."""
+    """Import a file by its path; its directory becomes importable."""
     if not path.is_file():
         raise InputError(f"There is no file {path}: give the path of your own file as file.py:callable.")
     directory = str(path.resolve().parent)
@@ -72,7 +72,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def _arguments(spec: str, function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
-    """Return the arguments for a person's function; those that it needs must be among the given ones."""
+    """Return the arguments for a person's function; the given ones must include all that it requires."""
     chosen = accepted_arguments(function, given)
     if given["batch_size"] is not None and "batch_size" not in chosen:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The workload ``trace:``: a model that computes nothing, and whose gradients are ready when a recorded model's were.
+"""The workload ``trace:``: a model that computes nothing, whose gradients are ready at recorded times.
 
 torch has no types here, so its classes count as Any; numba's decorators have none either.
 """
@@ -21,7 +21,7 @@ from commbench.ddp.traces import Trace, TracedParameter, load_trace
 from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, cycled, generator
 from commbench.errors import InputError
 
-#: Deviations of the gradients' Gaussians lie between these powers of ten, one for each tensor.
+#: Standard deviations of the gradients, one for each tensor, lie between these powers of ten.
 SCALES = (-4.0, -2.0)
 CALIBRATION_PARAMETERS = 200
 CLOCK_THREAD_CPUTIME_ID = 3
@@ -31,8 +31,8 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 class Replay(nn.Module):
     """The parameters of a trace; a backward pass gives each its gradient in the recorded order at the recorded time.
 
-    ``forward`` takes anything and returns the scalar 0 that `backward` starts from. Gradients are made once, of a
-    Gaussian for each rank and tensor, and copied in every pass into memory that is kept.
+    ``forward`` takes anything and returns the scalar 0 from which `backward` starts. Gradients are drawn once, from a
+    Gaussian for each rank and tensor, and copied in every pass into memory that is reused.
     """
 
     def __init__(self, trace: Trace, pace: Pace, *, seed: int, rank: int) -> None:
@@ -43,8 +43,8 @@ class Replay(nn.Module):
         self._handed_out: dict[int, Tensor] = {}
         self._registered = _register(self, trace)
 
-    def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data does not matter
-        """Take the recorded time and return the end of a chain that a backward pass unrolls."""
+    def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data is not used
+        """Take the recorded time and return the end of a chain that a backward pass runs through."""
         self.pace.begin()
         self.pace.enter()
         value = torch.zeros((), device=self._registered[0].device, requires_grad=True)
@@ -59,12 +59,12 @@ class Replay(nn.Module):
         """Return a parameter's gradient once it is due; the caller may write into it."""
         self.pace.enter()
         gradient = self._gradients.on(self._registered[index].device, index)
-        if self._registered[index].grad is None:  # else torch only adds it to what is there
+        if self._registered[index].grad is None:  # else torch adds the new gradient to the old one
             if index not in self._handed_out:
                 self._handed_out[index] = torch.empty_like(gradient)
             gradient = self._handed_out[index].copy_(gradient)
         self.pace.until(self.trace.parameters[index].ready_ms)
-        return gradient.detach()  # a new tensor of the same memory, which torch takes over instead of copying it
+        return gradient.detach()  # a new tensor on the same memory, which torch keeps without a copy
 
     def _end(self) -> None:
         self.pace.enter()
@@ -72,7 +72,7 @@ class Replay(nn.Module):
 
 
 class _Gradients:
-    """Every tensor's gradient: its deviation is the same on all ranks, its values are not. Copies share the memory."""
+    """Every tensor's gradient: all ranks have the same standard deviation and other values. Copies share memory."""
 
     def __init__(self, trace: Trace, *, seed: int, rank: int) -> None:
         low, high = SCALES
@@ -85,7 +85,7 @@ class _Gradients:
         ]
 
     def on(self, device: torch.device, index: int) -> Tensor:
-        """Return a tensor's gradient where the tensor is; it stays there."""
+        """Return a tensor's gradient on the tensor's device; it stays there."""
         if self.tensors[index].device != device:
             self.tensors[index] = self.tensors[index].to(device)
         return self.tensors[index]
@@ -95,7 +95,7 @@ class _Gradients:
 
 
 class _Release(torch.autograd.Function):
-    """Hands out a gradient in the backward pass; autograd accumulates it before it goes on to the next."""
+    """Returns a gradient in the backward pass; autograd accumulates it before the next one."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, _parameter: Tensor, replay: Replay, index: int) -> Tensor:  # noqa: ANN401
@@ -108,7 +108,7 @@ class _Release(torch.autograd.Function):
 
 
 class _Mark(torch.autograd.Function):
-    """Calls a function when the backward pass comes by."""
+    """Calls a function when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, passed: Callable[[], None]) -> Tensor:  # noqa: ANN401 - autograd's own
@@ -129,7 +129,7 @@ class ReplayedOptimizer(torch.optim.SGD):
         self._trace, self._pace = trace, pace
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update the parameters so that disagreeing ranks can be told by them."""
+        """Update the parameters, so that differing gradients show as differing parameters."""
         self._pace.begin()
         self._pace.enter()
         value: float | None = super().step(closure) if self._trace.device == "cpu" else None
@@ -141,7 +141,7 @@ def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None)
     """Return the replay of a trace; its loss means nothing.
 
     Raises:
-        InputError: if there is no such trace, it is not sound, or another batch than the recorded one is asked for.
+        InputError: there is no such trace, it is invalid, or a batch other than the recorded one is requested.
     """
     trace = load_trace(name_or_path)
     if batch_size not in {None, trace.batch}:
@@ -160,15 +160,15 @@ def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None)
 
 
 def pace_for(trace: Trace) -> Pace:
-    """Return a fresh pace that suits where the trace was recorded."""
+    """Return a new pace for the device of the trace."""
     return BusyPace(_overhead_ns()) if trace.device == "cpu" else SleepingPace()
 
 
 def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
-    """Register a parameter for each of the trace's by the same name, in modules made for what is before its dots.
+    """Register the trace's parameters under their names, in modules made for the prefixes of the names.
 
     Raises:
-        InputError: if no model can have parameters of these names in this order.
+        InputError: no model can have parameters of these names in this order.
     """
     try:
         for traced in trace.parameters:
@@ -197,7 +197,7 @@ def _dtype(parameter: TracedParameter) -> torch.dtype:
 
 @cache
 def _overhead_ns() -> int:
-    """Measure what autograd and Python need for each gradient of a replay, beside the replay's own work."""
+    """Measure the time that autograd and Python need for each gradient of a replay."""
     parameters = tuple(
         TracedParameter(name=str(index), shape=(), dtype="float32", ready_ms=0.0)
         for index in range(CALIBRATION_PARAMETERS)
@@ -217,9 +217,9 @@ def _overhead_ns() -> int:
     for _ in range(5):
         model.zero_grad(set_to_none=True)
         value = model(None)
-        begun = time.thread_time_ns()
+        started = time.thread_time_ns()
         value.backward()
-        overheads.append((time.thread_time_ns() - begun - pace.spent_ns) // CALIBRATION_PARAMETERS)
+        overheads.append((time.thread_time_ns() - started - pace.spent_ns) // CALIBRATION_PARAMETERS)
     return max(0, sorted(overheads)[len(overheads) // 2])
 
 
@@ -228,7 +228,7 @@ def _overhead_ns() -> int:
 
 @njit(nogil=True, cache=True)
 def keep_busy(cpu_ns: int) -> None:
-    """Use the core for so many nanoseconds of this thread's CPU time, without holding the interpreter."""
+    """Use ``cpu_ns`` nanoseconds of this thread's CPU time, without holding the interpreter."""
     now = np.zeros(2, dtype=np.int64)
     _clock_gettime(CLOCK_THREAD_CPUTIME_ID, now.ctypes.data)
     end = now[0] * 1_000_000_000 + now[1] + cpu_ns
@@ -243,17 +243,17 @@ class Pace(Protocol):
         """A pass begins."""
 
     def enter(self) -> None:
-        """The work before a recorded time begins; what came between belongs to DDP."""
+        """The work before a recorded time begins; the time since the last `until` belongs to DDP."""
 
     def until(self, recorded_ms: float) -> None:
-        """Return when the pass is as old as that."""
+        """Return when this time of the pass has come, in ms."""
 
 
 class BusyPace:
-    """Spends CPU time, so that whatever else needs the core delays the replay as it would delay the model.
+    """Spends CPU time, so that other work on the core delays the replay as it would delay the model.
 
-    What DDP and its hooks do between two gradients is added to the recorded times, as in life. ``overhead_ns`` is what
-    the replay itself needs there for each gradient; it is taken off.
+    The work of DDP and its hooks between two gradients adds to the recorded times, as in real training. ``overhead_ns``
+    is the replay's own time for each gradient; it is subtracted.
     """
 
     def __init__(self, overhead_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What the workloads share: random numbers that depend on the seed, batches that start over, losses and scores."""
+"""Helpers of the workloads: random numbers by seed, batches that start over, losses and evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: Streams of random numbers: what all ranks share, and what each draws for itself.
+#: Streams of random numbers: shared by all ranks, and each rank's own.
 STRUCTURE, DATA, GRADIENTS = range(3)
-#: Synthetic batches are made once, so many, and then repeat.
+#: Number of synthetic batches; they are made once and then repeat.
 DISTINCT_BATCHES = 64
 CLASSES = 10
 
@@ -26,7 +26,7 @@ def generator(*words: int) -> torch.Generator:
 
 @contextmanager
 def initial_weights(seed: int) -> Iterator[None]:
-    """Draw torch's random numbers from ``seed`` inside, and leave its own generator as it was."""
+    """Seed torch's generator inside the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -46,21 +46,21 @@ class Batches:
 
 
 def cycled(batches: Sequence[Any]) -> Batches:
-    """Return these batches again and again: made once, so that making them takes nothing from a step."""
+    """Return these batches in a cycle; made beforehand, they cost no time in a step."""
     return Batches(lambda number: batches[number % len(batches)])
 
 
 def sharded(
     samples: int, batch_size: int, pick: Callable[[Tensor], Any], *, seed: int, rank: int, ranks: int
 ) -> Batches:
-    """Return the batches of one rank's share of a data set, which is shuffled anew in every epoch.
+    """Return the batches of one rank's share of a data set, which is shuffled in every epoch.
 
-    Every rank has the same number of whole batches in an epoch; what is left over waits for another epoch's order.
+    Every rank has the same number of whole batches in an epoch; left-over samples are not used in it.
     ``pick`` turns the indices of a batch into the batch.
     """
     per_epoch = max(1, samples // (batch_size * ranks))
 
-    def make(number: int) -> Any:  # noqa: ANN401 - whatever ``pick`` returns
+    def make(number: int) -> Any:  # noqa: ANN401 - the type that ``pick`` returns
         epoch, position = divmod(number, per_epoch)
         order = torch.randperm(samples, generator=generator(seed, DATA, epoch))
         first = (position * ranks + rank) * batch_size
@@ -93,12 +93,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def beside(model: nn.Module, data: Tensor) -> Tensor:
-    """Return the data where the model computes."""
+    """Return the data on the model's device."""
     return data.to(next(model.parameters()).device)
 
 
 def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int) -> Batches:
-    """Return batches of (inputs, labels): each of 10 classes has a pattern, the same on all ranks, and noise hides it.
+    """Return batches of (inputs, labels): each of 10 classes has a pattern, equal on all ranks, plus noise.
 
     Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with deviation ``strength``.
     """

@@ -54,7 +54,7 @@ def mlp(*, seed: int, rank: int, batch_size: int = MLP_BATCH) -> Workload:
 
 
 def perceptron() -> nn.Sequential:
-    """Return the perceptron, with He's initial weights so that its depth does not silence it."""
+    """Return the perceptron, with He's initial weights, so that activations keep their size through all layers."""
     hidden = [layer for _ in range(MLP_LAYERS) for layer in (nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU())]
     model = nn.Sequential(*hidden, nn.Linear(MLP_WIDTH, CLASSES))
     for layer in model:
@@ -129,7 +129,7 @@ class Bottleneck(nn.Module):
 
 
 def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
-    """Return what brings a block's input to the shape of its output."""
+    """Return the layer that brings a block's input to the shape of its output."""
     if stride == 1 and channels_in == channels_out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out))
