@@ -18,23 +18,23 @@ from commbench.errors import InputError
 
 
 def find_gpus(backend: str) -> list[str]:
-    """The PCI addresses of the GPUs that CUDA shows this process, in its order: at least one.
+    """Return the PCI addresses of the GPUs that CUDA shows this process, in CUDA's order: at least one.
 
     Args:
-        backend: what needs them, for the sentence.
+        backend: the backend that needs them, for the message.
 
     Raises:
-        InputError: this host has none that CUDA can use.
+        InputError: CUDA can use no GPU of this host.
     """
     runtime = cupy.cuda.runtime
     try:
-        found = [str(runtime.deviceGetPCIBusId(number)) for number in range(runtime.getDeviceCount())]
+        addresses = [str(runtime.deviceGetPCIBusId(number)) for number in range(runtime.getDeviceCount())]
         reason = ""
     except runtime.CUDARuntimeError as error:
-        found, reason = [], f" ({str(error).partition(': ')[2] or error})"
-    if not found:
+        addresses, reason = [], f" ({str(error).partition(': ')[2] or error})"
+    if not addresses:
         raise InputError(f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()}{reason}.")
-    return found
+    return addresses
 
 
 def find_nccl_gpus(backend: str) -> list[str]:
@@ -61,12 +61,12 @@ def check_nccl() -> None:
     cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
     raise InputError(
         f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on {socket.gethostname()}"
-        f"{_why_no_nccl()}: pip install nvidia-nccl-cu{cuda}."
+        f"{_nccl_import_error()}: pip install nvidia-nccl-cu{cuda}."
     )
 
 
-def _why_no_nccl() -> str:
-    """What cupy has swallowed, in brackets."""
+def _nccl_import_error() -> str:
+    """Return the import error that cupy suppressed, in brackets."""
     try:
         importlib.import_module("cupy_backends.cuda.libs.nccl")
     except ImportError as error:
@@ -88,44 +88,44 @@ class DeviceBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def address(self) -> int:
-        """Where the first element is."""
+        """Address of the first element."""
         return self.address_of(0)
 
     def address_of(self, element: int) -> int:
-        """Where an element is."""
+        """Return the address of an element."""
         return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
 
     def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether the two overlap: the operation is in place."""
+        """Whether both buffers overlap: the operation is in place."""
         return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
 
 
 class CupyMemory(Communicator):
-    """A backend whose buffers cupy allocates; what it does with them is queued on ``_stream``."""
+    """A backend whose buffers cupy allocates; its work on them is queued on ``_stream``."""
 
     _stream: Any
 
-    def take_gpu(self, control: Control) -> None:
-        """Use this rank's GPU from now on, by a stream of its own; all ranks together."""
+    def use_assigned_gpu(self, control: Control) -> None:
+        """Use this rank's GPU from now on, with a stream of its own; all ranks together."""
         assigned = assign_gpu(control, find_gpus(self.backend))
         cupy.cuda.Device(assigned.device).use()
         self.ranks_per_gpu = assigned.ranks_per_gpu
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
-    def know_gpu(self) -> None:
-        """State what the GPU in use is."""
+    def read_gpu_properties(self) -> None:
+        """Set ``device`` and ``gpu`` to the name and the PCI address of the GPU in use."""
         number = cupy.cuda.Device().id
         self._properties = cupy.cuda.runtime.getDeviceProperties(number)
         self.device = self._properties["name"].decode()
         self.gpu = cupy.cuda.runtime.deviceGetPCIBusId(number)
 
     def cache_bytes(self) -> int:
-        """The GPU's L2."""
+        """Return the size of the GPU's L2 cache."""
         return int(self._properties.get("l2CacheSize", 0))
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:

@@ -1,6 +1,6 @@
 """The public fake: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
 
-Nothing is sent and nobody waits: a repetition's stamps are drawn from a `Script` whose true medians are known.
+Nothing is sent and no rank waits. A repetition's timestamps are drawn from a `Script` whose true medians are known.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What the fake pretends; every random draw follows from ``seed``, the launch and the call."""
+    """The times that the fake pretends; every random draw follows from ``seed``, the launch and the call."""
 
     regimes: Sequence[Regime] = (Regime(),)
-    """Sorted by ``from_bytes``: where one begins is a breakpoint of the curve."""
+    """Sorted by ``from_bytes``; the start of each is a breakpoint of the curve."""
     noise: float = 0.02
     """Standard deviation of the logarithm of a repetition's time."""
     launch_effect: float = 0.03
     """Standard deviation of the logarithm of a whole launch's factor."""
     slow_launches: float = 0.0
-    """Share of launches that settle in a second hump, ``slow_factor`` times slower."""
+    """Share of launches in a second mode, ``slow_factor`` times slower."""
     slow_factor: float = 1.5
     tail: float = 0.01
     """Share of repetitions that take ``tail_factor`` times as long."""
@@ -55,33 +55,33 @@ class Script:
     """The first repetitions of a call, ``warmup_factor`` times slower."""
     warmup_factor: float = 3.0
     wrong: Callable[[int], int] = field(default=lambda _rank: 0)
-    """Wrong elements that a rank pretends to find in its result."""
+    """Returns the number of wrong elements that a rank pretends to find."""
     unsupported: Sequence[str] = ()
-    """Primitives that the fake cannot do."""
+    """Primitives that the fake refuses."""
     seed: int = 0
 
     def time_us(self, call_bytes: int) -> float:
-        """The true median of one call, in microseconds."""
+        """Return the true median of one call, in microseconds."""
         regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
         return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
 
 
 @dataclass(frozen=True)
 class FakeBuffer:
-    """A buffer that is only a size."""
+    """A buffer with a size and no memory."""
 
     count: int
     itemsize: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes it would hold."""
+        """Size in bytes."""
         return self.count * self.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeCall(Call):
-    """A call that knows what it would have moved."""
+    """A call with its operation and size."""
 
     what: str
     call_bytes: int
@@ -103,7 +103,7 @@ class FakeCommunicator(Communicator):
         self.size = len(members)
         self.launch = launch
         self._aside = aside
-        """How many ranks of the launch are in no group."""
+        """Number of ranks of the launch that are in no group."""
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> FakeCommunicator:
@@ -111,7 +111,7 @@ class FakeCommunicator(Communicator):
         return cls(control, launch=launch)
 
     def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
-        """Ranks of the same script; all groups are as fast."""
+        """Follow the same script; all groups are equally fast."""
         aside = self.size - sum(map(len, groups))
         own = next((group for group in groups if self.rank in group), None)
         return FakeCommunicator(self._control, self.script, self.launch, own, aside) if own else None
@@ -125,11 +125,11 @@ class FakeCommunicator(Communicator):
         return "script"
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """A loop that draws its stamps."""
+        """Return a loop that draws its timestamps."""
         return FakeTimer(self, Synchroniser(self._control, plan), progress)
 
     def null_calls(self) -> list[Call]:
-        """A call that costs nothing."""
+        """Return a call that takes no scripted time."""
         return [FakeCall(run=_nothing, what="null", call_bytes=-1)]
 
     def allocate(self, dtype: DataType, count: int) -> FakeBuffer:
@@ -151,7 +151,7 @@ class FakeCommunicator(Communicator):
         """Hold nothing."""
 
     def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
-        """The scripted number."""
+        """Return the scripted number."""
         return self.script.wrong(self._control.rank)
 
     def empty(self) -> FakeBuffer:
@@ -159,7 +159,7 @@ class FakeCommunicator(Communicator):
         return FakeBuffer(0, 1)
 
     def _fake(self, what: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
-        """A call of the largest buffer times ``blocks``; ranks whose calls have one ``drawn_as`` draw the same."""
+        """Return a call of the largest buffer times ``blocks``; equal ``drawn_as`` draw equal times."""
         if what in self.script.unsupported:
             raise self._cannot(what)
         largest = max((b.nbytes for b in buffers if b), default=0)
@@ -196,7 +196,7 @@ class FakeCommunicator(Communicator):
         return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
 
     def barrier(self) -> Call:
-        """A real one, of all groups together, when it is verified; its times are scripted like all others."""
+        """Return a call that, when verified, is a real barrier of all groups together; its times are scripted."""
         self._fake("barrier")
         if self._aside:
             raise self._cannot("barrier while ranks stand aside")
@@ -212,13 +212,13 @@ class FakeCommunicator(Communicator):
         return self._fake("send_receive", send, receive)
 
     def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
-        one = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
+        message = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
         streams = max(len(sends), len(receives))
-        return FakeCall(run=_nothing, what="window", call_bytes=one.call_bytes * window * streams)
+        return FakeCall(run=_nothing, what="window", call_bytes=message.call_bytes * window * streams)
 
 
 class FakeTimer:
-    """Draws stamps instead of taking them; all ranks draw the same operation, each its own arrival."""
+    """Draws timestamps instead of reading them; all ranks draw the same operation time, each its own arrival."""
 
     name = "python"
 
@@ -230,10 +230,10 @@ class FakeTimer:
         self._clock_ns = 0
 
     def prepare(self) -> None:
-        """Nothing to compile or calibrate."""
+        """Do nothing: there is nothing to compile or calibrate."""
 
     def reading_ns(self) -> float:
-        """A clock that costs nothing to read."""
+        """Return 0: reading this clock costs nothing."""
         return 0.0
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
@@ -246,21 +246,21 @@ class FakeTimer:
         shared = _generator(script.seed, self._communicator.launch, identity, number)
         own = _generator(script.seed, self._communicator.launch, identity, number, rank)
         true_us = sum(script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0) * batch
-        lasting = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
-        lasting[: max(0, script.warmup - number)] *= script.warmup_factor
+        duration_us = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
+        duration_us[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:
-            lasting = lasting * script.slow_rank_factor
+            duration_us = duration_us * script.slow_rank_factor
         start = self._clock_ns + 1_000_000 * np.arange(repetitions) + 1e3 * own.exponential(script.skew_us, repetitions)
         self._progress.counters += repetitions
         start_ns = np.round(start).astype(np.int64)
         return Repetitions(
             start_ns=start_ns,
-            end_ns=start_ns + np.round(1e3 * lasting).astype(np.int64),
+            end_ns=start_ns + np.round(1e3 * duration_us).astype(np.int64),
             late=np.zeros(repetitions, dtype=np.bool_),
         )
 
     def _launch_factor(self, identity: object) -> float:
-        """The factor of this launch: the same for every repetition of a call."""
+        """Return the factor of this launch, the same for every repetition of a call."""
         script = self._communicator.script
         draw = _generator(script.seed, self._communicator.launch, identity, -1)
         factor = float(np.exp(script.launch_effect * draw.standard_normal()))

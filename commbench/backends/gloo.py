@@ -28,7 +28,7 @@ from commbench.errors import UnsupportedError
 
 
 class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
-    """A Gloo process group, whose operations end before a call returns."""
+    """A Gloo process group; its operations end before the call returns."""
 
     backend = "gloo"
     own_threads = True
@@ -47,7 +47,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         self._hosts = gather_everywhere(control, socket.gethostname())
         with unpinned():
             self._group = dist.new_group(timeout=TIMEOUT, backend="gloo")
-            self._alone = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+            self._self_group = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> GlooCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -55,7 +55,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         return cls(control)
 
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
-        """By torch's subgroups: all ranks together make one after the other."""
+        """Make torch's subgroups, all ranks together, one after the other."""
         with unpinned():
             own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
         if own is None:
@@ -64,20 +64,20 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         return GlooCommunicator(self._control, own, members, [self._hosts[rank] for rank in members])
 
     def library(self) -> str:
-        """E.g. ``torch 2.13.0 gloo``."""
+        """Return e.g. ``torch 2.13.0 gloo``."""
         return f"torch {torch_version()} gloo"
 
     def transport(self) -> str:
-        """``tcp/`` and the network interfaces that carry the connections: within a host the kernel's loopback."""
+        """Return ``tcp/`` and the network interfaces of the connections; within a host, the loopback."""
         if self.size == 1:
             return "self"
-        here, elsewhere = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
-        names = [*(self._interfaces if elsewhere else []), *(["lo"] if here else [])]
+        shares_host, spans_hosts = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
+        names = [*(self._interfaces if spans_hosts else []), *(["lo"] if shares_host else [])]
         return f"tcp/{'+'.join(names)}" if names else "tcp"
 
     @cached_property
     def _interfaces(self) -> list[str]:
-        """The interfaces but the loopback that this process's established connections have their addresses from."""
+        """Return the interfaces, except the loopback, that own the addresses of this process's TCP connections."""
         names = {
             address.address: name
             for name, addresses in psutil.net_if_addrs().items()
@@ -90,24 +90,24 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         return sorted(name for name in used if name and name != "lo")
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Calls of torch are timed from Python."""
+        """Return the Python loop."""
         return PythonTimer(Synchroniser(self._control, plan, patient=True), progress)
 
     def null_calls(self) -> list[Call]:
-        """all_reduce of 8 bytes in a group of one."""
+        """Return dist.all_reduce of 8 bytes in a group of one."""
         tensor = torch.zeros(1, dtype=torch.float64)
-        return [Call(run=lambda: dist.all_reduce(tensor, group=self._alone))]
+        return [Call(run=lambda: dist.all_reduce(tensor, group=self._self_group))]
 
     def tensor_of(self, buffer: HostBuffer) -> torch.Tensor:
         """See `TorchCommunicator.tensor_of`."""
         return as_tensor(buffer.memory, buffer.dtype)
 
     def empty(self) -> HostBuffer:
-        """One byte: torch sends no empty tensors."""
+        """Return a buffer of one byte: torch sends no empty tensors."""
         return self.allocate(DTYPES["int8"], 1)
 
     def close(self) -> None:
-        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
+        """Destroy the groups, except a default group that is the control plane's."""
         super().close()
         dist.destroy_process_group(self._group)
         if self.size == self._control.size:
@@ -129,5 +129,5 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address also where the socket is IPv6 (``::ffff:10.0.0.1``)."""
+    """Return the IPv4 address of an IPv6 socket (``::ffff:10.0.0.1``), any other address unchanged."""
     return address.removeprefix("::ffff:")

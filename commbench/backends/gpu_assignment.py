@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from commbench.backends.nccl_library import LOG, set_missing
+from commbench.backends.nccl_library import LOG, set_defaults
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import UnsupportedError
 from commbench.system.clock import machine_id
@@ -46,10 +46,10 @@ def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
     if ranks_per_gpu > 1:
         hosts = [host for _, host, _ in gathered]
         host = hosts[control.rank]
-        set_missing(_SHARING | {"NCCL_HOSTID": f"{host}-{hosts[: control.rank].count(host)}"})
+        set_defaults(_SHARING | {"NCCL_HOSTID": f"{host}-{hosts[: control.rank].count(host)}"})
         if len(set(hosts)) == 1:
-            set_missing({"NCCL_SOCKET_IFNAME": "lo"})
-    LOG.ask()
+            set_defaults({"NCCL_SOCKET_IFNAME": "lo"})
+    LOG.enable()
     return AssignedGpu(device=devices[control.rank], ranks_per_gpu=ranks_per_gpu)
 
 

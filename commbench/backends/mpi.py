@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from commbench.backends.mpi_control import INQUIRY, MpiControl
+from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
 from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
 from commbench.collectives.datatypes import DTYPES, DataType
 from commbench.collectives.operations import Operation, Shape
@@ -45,7 +45,7 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` makes; carries only what is measured."""
+    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` creates, for measured messages only."""
 
     backend = "mpi"
     loops = ("native", "python")
@@ -58,7 +58,7 @@ class MpiCommunicator(HostCommunicator):
         hosts: Sequence[str] | None = None,
     ) -> None:
         self._control = control
-        self._comm, self._component = INQUIRY.with_component(make)
+        self._comm, self._component = COMPONENT_QUERY.with_component(make)
         self._hosts = hosts or gather_everywhere(control, MPI.Get_processor_name())
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
@@ -66,8 +66,9 @@ class MpiCommunicator(HostCommunicator):
         self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
         on_host, off_host = control.connections
-        many, repeated = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
-        self._transport = "+".join(part for part, used in ((on_host, repeated), (off_host, many)) if used and part)
+        spans_hosts, shares_host = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
+        used = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
+        self._transport = "+".join(filter(None, used))
 
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> MpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -75,25 +76,25 @@ class MpiCommunicator(HostCommunicator):
         return cls(control)
 
     def library(self) -> str:
-        """E.g. ``Open MPI 5.0.11``."""
+        """Return e.g. ``Open MPI 5.0.11``."""
         name, version = MPI.get_vendor()
         return f"{name} {'.'.join(map(str, version))}"
 
     @property
     def takes_gpu_memory(self) -> bool:
-        """Whether the library says that it takes addresses in GPU memory; others read them as the host's, and die."""
+        """Whether the library states that it accepts addresses in GPU memory; another library crashes on them."""
         return takes_gpu_memory(self._library)
 
     def transport(self) -> str:
-        """The component in use as the library reports it, e.g. ``sm``; empty where it does not say."""
+        """Return the component in use as the library reports it, e.g. ``sm``; empty without a report."""
         return self._transport if self.size > 1 else "self"
 
     def algorithm(self, operation: str) -> str:
-        """The component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
+        """Return the component of Open MPI that carries a collective, e.g. ``coll/tuned``."""
         return algorithm_of(self._component, operation)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
-        """Native unless Python is asked for."""
+        """Return the native loop unless the Python loop is requested."""
         sync = Synchroniser(self._control, plan)
         if loop == "python":
             return PythonTimer(sync, progress)
@@ -109,22 +110,22 @@ class MpiCommunicator(HostCommunicator):
         return SyncCalls(meet=meet, tell=[tell], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
-        """One round of a dissemination barrier: an empty message to the right and from the left."""
-        here, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
+        """Return one round of a dissemination barrier: an empty message to the right and one from the left."""
+        address, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
         rank, size = self._control.rank, self._control.size
         target, source = (rank + distance) % size, (rank - distance) % size
-        ends = (here, 0, byte, target, TAG, here, 0, byte, source, TAG)
+        ends = (address, 0, byte, target, TAG, address, 0, byte, source, TAG)
         return self._c_call("MPI_Sendrecv", *ends, comm, int(self._status.ctypes.data))
 
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)
 
     def _call(self, name: str, run: Callable[[], object], *arguments: int) -> Call:
-        """One MPI function, from Python and by address; the communicator is always the last argument."""
+        """Return the call of one MPI function, in Python and by address; the communicator is its last argument."""
         return Call(run=run, rows=[self._c_call(name, *arguments, self._handle)])
 
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
-        """By MPI_Comm_split: one call makes all groups."""
+        """Make all groups by one MPI_Comm_split."""
         number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
         make = partial(self._comm.Split, number, self.rank)
         if number == MPI.UNDEFINED:
@@ -138,7 +139,7 @@ class MpiCommunicator(HostCommunicator):
         self._comm.Free()
 
     def null_calls(self) -> list[Call]:
-        """MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""
+        """Return MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""
         buffer = self.allocate(DTYPES["float64"], 1)
         spec = [buffer.memory, 1, MPI.DOUBLE]
         arguments = (int(MPI.IN_PLACE), buffer.address, 1, _c_handle(MPI.DOUBLE), _c_handle(MPI.SUM))
@@ -146,7 +147,7 @@ class MpiCommunicator(HostCommunicator):
         return [Call(run=lambda: MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, spec), rows=[row])]
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
-        """MPI's in-place reduce_scatter_block leaves the result at the start of the buffer."""
+        """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the buffer."""
         return 0 if operation.name == "reduce_scatter" else super().result_offset(operation, shape)
 
     def empty(self) -> HostBuffer:
@@ -239,7 +240,7 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def scatter(self, send: HostBuffer | None, receive: HostBuffer, root: int) -> Call:
-        """MPI_Scatter; in place it is the root's receive side that is left out."""
+        """MPI_Scatter; in place, MPI_IN_PLACE replaces the root's receive buffer."""
         kind, block = _moving(receive.dtype), receive.count
         spec = [send.memory, block, kind] if send else None
         target, address = self._source(receive, send, block, kind)
@@ -274,7 +275,7 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def _start_and_wait(self, name: str, start: Callable[[], MPI.Request], *arguments: int) -> list[Call]:
-        """The two calls of a non-blocking collective, with the request that they share."""
+        """Return the two calls of a non-blocking collective, with the request that they share."""
         pending: list[MPI.Request] = []
         room, status = np.zeros(_c_size(MPI.Request), dtype=np.uint8), _statuses(1)
         request = int(room.ctypes.data)
@@ -351,27 +352,27 @@ class MpiCommunicator(HostCommunicator):
     # Helpers
 
     def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, kind: MPI.Datatype) -> tuple[Any, int]:
-        """How a rank's own side is passed: MPI_IN_PLACE where it lies in the other buffer."""
+        """Return a rank's own side as MPI takes it: MPI_IN_PLACE if it lies in the other buffer."""
         if other is not None and own.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
         return [own.memory, count, kind], own.address
 
 
 def _statuses(count: int) -> NDArray[np.uint8]:
-    """Room for ``count`` MPI_Status: unlike MPI_STATUS_IGNORE its address is known for every library."""
+    """Return memory for ``count`` MPI_Status: unlike MPI_STATUS_IGNORE, its address is known for every library."""
     return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
 
 
 def _doubling(size: int) -> list[int]:
-    """1, 2, 4, ... below ``size``."""
+    """Return the powers of two below ``size``."""
     return [1 << i for i in range((size - 1).bit_length())]
 
 
 def _arithmetic(dtype: DataType) -> MPI.Datatype:
-    """The MPI type to reduce in.
+    """Return the MPI type to reduce in.
 
     Raises:
-        UnsupportedError: the library has none.
+        UnsupportedError: the library has no such type.
     """
     kind = getattr(MPI, _ARITHMETIC[dtype.name], MPI.DATATYPE_NULL)
     if kind == MPI.DATATYPE_NULL:
@@ -380,16 +381,16 @@ def _arithmetic(dtype: DataType) -> MPI.Datatype:
 
 
 def _moving(dtype: DataType) -> MPI.Datatype:
-    """The MPI type to move elements in."""
+    """Return the MPI type to move elements in."""
     kind: MPI.Datatype = getattr(MPI, _MOVING.get(dtype.name, _ARITHMETIC[dtype.name]))
     return kind
 
 
 def _op(redop: str) -> MPI.Op:
-    """The MPI operation for a reduction.
+    """Return the MPI operation for a reduction.
 
     Raises:
-        UnsupportedError: MPI has none.
+        UnsupportedError: MPI has no such operation.
     """
     if redop not in _REDOPS:
         raise UnsupportedError(f"MPI has no {redop}; reduce by sum, or use backend gloo")

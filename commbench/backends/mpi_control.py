@@ -12,13 +12,13 @@ from typing import TypeVar
 import mpi4py
 import numpy as np
 
-from commbench.backends.mpi_report import Inquiry, captured
+from commbench.backends.mpi_report import ComponentQuery, captured
 from commbench.errors import InputError
 
-# MPI_Init is timed and its report captured, so importing must not run it; the launch ends MPI itself.
+# We time MPI_Init and capture its report, so the import must not run it; `MpiControl.close` finalises MPI.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
-# No thread of ours but the main one calls MPI; a higher level would put locks into every call.
+# Only our main thread calls MPI; a higher thread level would add locks to every call.
 mpi4py.rc.thread_level = "funneled"
 
 try:
@@ -31,21 +31,21 @@ except (ImportError, RuntimeError) as error:
 
 T = TypeVar("T")
 
-#: How long a patient wait sleeps between two looks: ranks then start about 40 us apart. Chosen by trying 5,
-#: 20, 40 and 80 us on two cores: with 5 many Gloo operations took milliseconds, see docs/measuring.md.
+#: The sleep between two tests of a patient wait; ranks then start about 40 us apart. Chosen from 5, 20, 40 and 80 us on
+#: two cores: with 5 us many Gloo operations took milliseconds, see docs/measuring.md.
 NAP_S = 20e-6
-#: Open MPI prints which component carries which connection when asked so (its hook/comm_method component).
+#: Variables that make Open MPI print the component of each connection (its hook/comm_method component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
-#: What carries collectives is asked of each communicator.
-INQUIRY = Inquiry(ctypes.CDLL(MPI.__file__))
+#: Queries the collective component of each new communicator.
+COMPONENT_QUERY = ComponentQuery(ctypes.CDLL(MPI.__file__))
 
-#: Apart from the empty messages of `MpiControl.exchange`.
-_LETTER_TAG = 1
+#: Differs from the tag of `MpiControl.exchange`.
+_INT_TAG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How MPI came up: seconds in MPI_Init, and the components that carry connections on and between hosts."""
+    """The start of MPI: seconds in MPI_Init, and the components of connections on and between hosts."""
 
     init_s: float
     on_host: str = ""
@@ -53,16 +53,16 @@ class Start:
 
 
 def start_mpi() -> Start:
-    """Initialise MPI once; later calls only look.
+    """Initialise MPI once; a later call only finds it initialised.
 
-    Of what is written meanwhile only stdout is kept back: why MPI_Init ends the process, it says on stderr.
+    Only stdout is captured meanwhile: if MPI_Init ends the process, its reason on stderr must reach the terminal.
     """
     if MPI.Is_initialized():
         return Start(init_s=0.0)
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
     begun = time.perf_counter()
-    with captured(1) as output, INQUIRY.starting():
+    with captured(1) as output, COMPONENT_QUERY.starting():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     seconds = time.perf_counter() - begun
     on_host, off_host = parse_connections(output.text)
@@ -70,26 +70,26 @@ def start_mpi() -> Start:
 
 
 def parse_connections(report: str) -> tuple[str, str]:
-    """The components on and between hosts from Open MPI's report; empty where it says none."""
+    """Return the components on and between hosts from Open MPI's report; empty if it names none."""
 
     def component(where: str) -> str:
-        found = re.search(rf"{where}: all connections are ([\w/+-]+)", report)
-        if found and found.group(1) != "n":
-            return "" if found.group(1) == "n/a" else found.group(1)
-        several = re.search(rf"{where}:.*?connections are (.+)", report)
-        return several.group(1).strip() if several and "n/a" not in several.group(1) else ""
+        single = re.search(rf"{where}: all connections are ([\w/+-]+)", report)
+        if single and single.group(1) != "n":
+            return "" if single.group(1) == "n/a" else single.group(1)
+        listed = re.search(rf"{where}:.*?connections are (.+)", report)
+        return listed.group(1).strip() if listed and "n/a" not in listed.group(1) else ""
 
     return component("on-host"), component("off-host")
 
 
 def _wait_patiently(request: MPI.Request) -> None:
-    """Wait without holding the core: MPI's own waiting polls, and would starve the threads of other libraries."""
+    """Wait without occupying the core: MPI's own wait polls, and would starve the threads of other libraries."""
     while not request.Test():
         time.sleep(NAP_S)
 
 
 def _allow_short_naps() -> None:
-    """Let sleeps of this thread end on time: Linux otherwise adds up to 50 us of timer slack."""
+    """Reduce this thread's timer slack, by which Linux prolongs a sleep, from 50 us to 1 ns."""
     pr_set_timerslack, nanoseconds = 29, 1
     ctypes.CDLL(None).prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)
 
@@ -100,27 +100,27 @@ class MpiControl:
     def __init__(self) -> None:
         self.start = start_mpi()
         _allow_short_naps()
-        self.comm, _ = INQUIRY.with_component(MPI.COMM_WORLD.Dup)
+        self.comm, _ = COMPONENT_QUERY.with_component(MPI.COMM_WORLD.Dup)
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)
         self.connections: tuple[str, str] = self.comm.bcast((self.start.on_host, self.start.off_host))
         self._spec = [self.instant, 1, MPI.INT64_T]
-        self._letter = np.zeros(1, dtype=np.int64)
-        self._letter_spec = [self._letter, 1, MPI.INT64_T]
+        self._int_buffer = np.zeros(1, dtype=np.int64)
+        self._int_spec = [self._int_buffer, 1, MPI.INT64_T]
         self._empty = [np.zeros(0, dtype=np.int8), 0, MPI.BYTE]
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0."""
+        """Return every rank's value on rank 0."""
         return self.comm.gather(value)
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         shared: T = self.comm.bcast(value)
         return shared
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:
-        """Rank 0's integer."""
+        """Return rank 0's integer."""
         self.instant[0] = value
         if patient:
             _wait_patiently(self.comm.Ibcast(self._spec))
@@ -141,16 +141,16 @@ class MpiControl:
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""
-        self._letter[0] = value
-        self.comm.Send(self._letter_spec, target, _LETTER_TAG)
+        self._int_buffer[0] = value
+        self.comm.Send(self._int_spec, target, _INT_TAG)
 
     def receive_int(self, source: int) -> int:
         """Receive an integer."""
-        self.comm.Recv(self._letter_spec, source, _LETTER_TAG)
-        return int(self._letter[0])
+        self.comm.Recv(self._int_spec, source, _INT_TAG)
+        return int(self._int_buffer[0])
 
     def library(self) -> str:
-        """The library's own name and version, e.g. ``Open MPI v5.0.11``."""
+        """Return the library's own name and version, e.g. ``Open MPI v5.0.11``."""
         return MPI.Get_library_version().split(",")[0].split("\n")[0].strip(" \x00")
 
     def abort(self, code: int) -> None:
@@ -158,5 +158,5 @@ class MpiControl:
         MPI.COMM_WORLD.Abort(code)
 
     def close(self) -> None:
-        """Finalise MPI: a rank that leaves without makes mpirun report a failure."""
+        """Finalise MPI: if a rank exits without that, mpirun reports a failure."""
         MPI.Finalize()

@@ -1,4 +1,4 @@
-"""MPI on buffers in GPU memory: handed to an MPI that takes them, or carried through host memory on both sides."""
+"""MPI on buffers in GPU memory: passed to a CUDA-aware MPI, or staged through host memory on both sides."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from commbench.errors import InputError
 
 
 class DeviceMpiCommunicator(CupyMemory):
-    """Another communicator of MPI, ``carrier``, that carries what is in GPU memory.
+    """Buffers in GPU memory over ``carrier``, a communicator of MPI on host memory.
 
-    The carrier is that of host memory: `commbench.backends.mpi.MpiCommunicator`, or what behaves like it.
+    A group's communicator uses the GPU and the stream of its ``parent``.
     """
 
     most_elements = 2**31 - 1  # the C functions count in an int
@@ -37,17 +37,17 @@ class DeviceMpiCommunicator(CupyMemory):
         self,
         control: Control,
         carrier: Any,  # noqa: ANN401 - see the class
-        whole: DeviceMpiCommunicator | None = None,
+        parent: DeviceMpiCommunicator | None = None,
     ) -> None:
         self._control = control
         self._carrier = carrier
         self.rank, self.size = carrier.rank, carrier.size
-        self._is_whole = whole is None
-        if whole is None:
-            self.take_gpu(control)
+        self._is_whole = parent is None
+        if parent is None:
+            self.use_assigned_gpu(control)
         else:
-            self._stream = whole._stream  # noqa: SLF001 - of the same class
-        self.know_gpu()
+            self._stream = parent._stream  # noqa: SLF001 - of the same class
+        self.read_gpu_properties()
 
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> DeviceMpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -55,41 +55,41 @@ class DeviceMpiCommunicator(CupyMemory):
         return cls(control, MpiCommunicator.connect(control))
 
     @abstractmethod
-    def given(self, buffer: Any) -> Any:  # noqa: ANN401 - or None, as the carrier takes it
-        """What the carrier is given in place of a buffer."""
+    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - or None, as the carrier takes it
+        """Return the buffer that the carrier gets in place of a device buffer."""
 
     @abstractmethod
-    def carried(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """The carrier's call with all that belongs to it; ``out`` are read and ``into`` written on this rank."""
+    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
+        """Return the carrier's call with its copies; it reads ``out`` and writes ``into`` on this rank."""
 
     @property
     def takes_gpu_memory(self) -> bool:
-        """As the carrier's library says."""
+        """Whether the carrier's library accepts GPU memory."""
         return bool(self._carrier.takes_gpu_memory)
 
     def library(self) -> str:
-        """The MPI library, e.g. ``Open MPI 5.0.11``."""
+        """Return the MPI library, e.g. ``Open MPI 5.0.11``."""
         return str(self._carrier.library())
 
     def transport(self) -> str:
-        """As the carrier says."""
+        """Return the carrier's answer."""
         return str(self._carrier.transport())
 
     def algorithm(self, operation: str) -> str:
-        """As the carrier says."""
+        """Return the carrier's answer."""
         return str(self._carrier.algorithm(operation))
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
-        """The carrier's, on the host: an operation has ended when MPI's function has returned."""
+        """Return the carrier's loop on the host: an operation has ended when MPI's function has returned."""
         timer: Timer = self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
         return timer
 
     def null_calls(self) -> list[Call]:
-        """The carrier's."""
+        """Return the carrier's calls."""
         return list(self._carrier.null_calls())
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
-        """As the carrier does it."""
+        """Return the carrier's offset."""
         return int(self._carrier.result_offset(operation, shape))
 
     def _split(self, groups: Sequence[Group]) -> DeviceMpiCommunicator | None:
@@ -97,14 +97,14 @@ class DeviceMpiCommunicator(CupyMemory):
         return None if part is None else type(self)(self._control, part, self)
 
     def close(self) -> None:
-        """Free the communicator; the carrier does so with its parts."""
+        """Free the communicator; the carrier frees its own parts."""
         super().close()
         self.complete()
         if self._is_whole:
             self._carrier.close()
 
     def poison(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.poison`; MPI knows nothing of the stream."""
+        """See `Communicator.poison`; wait, as MPI does not know the stream."""
         super().poison(buffer)
         self.complete()
 
@@ -116,70 +116,76 @@ class DeviceMpiCommunicator(CupyMemory):
 
     def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
         """MPI_Allreduce."""
-        return self.carried(self._carrier.all_reduce(self.given(send), self.given(receive), redop), [send], [receive])
+        return self.with_copies(
+            self._carrier.all_reduce(self.mpi_side(send), self.mpi_side(receive), redop), [send], [receive]
+        )
 
     def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
         """MPI_Allgather."""
-        return self.carried(self._carrier.all_gather(self.given(send), self.given(receive)), [send], [receive])
+        return self.with_copies(
+            self._carrier.all_gather(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
+        )
 
     def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
         """MPI_Reduce_scatter_block."""
-        call = self._carrier.reduce_scatter(self.given(send), self.given(receive), redop)
-        return self.carried(call, [send], [receive])
+        call = self._carrier.reduce_scatter(self.mpi_side(send), self.mpi_side(receive), redop)
+        return self.with_copies(call, [send], [receive])
 
     def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
         """MPI_Alltoall."""
-        return self.carried(self._carrier.all_to_all(self.given(send), self.given(receive)), [send], [receive])
+        return self.with_copies(
+            self._carrier.all_to_all(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
+        )
 
     def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
         """MPI_Bcast."""
-        call, here = self._carrier.broadcast(self.given(buffer), root), self.rank == root
-        return self.carried(call, [buffer] if here else [], [] if here else [buffer])
+        call, here = self._carrier.broadcast(self.mpi_side(buffer), root), self.rank == root
+        return self.with_copies(call, [buffer] if here else [], [] if here else [buffer])
 
     def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
         """MPI_Reduce."""
-        call = self._carrier.reduce(self.given(send), self.given(receive), redop, root)
-        return self.carried(call, [send], [receive] if receive else [])
+        call = self._carrier.reduce(self.mpi_side(send), self.mpi_side(receive), redop, root)
+        return self.with_copies(call, [send], [receive] if receive else [])
 
     def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
         """MPI_Gather."""
-        call = self._carrier.gather(self.given(send), self.given(receive), root)
-        return self.carried(call, [send], [receive] if receive else [])
+        call = self._carrier.gather(self.mpi_side(send), self.mpi_side(receive), root)
+        return self.with_copies(call, [send], [receive] if receive else [])
 
     def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
         """MPI_Scatter."""
-        call = self._carrier.scatter(self.given(send), self.given(receive), root)
-        return self.carried(call, [send] if send else [], [receive])
+        call = self._carrier.scatter(self.mpi_side(send), self.mpi_side(receive), root)
+        return self.with_copies(call, [send] if send else [], [receive])
 
     def barrier(self) -> Call:
         """MPI_Barrier."""
-        return self.carried(self._carrier.barrier(), [], [])
+        return self.with_copies(self._carrier.barrier(), [], [])
 
     def send(self, buffer: DeviceBuffer, peer: int) -> Call:
         """MPI_Send."""
-        return self.carried(self._carrier.send(self.given(buffer), peer), [buffer], [])
+        return self.with_copies(self._carrier.send(self.mpi_side(buffer), peer), [buffer], [])
 
     def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
         """MPI_Recv."""
-        return self.carried(self._carrier.receive(self.given(buffer), peer), [], [buffer])
+        return self.with_copies(self._carrier.receive(self.mpi_side(buffer), peer), [], [buffer])
 
     def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
         """MPI_Sendrecv."""
-        call = self._carrier.send_receive(self.given(send), target, self.given(receive), source)
-        return self.carried(call, [send], [receive])
+        call = self._carrier.send_receive(self.mpi_side(send), target, self.mpi_side(receive), source)
+        return self.with_copies(call, [send], [receive])
 
     def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
-        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall; each message counts."""
-        there, back = ([(self.given(buffer), peer) for buffer, peer in side] for side in (sends, receives))
+        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall; every message is copied."""
+        there, back = ([(self.mpi_side(buffer), peer) for buffer, peer in side] for side in (sends, receives))
         call = self._carrier.exchange_window(there, back, window)
-        return self.carried(call, [b for b, _ in sends] * window, [b for b, _ in receives] * window)
+        return self.with_copies(call, [b for b, _ in sends] * window, [b for b, _ in receives] * window)
 
 
 class CudaMpiCommunicator(DeviceMpiCommunicator):
-    """MPI that is given addresses in GPU memory: one that does not take them would read them as the host's, and die.
+    """CUDA-aware MPI, which gets addresses in GPU memory; another MPI would crash on them.
 
     Raises:
-        InputError: the library does not say that it takes them.
+        InputError: the library does not state that it accepts them.
     """
 
     backend = "mpi-cuda"
@@ -189,33 +195,33 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
         self,
         control: Control,
         carrier: Any,  # noqa: ANN401 - see the class
-        whole: DeviceMpiCommunicator | None = None,
+        parent: DeviceMpiCommunicator | None = None,
     ) -> None:
         if not carrier.takes_gpu_memory:
             raise InputError(
                 f"Backend mpi-cuda hands GPU memory to MPI, and {carrier.library()} does not say that it takes it "
                 "(MPIX_Query_cuda_support); use an MPI that is built for CUDA, or --backend mpi-staged."
             )
-        super().__init__(control, carrier, whole)
+        super().__init__(control, carrier, parent)
 
-    def given(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
-        """The buffer itself."""
+    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
+        """Return the buffer itself."""
         return buffer
 
-    def carried(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:  # noqa: ARG002 - MPI sees to them
-        """The call itself."""
+    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:  # noqa: ARG002 - MPI copies
+        """Return the call itself."""
         return call
 
 
 @dataclass(frozen=True)
 class StagedBuffer(DeviceBuffer):
-    """Device memory and as much page-locked host memory, through which MPI sees it."""
+    """Device memory and page-locked host memory of the same size, which MPI gets."""
 
     host: HostBuffer
 
 
 class StagedMpiCommunicator(DeviceMpiCommunicator):
-    """MPI on host memory, with a copy from the GPU before and one to it after each operation, both of which count."""
+    """MPI on host memory; the copies from the GPU before and to it after each operation are part of its time."""
 
     backend = "mpi-staged"
     loops = ("python",)
@@ -235,16 +241,16 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         )
 
     def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
-        """See `Communicator.poison`: what lies in host memory from before is no answer either."""
+        """See `Communicator.poison`; earlier results in host memory are overwritten, too."""
         super().poison(buffer)
         buffer.host.memory.view(np.uint8)[:] = STALE
 
-    def given(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
-        """Its host memory."""
+    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
+        """Return its host memory."""
         return None if buffer is None else buffer.host
 
-    def carried(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """Copies from the GPU, the call, copies to it."""
+    def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
+        """Return a call that copies from the GPU, runs the operation, and copies to the GPU."""
         before = [self._copy(buffer, to_host=True) for buffer in out if buffer.count]
         after = [self._copy(buffer, to_host=False) for buffer in into if buffer.count]
         operation, wait = call.run, self._stream.synchronize

@@ -13,7 +13,7 @@ import cupy
 from cupy.cuda import nccl
 
 from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
-from commbench.backends.nccl_library import LOG, NcclHeard, variables_set, version_text
+from commbench.backends.nccl_library import LOG, NcclBase, variables_set, version_text
 from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
@@ -37,11 +37,11 @@ _REDOPS = {
     "prod": nccl.NCCL_PROD,
     "avg": nccl.NCCL_AVG,
 }
-_FREE = Choice()
-#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): what NCCL calls two ranks on one GPU.
+_ANY_ALGORITHM = Choice()
+#: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
 _REFUSALS = (4, 5)
-#: Answers of NCCL (nccl.h) that cupy 13 has no name for: it looks for one, and fails.
-_UNNAMED = {6: "ncclRemoteError", 7: "ncclInProgress"}
+#: Errors of NCCL (nccl.h) without a name in cupy 13, which raises KeyError for them.
+_UNNAMED_ERRORS = {6: "ncclRemoteError", 7: "ncclInProgress"}
 #: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
 _SPIN = """
 extern "C" __global__ void spin(long long cycles) {
@@ -54,10 +54,10 @@ extern "C" __global__ void spin(long long cycles) {
 _FIRST_WITH_GRAPHS = 20900
 
 
-class NcclCommunicator(NcclHeard, CupyMemory):
-    """An NCCL communicator of its own on the GPU of this rank.
+class NcclCommunicator(NcclBase, CupyMemory):
+    """An NCCL communicator on the GPU of this rank.
 
-    Those of groups, and those that carry operations in another way, work on the device and the stream of the ``whole``.
+    A communicator of a group or with another algorithm uses the device and the stream of its ``parent``.
     """
 
     backend = "nccl"
@@ -66,29 +66,29 @@ class NcclCommunicator(NcclHeard, CupyMemory):
     def __init__(
         self,
         control: Control,
-        whole: NcclCommunicator | None = None,
+        parent: NcclCommunicator | None = None,
         *,
         members: Group = (),
         identity: object = None,
-        choice: Choice = _FREE,
+        choice: Choice = _ANY_ALGORITHM,
     ) -> None:
         self._control = control
         self._members = members or tuple(range(control.size))
         self._choice = choice
         self.rank, self.size = self._members.index(control.rank), len(self._members)
-        if whole is None:
-            self.take_gpu(control)
+        if parent is None:
+            self.use_assigned_gpu(control)
         else:
-            self._stream = whole._stream  # noqa: SLF001 - of the same class
+            self._stream = parent._stream  # noqa: SLF001 - of the same class
         if not members:
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
         self._comm = self._join(identity)
-        self._alone: Any = None
-        self._chosen: dict[str, NcclCommunicator] = {}
-        self._heard: dict[str, str] = {}
+        self._self_comm: Any = None
+        self._by_algorithm: dict[str, NcclCommunicator] = {}
+        self._algorithms: dict[str, str] = {}
         self._failed = False
         self._token = self.allocate(DTYPES["int8"], 1)
-        self.know_gpu()
+        self.read_gpu_properties()
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> NcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -96,13 +96,13 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         return cls(control)
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
-        """A communicator of NCCL.
+        """Return a new communicator of NCCL.
 
         Raises:
-            InputError: NCCL finds two ranks on one GPU of what it takes for one host.
+            InputError: NCCL finds two ranks on one GPU of one host, as NCCL identifies hosts.
         """
         try:
-            with variables_set(self._choice.variables), _named():
+            with variables_set(self._choice.variables), _named_errors():
                 return nccl.NcclCommunicator(self.size, identity, self.rank)
         except nccl.NcclError as error:
             pair = LOG.duplicates()
@@ -116,47 +116,47 @@ class NcclCommunicator(NcclHeard, CupyMemory):
             ) from error
 
     def library(self) -> str:
-        """The version that is loaded, e.g. ``NCCL 2.28.9``."""
+        """Return the loaded version, e.g. ``NCCL 2.28.9``."""
         return f"NCCL {version_text(nccl.get_version())}"
 
     def using(self, algorithm: str) -> NcclCommunicator:
-        """By a communicator of its own, for NCCL reads what it is asked for when one is made."""
+        """Return a communicator with that algorithm; NCCL reads the request when a communicator is made."""
         if algorithm == AUTO:
             return self
         choice = Choice.parse(algorithm)
         if choice.channels:
             raise UnsupportedError(
                 "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set "
-                "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a whole run"
+                "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
             )
-        chosen = self._chosen.get(algorithm)
+        chosen = self._by_algorithm.get(algorithm)
         if chosen is None or chosen.has_failed():
             if chosen is not None:
                 chosen.abort()
             try:
-                chosen = self._chosen[algorithm] = NcclCommunicator(self._control, self, choice=choice)
+                chosen = self._by_algorithm[algorithm] = NcclCommunicator(self._control, self, choice=choice)
             except RuntimeError as error:
                 raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
         return chosen
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:
-        """See `NcclHeard.watched`."""
-        with super().watched(replayed=replayed), _named():
+        """See `NcclBase.watched`."""
+        with super().watched(replayed=replayed), _named_errors():
             yield
 
     def null_calls(self) -> list[Call]:
-        """NcclAllReduce of 8 bytes in a communicator of one rank: out of place, for in place NCCL would do nothing."""
-        if self._alone is None:
-            self._alone = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+        """Return ncclAllReduce of 8 bytes on one rank, out of place, as in place NCCL does nothing."""
+        if self._self_comm is None:
+            self._self_comm = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
         send, receive = (self.allocate(DTYPES["float64"], 1) for _ in range(2))
         ends = (send.address, receive.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
-        return [Call(run=partial(self._alone.allReduce, *ends), keep=(send, receive))]
+        return [Call(run=partial(self._self_comm.allReduce, *ends), keep=(send, receive))]
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
-        """By a new communicator each: the first rank of a group tells the others its identity.
+        """Make a communicator for each group; the first rank of a group shares the identity.
 
-        All queue on the stream of the whole, on which the timed loop's events are, and so keep their order, too.
+        All use the parent's stream, on which the timed loop records its events, so their order is kept.
         """
         own = next((group for group in groups if self._control.rank in group), None)
         leads = own is not None and own[0] == self._control.rank
@@ -166,24 +166,24 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         return NcclCommunicator(self._control, self, members=own, identity=identities[own[0]], choice=self._choice)
 
     def abort(self) -> None:
-        """See `NcclHeard.abort`."""
+        """See `NcclBase.abort`."""
         super().abort()
         self._comm.abort()
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
-        for chosen in self._chosen.values():
+        for chosen in self._by_algorithm.values():
             (chosen.abort if chosen.has_failed() else chosen.close)()
         super().close()
         self.complete()
-        gc.collect()  # since 2.26 NCCL waits, maybe for ever, until the graphs that hold its operations are gone
-        for communicator in (self._comm, self._alone):
+        gc.collect()  # since 2.26 NCCL waits for the graphs that hold its operations, maybe for ever
+        for communicator in (self._comm, self._self_comm):
             if communicator is not None:
                 communicator.destroy()
         LOG.remove()
 
     def empty(self) -> DeviceBuffer:
-        """One byte: what NCCL makes of no elements is not documented."""
+        """Return a buffer of one byte: NCCL does not document calls without elements."""
         return self.allocate(DTYPES["int8"], 1)
 
     # Graphs
@@ -195,18 +195,18 @@ class NcclCommunicator(NcclHeard, CupyMemory):
             raise UnsupportedError(f"NCCL {version_text(version)} cannot be captured in CUDA graphs, 2.9 or newer can")
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """A CUDA graph, launched on the stream that it was captured from."""
+        """Return the launch of a CUDA graph, on the stream that it was captured from."""
         self._stream.begin_capture()
         try:
             for call in calls:
                 call.run()
-        finally:  # a stream that went on capturing would carry out nothing any more
+        finally:  # a stream that still captures would run nothing
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         self.complete()
         return Call(run=partial(graph.launch, self._stream), keep=tuple(calls))
 
-    # The device, as its timed loop sees it
+    # The device clock of the timed loop
 
     def spin(self, cycles: int) -> None:
         """See `DeviceClock.spin`."""
@@ -260,8 +260,8 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         """A block to and from every rank, in one group."""
         if send.shares_memory(receive):
             raise UnsupportedError("NCCL has no in-place all_to_all")
-        everybody = range(self.size)
-        return self._exchange(self._blocks(send, everybody), self._blocks(receive, everybody))
+        all_ranks = range(self.size)
+        return self._exchange(self._blocks(send, all_ranks), self._blocks(receive, all_ranks))
 
     def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
         """NcclBroadcast in place."""
@@ -269,25 +269,25 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         return self._call(self._comm.broadcast, *ends, keep=(buffer,))
 
     def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
-        """ncclReduce; what is no root has nothing to receive, and NCCL does not look at it."""
+        """NcclReduce; without a receive buffer, as on other ranks than the root, NCCL gets the send buffer instead."""
         target = receive if receive is not None else send
         ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
         return self._call(self._comm.reduce, *ends, keep=(send, target))
 
     def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """Each rank's block to the root, in one group; in place the root's own stays where it is."""
-        here = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
-        sources = [rank for rank in range(self.size) if here or rank != root]
-        return self._exchange(here, self._blocks(receive, sources) if receive is not None else [])
+        """Each rank's block to the root, in one group; in place, the root's own block stays."""
+        own_block = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
+        sources = [rank for rank in range(self.size) if own_block or rank != root]
+        return self._exchange(own_block, self._blocks(receive, sources) if receive is not None else [])
 
     def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """A block from the root to each rank, in one group; in place the root's own stays where it is."""
-        here = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
-        targets = [rank for rank in range(self.size) if here or rank != root]
-        return self._exchange(self._blocks(send, targets) if send is not None else [], here)
+        """A block from the root to each rank, in one group; in place, the root's own block stays."""
+        own_block = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
+        targets = [rank for rank in range(self.size) if own_block or rank != root]
+        return self._exchange(self._blocks(send, targets) if send is not None else [], own_block)
 
     def barrier(self) -> Call:
-        """An all-reduce of one byte: it ends on no rank before it has begun on all."""
+        """Return an all-reduce of one byte: it ends on no rank before it has begun on all ranks."""
         return Call(run=self._reduce_token)
 
     # Point to point
@@ -305,21 +305,21 @@ class NcclCommunicator(NcclHeard, CupyMemory):
         return self._exchange([(send, target)], [(receive, source)])
 
     def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
-        """``window`` times to and from each of the peers, in one group."""
+        """Send and receive ``window`` times with each peer, in one group."""
         return self._exchange([*sends] * window, [*receives] * window)
 
-    # How calls are made
+    # Helpers
 
     def _reduce_token(self) -> None:
         ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
         self._comm.allReduce(*ends, self._stream.ptr)
 
     def _call(self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]) -> Call:
-        """One function of NCCL; the stream is always its last argument."""
+        """Return the call of one function of NCCL; the stream is its last argument."""
         return Call(run=partial(function, *arguments, self._stream.ptr), keep=tuple(keep))
 
     def _exchange(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer]) -> Call:
-        """All messages at once, in one group."""
+        """Return a call that exchanges all messages in one group."""
         calls = [self.send(buffer, peer) for buffer, peer in sends]
         calls += [self.receive(buffer, peer) for buffer, peer in receives]
         steps = [call.run for call in calls]
@@ -329,13 +329,13 @@ class NcclCommunicator(NcclHeard, CupyMemory):
             try:
                 for step in steps:
                     step()
-            finally:  # a thread that stayed in the group would only queue what it is asked for later
+            finally:  # a thread that stays in the group would only queue later calls
                 nccl.groupEnd()
 
         return Call(run=run, keep=tuple(calls))
 
     def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
-        """The part of a buffer that belongs to each rank, with the rank."""
+        """Return the part of a buffer that belongs to each rank, with the rank."""
         block = buffer.count // self.size
         return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
 
@@ -345,12 +345,12 @@ def _code(buffer: DeviceBuffer) -> int:
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Inside, every answer of NCCL but success is a RuntimeError, as cupy means it."""
+def _named_errors() -> Iterator[None]:
+    """Turn every error of NCCL inside into a RuntimeError, also an error that cupy cannot name."""
     try:
         yield
     except KeyError as error:
-        name = _UNNAMED.get(error.args[0])
+        name = _UNNAMED_ERRORS.get(error.args[0])
         if name is None:
             raise
         raise RuntimeError(f"NCCL answers {name}") from error
@@ -358,5 +358,5 @@ def _named() -> Iterator[None]:
 
 @cache
 def _spin_kernel() -> Any:  # noqa: ANN401 - cupy's
-    """Compiled when it is first used, on each device."""
+    """Return the kernel, which is compiled at its first use on each device."""
     return cupy.RawKernel(_SPIN, "spin")

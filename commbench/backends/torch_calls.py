@@ -1,4 +1,4 @@
-"""The operations as calls of torch.distributed, on whatever tensors a process group of torch takes."""
+"""The operations as calls of torch.distributed, for Gloo and for NCCL through torch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from commbench.errors import InputError, UnsupportedError
 
 
 class TorchMemory(Protocol):
-    """What the calls ask of a buffer beside its tensor."""
+    """The part of a buffer that the calls use beside its tensor."""
 
     def shares_memory(self, other: Any, /) -> bool:  # noqa: ANN401 - of the same kind
-        """Whether the two overlap: the operation is in place."""
+        """Whether both buffers overlap: the operation is in place."""
 
 
 BufferT = TypeVar("BufferT", bound=TorchMemory)
 Tensors = Sequence[tuple[torch.Tensor, int]]
-"""Tensors, each with the rank of the launch that it goes to or comes from."""
+"""Tensors, each with the rank of the launch that it is sent to or received from."""
 
 _REDOPS = {
     "sum": dist.ReduceOp.SUM,
@@ -41,24 +41,24 @@ _REDOPS = {
 }
 
 
-def _newest(*names: str) -> Callable[..., Any]:
-    """The first of several spellings that this torch has: 2.13 renamed ``*_tensor`` to ``*_single``."""
+def _first_available(*names: str) -> Callable[..., Any]:
+    """Return the function of the first name that this torch has: 2.13 renamed ``*_tensor`` to ``*_single``."""
     function: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
     return function
 
 
-all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
-_reduce_scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_single = _first_available("all_gather_single", "all_gather_into_tensor")
+_reduce_scatter = _first_available("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 class TorchCommunicator(Communicator, Generic[BufferT]):
-    """A process group that carries nothing but what is measured.
+    """A process group for measured messages only.
 
-    torch counts roots and peers by their rank in the launch, in whatever group: ``_members`` translates.
+    torch counts roots and peers by their rank in the launch, in every group: ``_members`` translates.
 
-    Every operation is begun with ``async_op`` and waited for, as by DDP: over NCCL the GPU carries it on a stream of
-    the group, and the current stream waits, not the host. Else, from torch 2.8 on, collectives would be on the current
-    stream and sends not.
+    Every operation is started with ``async_op`` and awaited, as by DDP. Over NCCL it then runs on a stream of the
+    group, and the current stream waits, not the host. Without ``async_op``, torch from 2.8 on would run collectives on
+    the current stream, but not sends.
     """
 
     _group: dist.ProcessGroup
@@ -66,10 +66,10 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
     @abstractmethod
     def tensor_of(self, buffer: BufferT) -> torch.Tensor:
-        """The memory of a buffer as a tensor, shape (count,)."""
+        """Return the memory of a buffer as a tensor, shape (count,)."""
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
-        """Start to receive and to send; what is returned can be waited for."""
+        """Start to receive and to send; return the handles to wait for."""
         works = [dist.irecv(tensor, other, self._group) for tensor, other in receives]
         return [*works, *(dist.isend(tensor, other, self._group) for tensor, other in sends)]
 
@@ -79,48 +79,48 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
         """dist.all_reduce, which is in place."""
         _check_in_place(send, receive)
         tensor, op = self.tensor_of(receive), _REDOPS[redop]
-        return _waited_for(dist.all_reduce, tensor, op, self._group)
+        return _started_and_awaited(dist.all_reduce, tensor, op, self._group)
 
     def all_gather(self, send: BufferT, receive: BufferT) -> Call:
         """dist.all_gather_into_tensor."""
         out, own = self.tensor_of(receive), self.tensor_of(send)
-        return _waited_for(all_gather_single, out, own, group=self._group)
+        return _started_and_awaited(all_gather_single, out, own, group=self._group)
 
     def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> Call:
         """dist.reduce_scatter_tensor."""
         out, own, op = self.tensor_of(receive), self.tensor_of(send), _REDOPS[redop]
-        return _waited_for(_reduce_scatter, out, own, op, group=self._group)
+        return _started_and_awaited(_reduce_scatter, out, own, op, group=self._group)
 
     def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
         """dist.all_to_all_single."""
         if send.shares_memory(receive):
             raise UnsupportedError("torch.distributed has no in-place all_to_all")
         out, own = self.tensor_of(receive), self.tensor_of(send)
-        return _waited_for(dist.all_to_all_single, out, own, group=self._group)
+        return _started_and_awaited(dist.all_to_all_single, out, own, group=self._group)
 
     def broadcast(self, buffer: BufferT, root: int) -> Call:
         """dist.broadcast."""
         tensor, source = self.tensor_of(buffer), self._members[root]
-        return _waited_for(dist.broadcast, tensor, source, self._group)
+        return _started_and_awaited(dist.broadcast, tensor, source, self._group)
 
     def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> Call:
         """dist.reduce, which is in place at the root."""
         if receive is not None:
             _check_in_place(send, receive)
         tensor, op, target = self.tensor_of(send), _REDOPS[redop], self._members[root]
-        return _waited_for(dist.reduce, tensor, target, op, self._group)
+        return _started_and_awaited(dist.reduce, tensor, target, op, self._group)
 
     def gather(self, send: BufferT, receive: BufferT | None, root: int) -> Call:
         """dist.gather into views of one buffer."""
         own, target = self.tensor_of(send), self._members[root]
         blocks = None if receive is None else list(self.tensor_of(receive).chunk(self.size))
-        return _waited_for(dist.gather, own, blocks, target, self._group)
+        return _started_and_awaited(dist.gather, own, blocks, target, self._group)
 
     def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> Call:
         """dist.scatter from views of one buffer."""
         own, source = self.tensor_of(receive), self._members[root]
         blocks = None if send is None else list(self.tensor_of(send).chunk(self.size))
-        return _waited_for(dist.scatter, own, blocks, source, self._group)
+        return _started_and_awaited(dist.scatter, own, blocks, source, self._group)
 
     # Point to point
 
@@ -161,29 +161,31 @@ def start_all_gather(out: torch.Tensor, own: torch.Tensor, group: dist.ProcessGr
 
 
 def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
-    """The same host memory as a tensor; bfloat16, which numpy lacks, is kept as uint16 there."""
+    """Return host memory as a tensor that shares it; numpy, which lacks bfloat16, holds that as uint16."""
     if dtype.name == "bfloat16":
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
 
 
-def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> list[str]:  # noqa: ANN401 - or what stands for it
-    """What tells the GPUs apart that torch finds on this host, in its order: at least one.
+def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> list[str]:  # noqa: ANN401 - or a stand-in
+    """Return identifiers of the GPUs that torch finds on this host, in its order: at least one.
 
-    That is where they are plugged in; before torch 2.8, which tells that, their UUIDs, and before 2.4 their numbers.
+    They are PCI addresses; UUIDs before torch 2.8, which lacks the addresses; numbers before torch 2.4.
 
     Args:
-        backend: what needs them.
-        cuda: ``torch.cuda``, or what stands for it.
-        instead: what else a person can do, for the sentence.
+        backend: the backend that needs them, for the message.
+        cuda: ``torch.cuda``, or a stand-in.
+        instead: an alternative for the person, for the message.
 
     Raises:
-        InputError: none, or it cannot use NCCL.
+        InputError: torch finds no GPU, or was built without NCCL.
     """
     host, other = socket.gethostname(), f", or {instead}" if instead else ""
     if not cuda.is_available():
         if torch.backends.cuda.is_built():
-            why = f"torch {torch.__version__} finds none on {host}{_why_none(cuda)}: start commbench where there is one"
+            why = (
+                f"torch {torch.__version__} finds none on {host}{_cuda_error(cuda)}: start commbench where there is one"
+            )
         else:
             why = f"torch {torch.__version__} on {host} is built without CUDA: install one that is built with it"
         raise InputError(f"Backend {backend} needs a GPU, and {why}{other}.")
@@ -192,12 +194,12 @@ def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> lis
             f"Backend {backend} needs NCCL, and torch {torch.__version__} on {host} is built without it: install one "
             f"that is built with it{other}."
         )
-    found = [cuda.get_device_properties(number) for number in range(cuda.device_count())]
-    return [pci_address(each) or str(getattr(each, "uuid", number)) for number, each in enumerate(found)]
+    gpus = [cuda.get_device_properties(number) for number in range(cuda.device_count())]
+    return [pci_address(gpu) or str(getattr(gpu, "uuid", number)) for number, gpu in enumerate(gpus)]
 
 
-def _why_none(cuda: Any) -> str:  # noqa: ANN401 - as above
-    """What CUDA says when torch starts it, in brackets: of a driver that is too old torch has only warned so far."""
+def _cuda_error(cuda: Any) -> str:  # noqa: ANN401 - as above
+    """Return CUDA's error when torch starts it, in brackets; of a driver that is too old, torch only warned before."""
     try:
         cuda.init()
     except RuntimeError as error:
@@ -207,7 +209,7 @@ def _why_none(cuda: Any) -> str:  # noqa: ANN401 - as above
 
 
 def pci_address(properties: Any) -> str:  # noqa: ANN401 - torch's
-    """Where a GPU is plugged in, ``0000:17:00.0``; empty where torch does not tell, as before 2.8."""
+    """Return the PCI address of a GPU, ``0000:17:00.0``; empty before torch 2.8, which lacks it."""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None in numbers:
         return ""
@@ -216,7 +218,7 @@ def pci_address(properties: Any) -> str:  # noqa: ANN401 - torch's
 
 
 def torch_version() -> str:
-    """E.g. ``2.13.0``, without what it was built for."""
+    """Return e.g. ``2.13.0``, without the suffix of the build."""
     return str(torch.__version__).partition("+")[0]
 
 
@@ -225,13 +227,13 @@ def _check_in_place(send: TorchMemory, receive: TorchMemory) -> None:
         raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
 
 
-def _waited_for(start: Callable[..., Any], *arguments: object, **named: object) -> Call:
-    """A collective that is begun and waited for."""
-    begin = partial(start, *arguments, async_op=True, **named)
-    return Call(run=lambda: begin().wait())
+def _started_and_awaited(start: Callable[..., Any], *arguments: object, **named: object) -> Call:
+    """Return the call that starts a collective and waits for it."""
+    start_async = partial(start, *arguments, async_op=True, **named)
+    return Call(run=lambda: start_async().wait())
 
 
 def _start_and_wait(start: Callable[[], Any]) -> list[Call]:
-    """The two calls of a non-blocking collective."""
+    """Return the two calls of a non-blocking collective: start and wait."""
     pending: list[Any] = []
     return [Call(run=lambda: pending.append(start())), Call(run=lambda: pending.pop().wait())]

@@ -1,4 +1,4 @@
-"""Starting torch.distributed with Gloo, and the control plane over it where MPI does not see the ranks."""
+"""The start of torch.distributed with Gloo, and the control plane over it if MPI does not see the ranks."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-#: Our own watchdog ends hung launches; this only keeps a lost rank from waiting for ever.
+#: Our own watchdog ends hung launches; this only limits the wait of a lost rank.
 TIMEOUT = timedelta(minutes=10)
-#: Which network interfaces Gloo uses.
+#: The variable with the network interfaces that Gloo uses.
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
-#: An address for documentation (RFC 5737), which nobody has.
-_FAR_AWAY = ("192.0.2.1", 9)
-#: The control planes of those that use the default group, each as often as it has been joined.
-_joined: list[Control] = []
+#: An address for documentation (RFC 5737), which no host has.
+_UNREACHABLE_ADDRESS = ("192.0.2.1", 9)
+#: The control plane of each communicator that uses the default group.
+_world_members: list[Control] = []
 
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """Let threads started inside use every core of the process's control group, whatever the launcher pinned us to.
+    """Let threads started inside use every core of the process's control group, whatever core the launcher chose.
 
-    Gloo moves data in threads of its own, which would otherwise share the one core of the thread that waits for them.
+    Gloo moves data in its own threads, which would otherwise share one core with the thread that waits for them.
     """
     pinned = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    except OSError:  # not allowed here: stay where we are
+    except OSError:  # not allowed: keep the mask
         yield
         return
     try:
@@ -55,9 +55,9 @@ def join_world(control: Control) -> None:
     """Create torch's default process group over Gloo among the ranks of ``control``, all ranks together.
 
     Raises:
-        InputError: other hosts cannot reach this one.
+        InputError: other hosts cannot reach this host.
     """
-    _joined.append(control)
+    _world_members.append(control)
     if dist.is_initialized():
         return
     torch.set_num_threads(1)
@@ -73,44 +73,44 @@ def join_world(control: Control) -> None:
 
 
 def leave_world(control: Control) -> None:
-    """Destroy the default group once all that joined it have left, unless it is the control plane's own."""
-    _joined.remove(control)
-    if not _joined and not isinstance(control, TorchControl):
+    """Destroy the default group when its last user leaves, unless it is the control plane's own."""
+    _world_members.remove(control)
+    if not _world_members and not isinstance(control, TorchControl):
         dist.destroy_process_group()
 
 
 def choose_interface(*, one_host: bool) -> None:
-    """Tell Gloo, unless somebody has, to stay within the host where all ranks share one, and to leave it elsewhere.
+    """Choose Gloo's interface unless it is set: the loopback if all ranks share a host, else one that leaves the host.
 
-    By itself Gloo listens where the host's own name leads, which under Debian's /etc/hosts is 127.0.1.1.
+    Gloo's own choice is the address that the host's name resolves to, which is 127.0.1.1 in Debian's /etc/hosts.
 
     Raises:
-        InputError: the name leads nowhere else, and neither does a default route.
+        InputError: the name resolves to the loopback, and there is no default route.
     """
     if os.environ.get(INTERFACE):
         return
     if one_host:
         os.environ[INTERFACE] = _LOOPBACK
-    elif _is_loopback(_resolved()):
-        routed = _routed()
-        names = [name for name in psutil.net_if_addrs() if routed and routed in _addresses(name)]
+    elif _is_loopback(_hostname_address()):
+        address = _default_route_address()
+        names = [name for name in psutil.net_if_addrs() if address and address in _addresses(name)]
         if not names:
             raise InputError(
-                f"The name of host {socket.gethostname()} leads to {_resolved()}, where other hosts cannot reach it, "
-                "and there is no default route; name the network interface by --interface."
+                f"The name of host {socket.gethostname()} leads to {_hostname_address()}, where other hosts cannot "
+                "reach it, and there is no default route; name the network interface by --interface."
             )
         os.environ[INTERFACE] = names[0]
 
 
 def _own_address() -> str:
-    """An address by which other ranks reach this host: that of Gloo's interface, else where the host's name leads.
+    """Return an address by which other ranks reach this host: of Gloo's interface, else of the host's name.
 
     Raises:
         InputError: the interface has no address.
     """
     name = os.environ.get(INTERFACE, "").split(",")[0]
     if not name:
-        return _resolved()
+        return _hostname_address()
     addresses = _addresses(name)
     if not addresses:
         raise InputError(
@@ -121,12 +121,12 @@ def _own_address() -> str:
 
 
 def _addresses(interface: str) -> list[str]:
-    """The IPv4 addresses of an interface."""
+    """Return the IPv4 addresses of an interface."""
     return [each.address for each in psutil.net_if_addrs().get(interface, []) if each.family == socket.AF_INET]
 
 
-def _resolved() -> str:
-    """Where the host's own name leads; to the loopback if nowhere."""
+def _hostname_address() -> str:
+    """Return the address that the host's own name resolves to; the loopback if it does not resolve."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -137,19 +137,19 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
 
-def _routed() -> str:
-    """The address that packets leave this host from by the default route; none is sent. Empty without such a route."""
+def _default_route_address() -> str:
+    """Return the source address of the default route, without sending a packet; empty without such a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_FAR_AWAY)
+            probe.connect(_UNREACHABLE_ADDRESS)
         except OSError:
             return ""
         address: str = probe.getsockname()[0]
         return address
 
 
-def _meet() -> None:
-    """Create the default process group as the environment says."""
+def _rendezvous() -> None:
+    """Create the default process group at MASTER_ADDR and MASTER_PORT."""
     try:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     except dist.DistNetworkError as error:
@@ -162,38 +162,38 @@ def _meet() -> None:
 
 
 class TorchControl:
-    """Ranks agree over the default process group; they meet where MASTER_ADDR and MASTER_PORT say.
+    """Ranks agree over the default process group; their rendezvous is at MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        InputError: the port is in use, or other hosts cannot reach this one.
+        InputError: the port is in use, or other hosts cannot reach this host.
     """
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
         choose_interface(one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"))
         with unpinned():
-            _meet()
+            _rendezvous()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._instant = torch.zeros(1, dtype=torch.int64)
-        self._letter = torch.zeros(1, dtype=torch.int64)
+        self._int_buffer = torch.zeros(1, dtype=torch.int64)
         self._token = torch.zeros(1, dtype=torch.int8)
         self._inbox = torch.zeros(1, dtype=torch.int8)
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0."""
+        """Return every rank's value on rank 0."""
         values: list[T] | None = [value] * self.size if self.rank == 0 else None
         dist.gather_object(value, values)
         return values
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         box = [value]
         dist.broadcast_object_list(box)
         return box[0]
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - Gloo blocks anyway
-        """Rank 0's integer."""
+        """Return rank 0's integer."""
         self._instant[0] = value
         dist.broadcast(self._instant, 0)
         return int(self._instant[0])
@@ -203,7 +203,7 @@ class TorchControl:
         dist.barrier()
 
     def exchange(self, target: int, source: int) -> None:
-        """Exchange one byte, the least that torch sends."""
+        """Exchange one byte, the shortest message of torch."""
         sent = dist.isend(self._token, target)
         dist.recv(self._inbox, source)
         if sent is not None:
@@ -211,16 +211,16 @@ class TorchControl:
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""
-        self._letter[0] = value
-        dist.send(self._letter, target)
+        self._int_buffer[0] = value
+        dist.send(self._int_buffer, target)
 
     def receive_int(self, source: int) -> int:
         """Receive an integer."""
-        dist.recv(self._letter, source)
-        return int(self._letter[0])
+        dist.recv(self._int_buffer, source)
+        return int(self._int_buffer[0])
 
     def abort(self, code: int) -> None:
-        """Leave at once; torchrun then ends the other ranks."""
+        """Exit at once; torchrun then ends the other ranks."""
         os._exit(code)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.gpu_assignment import assign_gpu, room_for
-from commbench.backends.nccl_library import LOG, NcclHeard, loaded_version, variables_set
+from commbench.backends.nccl_library import LOG, NcclBase, loaded_version, variables_set
 from commbench.backends.torch_calls import (
     Tensors,
     TorchCommunicator,
@@ -32,7 +32,7 @@ from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call
 from commbench.errors import UnsupportedError
 
-_FREE = Choice()
+_ANY_ALGORITHM = Choice()
 
 
 @dataclass(frozen=True)
@@ -49,61 +49,60 @@ class TensorBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def address(self) -> int:
-        """Where the first element is."""
+        """Address of the first element."""
         return int(self.tensor.data_ptr())
 
     def shares_memory(self, other: TensorBuffer) -> bool:
-        """Whether the two overlap: the operation is in place."""
-        ends = [each.address + each.nbytes for each in (self, other)]
-        return self.address < ends[1] and other.address < ends[0]
+        """Whether both buffers overlap: the operation is in place."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
-class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
+class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     """A process group of NCCL on the GPU of this rank.
 
-    Its operations run on a stream of the group, as DDP's do, which the current stream waits for: what is recorded on
-    this after a call takes place when the operation has ended.
+    Its operations run on a stream of the group, as DDP's do. The current stream waits for them: an event recorded there
+    after a call occurs when the operation has ended.
     """
 
     backend = "torch-nccl"
     idle_alone = True
     carrier = "nccl"
-    """The backend of the process groups."""
+    """The name of torch's backend for the process groups."""
 
     def __init__(
         self,
         control: Control,
-        whole: TorchNcclCommunicator | None = None,
+        parent: TorchNcclCommunicator | None = None,
         *,
         members: Group = (),
         group: dist.ProcessGroup | None = None,
-        choice: Choice = _FREE,
+        choice: Choice = _ANY_ALGORITHM,
     ) -> None:
         self._control = control
         self._members = members or tuple(range(control.size))
         self._choice = choice
         self.rank, self.size = self._members.index(control.rank), len(self._members)
-        self._chosen: dict[str, TorchNcclCommunicator] = {}
-        self._heard: dict[str, str] = {}
+        self._by_algorithm: dict[str, TorchNcclCommunicator] = {}
+        self._algorithms: dict[str, str] = {}
         self._failed = False
         self._pool: Any = None
-        self._is_whole = whole is None
-        if whole is None:
+        self._is_whole = parent is None
+        if parent is None:
             join_world(control)
             self._torch_device = self.take_device()
         else:
-            self._torch_device = whole._torch_device  # noqa: SLF001 - of the same class
+            self._torch_device = parent._torch_device  # noqa: SLF001 - of the same class
         self.device, self.gpu, self._cache_bytes = self.describe_device()
         self._token = torch.zeros(1, dtype=torch.int8, device=self._torch_device)
         with variables_set(choice.variables):
             self._group = group or self._new_group(list(self._members))
             self._connect()
-        self._alone: dist.ProcessGroup | None = None
+        self._self_group: dist.ProcessGroup | None = None
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -111,9 +110,9 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         return cls(control)
 
     def _connect(self) -> None:
-        """Have torch make NCCL's communicator, which reads the variables; else the first operation would do it.
+        """Make torch create NCCL's communicator now, which reads the variables, not at the first operation.
 
-        What is asked for need not be able to carry the operation that it takes to `meet`.
+        With a requested algorithm it is created without an operation, as the algorithm may not support an all-reduce.
         """
         backend = self._backend
         if self._choice.variables and hasattr(backend, "eager_connect_single_device"):
@@ -123,25 +122,25 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     @property
     def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
-        """What carries the group's operations."""
+        """The torch backend of the group."""
         return self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
 
-    # The device; what a stand-in for a GPU replaces
+    # The device, which a stand-in for a GPU replaces
 
     def take_device(self) -> torch.device:
-        """The GPU of this rank, which torch uses from now on; all ranks together."""
+        """Select and return the GPU of this rank; all ranks together."""
         assigned = assign_gpu(self._control, find_gpus(self.backend))
         self.ranks_per_gpu = assigned.ranks_per_gpu
         torch.cuda.set_device(assigned.device)
         return torch.device("cuda", assigned.device)
 
     def describe_device(self) -> tuple[str, str, int]:
-        """What the GPU is called, its PCI address where torch tells it, and the size of its L2 in bytes."""
-        found = torch.cuda.get_device_properties(self._torch_device)
-        return str(found.name), pci_address(found), int(getattr(found, "L2_cache_size", 0))
+        """Return the GPU's name, its PCI address if torch tells it, and the size of its L2 cache in bytes."""
+        properties = torch.cuda.get_device_properties(self._torch_device)
+        return str(properties.name), pci_address(properties), int(getattr(properties, "L2_cache_size", 0))
 
     def free_bytes(self) -> int:
-        """How much of the GPU's memory nobody uses."""
+        """Return the free memory of the GPU."""
         return int(torch.cuda.mem_get_info(self._torch_device)[0])
 
     def complete(self) -> None:
@@ -176,40 +175,40 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(first.elapsed_time(last))
 
-    # What a row says
+    # The columns of a row
 
     def library(self) -> str:
-        """E.g. ``torch 2.13.0 NCCL 2.28.9``: what is loaded, not what torch was built with."""
+        """Return the loaded versions, e.g. ``torch 2.13.0 NCCL 2.28.9``."""
         return f"torch {torch_version()} {loaded_version()}"
 
     # Other communicators
 
     def using(self, algorithm: str) -> TorchNcclCommunicator:
-        """By a process group of its own; one that has failed is left behind, for it might never end."""
+        """Return a process group with that algorithm; a failed group is not closed, as that might never end."""
         if algorithm == AUTO:
             return self
-        chosen = self._chosen.get(algorithm)
+        chosen = self._by_algorithm.get(algorithm)
         if chosen is None or chosen.has_failed():
             choice = Choice.parse(algorithm)
             try:
-                chosen = self._chosen[algorithm] = type(self)(self._control, self, choice=choice)
+                chosen = self._by_algorithm[algorithm] = type(self)(self._control, self, choice=choice)
             except RuntimeError as error:
                 raise self._cannot(f"communicator for {algorithm}: {error}") from error
         return chosen
 
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
-        """By process groups that all ranks together make one after the other."""
-        found = [self._new_group(list(group)) for group in groups]
+        """Make the process groups, all ranks together, one after the other."""
+        made = [self._new_group(list(group)) for group in groups]
         own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
         if own is None:
             return None
-        return type(self)(self._control, self, members=groups[own], group=found[own], choice=self._choice)
+        return type(self)(self._control, self, members=groups[own], group=made[own], choice=self._choice)
 
     def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - or a marker that this rank is not of it
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
 
     def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
-        """How many channels NCCL may use (CTAs in its configuration's words); None: as many as it likes."""
+        """Return the options with the number of NCCL's channels (CTAs in its configuration); None without a request."""
         if not self._choice.channels:
             return None
         options = dist.ProcessGroupNCCL.Options()
@@ -217,15 +216,15 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
         return options
 
     def close(self) -> None:
-        """Destroy the groups; the default group belongs to the control plane where that is torch's."""
-        for chosen in self._chosen.values():
+        """Destroy the groups, except a default group that is the control plane's."""
+        for chosen in self._by_algorithm.values():
             if not chosen.has_failed():
                 chosen.close()
         super().close()
         self.complete()
-        gc.collect()  # graphs that hold operations of a group must be gone before it
+        gc.collect()  # graphs that hold operations of a group must be freed before the group
         self._release()
-        for group in (self._group, self._alone):
+        for group in (self._group, self._self_group):
             if group is not None:
                 dist.destroy_process_group(group)
         if self._is_whole:
@@ -233,11 +232,11 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
             leave_world(self._control)
 
     def null_calls(self) -> list[Call]:
-        """dist.all_gather_into_tensor of 8 bytes in a group of one: all_reduce is in place, where NCCL does nothing."""
-        if self._alone is None:
-            me = self._control.rank
-            self._alone = dist.new_group([me], TIMEOUT, self.carrier, use_local_synchronization=True)
-        group = self._alone
+        """Return an all-gather of 8 bytes in a group of one; all_reduce is in place, where NCCL does nothing."""
+        if self._self_group is None:
+            rank = self._control.rank
+            self._self_group = dist.new_group([rank], TIMEOUT, self.carrier, use_local_synchronization=True)
+        group = self._self_group
         own, out = (torch.zeros(1, dtype=torch.float64, device=self._torch_device) for _ in range(2))
         return [Call(run=lambda: all_gather_single(out, own, group=group, async_op=True).wait())]
 
@@ -257,7 +256,7 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
-        """See `Communicator.allocating`: a pool of memory that NCCL has allocated and knows, one at a time."""
+        """See `Communicator.allocating`: a pool of memory that NCCL allocates and registers, one pool at a time."""
         if kind not in REGISTERED:
             yield
             return
@@ -270,11 +269,11 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
             backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
         except (AttributeError, TypeError, RuntimeError) as error:
             with suppress(AttributeError, RuntimeError):
-                self._release()  # torch notes a pool before it registers what is in it
+                self._release()  # torch notes a pool before it registers its memory
             raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
 
     def _release(self) -> None:
-        """Let NCCL forget the memory of an earlier case."""
+        """Deregister the memory of an earlier case."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self._backend.deregister_mem_pool(pool)
@@ -306,39 +305,37 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
                 for offset, count, tile in content.runs
             )
 
-    def _wrong_in(self, seen: torch.Tensor, tile: Raw, content: Content) -> int:
-        expected = self._repeated(tile, content.dtype, len(seen))
+    def _wrong_in(self, result: torch.Tensor, tile: Raw, content: Content) -> int:
+        expected = self._repeated(tile, content.dtype, len(result))
         if content.tolerance:
             wanted = expected.double()
-            right = (seen.double() - wanted).abs() <= content.tolerance * wanted.abs()
+            right = (result.double() - wanted).abs() <= content.tolerance * wanted.abs()
         else:
-            right = seen == expected
-        return len(seen) - int(right.sum())
+            right = result == expected
+        return len(result) - int(right.sum())
 
     def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
-        """The first ``count`` elements of a tile repeated, on the device."""
+        """Return ``count`` elements of a repeated tile, on the device."""
         return as_tensor(tile, dtype).to(self._torch_device).repeat(-(-count // len(tile)))[:count]
 
     def empty(self) -> TensorBuffer:
-        """One byte: torch sends no empty tensors."""
+        """Return a buffer of one byte: torch sends no empty tensors."""
         return self.allocate(DTYPES["int8"], 1)
 
     def cache_bytes(self) -> int:
-        """The GPU's L2."""
+        """Return the size of the GPU's L2 cache."""
         return self._cache_bytes
 
     # Graphs
 
     def check_capture(self) -> None:
-        """NCCL as torch loads it is new enough."""
+        """Accept every version: torch loads an NCCL that is new enough."""
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """A CUDA graph; torch captures it on a stream of its own and replays it on the current one."""
+        """Return the replay of a CUDA graph; torch captures on its own stream and replays on the current stream."""
         self.complete()
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(
-            torch.cuda.current_stream()
-        )  # where torch does not return to after an error in capturing
+        here = torch.cuda.stream(torch.cuda.current_stream())  # torch does not restore it after a failed capture
         with here, torch.cuda.graph(graph):
             for call in calls:
                 call.run()
@@ -347,11 +344,11 @@ class TorchNcclCommunicator(NcclHeard, TorchCommunicator[TensorBuffer]):
     # Calls that differ from Gloo's
 
     def barrier(self) -> Call:
-        """dist.barrier: it waits on the host."""
+        """dist.barrier, which waits on the host."""
         return Call(run=lambda: dist.barrier(self._group), blocking=True)
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
-        """dist.batch_isend_irecv: in one group of NCCL's, which otherwise carries one after the other."""
+        """Post all messages in one group of NCCL, which otherwise runs one after the other."""
         operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
         operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
         return list(dist.batch_isend_irecv(operations))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Let it wait: it would disturb what is timed, or search very many new objects again and again that all stay."""
-    was_on = gc.isenabled()
+    """Disable the garbage collector inside: it would disturb timing, or scan many new objects repeatedly in vain."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
@@ -29,13 +29,13 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 
 
 def reset_peak_memory() -> None:
-    """Let the peak begin anew at what is resident now; where that is not allowed it stays the process's."""
+    """Reset the peak to the memory that is resident now; without permission it stays the peak of the process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
 
 
 def peak_memory_bytes() -> int | None:
-    """The peak since the last reset, in bytes; None where the system does not tell."""
+    """Return the peak since the last reset, in bytes; None if the system does not tell."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -47,22 +47,22 @@ def peak_memory_bytes() -> int | None:
 
 
 _TCP_INFO_BYTES = 256
-#: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all bytes and of repeated ones.
+#: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all and of retransmitted bytes.
 _BYTES_SENT, _BYTES_RETRANSMITTED = 200, 208
-#: The counters count as settled when they stand still for so long.
+#: The counters have settled if they do not change for this time.
 _QUIET_S = 0.002
-_PATIENCE_S = 0.1
+_SETTLING_LIMIT_S = 0.1
 
 
 def sent_bytes() -> int | None:
-    """Payload bytes sent so far by the TCP sockets that this process has open; None where the system does not tell."""
+    """Return the payload bytes sent so far by this process's open TCP sockets; None if the system does not tell."""
     counts = [count for count in map(_socket_bytes, _descriptors()) if count is not None]
     return sum(counts) if counts else None
 
 
 def settled_sent_bytes() -> int | None:
-    """As `sent_bytes`, once nothing is on its way out any more (or after a tenth of a second)."""
-    end = time.monotonic() + _PATIENCE_S
+    """Return `sent_bytes` once the counters have settled, at the latest after a tenth of a second."""
+    end = time.monotonic() + _SETTLING_LIMIT_S
     before = sent_bytes()
     while before is not None and time.monotonic() < end:
         time.sleep(_QUIET_S)
@@ -81,7 +81,7 @@ def _descriptors() -> list[int]:
 
 
 def _socket_bytes(descriptor: int) -> int | None:
-    """Payload bytes that one socket has sent; None for what is no TCP socket."""
+    """Return the payload bytes that a socket has sent; None if it is not a TCP socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
@@ -93,5 +93,5 @@ def _socket_bytes(descriptor: int) -> int | None:
         return None
     if len(info) < _BYTES_RETRANSMITTED + 8:
         return None
-    sent, repeated = (struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED))
-    return int(sent - repeated)
+    sent, retransmitted = (struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED))
+    return int(sent - retransmitted)

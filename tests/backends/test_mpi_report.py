@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from commbench.backends.mpi_report import VERBOSE, Inquiry, algorithm_of, captured, parse_component, takes_gpu_memory
+from commbench.backends.mpi_report import (
+    VERBOSE,
+    ComponentQuery,
+    algorithm_of,
+    captured,
+    parse_component,
+    takes_gpu_memory,
+)
 
 REPORT = """\
 [n0:12] coll:base:comm_select: new communicator: MPI COMM 3 DUP FROM 0 (cid 3)
@@ -88,7 +95,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
 
 def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
     """Keep the answer to our question off the terminal, and nothing else."""
-    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     with captured(2) as seen:
         with inquiry.starting():
             library.start()
@@ -98,7 +105,7 @@ def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
 
 def test_stderr_stays_free(library: FakeOpenMpi) -> None:
     """Let heartbeats through at once, while MPI starts and while it makes a communicator."""
-    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     for around in (inquiry.starting, lambda: captured(inquiry._channel)):
         with captured(2) as seen:
             reader = os.dup(2)
@@ -112,7 +119,7 @@ def test_stderr_stays_free(library: FakeOpenMpi) -> None:
 
 def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpenMpi) -> None:
     """Lower their streams, and only theirs, before anything is timed, also where making fails."""
-    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     with captured(2), inquiry.starting():
         library.start()
     assert {3: 30, 5: 0} == library.levels
@@ -130,7 +137,7 @@ def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpen
 def test_a_person_s_own_question_is_left_alone(library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catch nothing where she has chosen how much Open MPI says."""
     monkeypatch.setenv(VERBOSE, "100")
-    inquiry = Inquiry(library)  # type: ignore[arg-type]
+    inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     with captured(2) as seen:
         with inquiry.starting():
             library.start()
@@ -141,7 +148,7 @@ def test_a_person_s_own_question_is_left_alone(library: FakeOpenMpi, monkeypatch
 def test_other_libraries_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the environment alone where the question could not be taken back."""
     monkeypatch.delenv(VERBOSE, raising=False)
-    inquiry = Inquiry(object())  # type: ignore[arg-type]
+    inquiry = ComponentQuery(object())  # type: ignore[arg-type]
     with inquiry.starting():
         assert VERBOSE not in os.environ
     assert ("made", "") == inquiry.with_component(lambda: "made")
@@ -149,9 +156,9 @@ def test_other_libraries_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 DYING = """
 import os
-from test_mpi_report import FakeOpenMpi, Inquiry
+from test_mpi_report import FakeOpenMpi, ComponentQuery
 library = FakeOpenMpi()
-with Inquiry(library).starting():
+with ComponentQuery(library).starting():
     library.start()
     os.write(library.channel, b"no such fabric")
     os.kill(os.getpid(), 9)

@@ -541,12 +541,12 @@ def test_a_row_says_what_ran_in_it_and_in_no_other(nccl: ModuleType, monkeypatch
     said = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
 
     @contextmanager
-    def hearing() -> Iterator[dict[str, str]]:
+    def recording() -> Iterator[dict[str, str]]:
         heard: dict[str, str] = {}
         yield heard
         heard |= next(said[threading.get_ident()])
 
-    monkeypatch.setattr(nccl.LOG, "hearing", hearing)
+    monkeypatch.setattr(nccl.LOG, "recording", recording)
     monkeypatch.setattr(nccl.LOG, "transport", lambda: "P2P/CUMEM")
     *records, _ = records_of(nccl, 2, [plain_case(), plain_case(8192), plain_case(graph=True)])
     assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == [record.algorithm for record in records]

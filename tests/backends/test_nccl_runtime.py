@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commbench.backends import nccl_library as nccl_runtime
-from commbench.backends.nccl_library import NcclLog, loaded_library, set_missing, variables_set, version_text
+from commbench.backends.nccl_library import NcclLog, loaded_library, set_defaults, variables_set, version_text
 
 CHANNEL = "x NCCL INFO Channel 00/0 : 0[0] -> 1[0] via {}\n"
 CHOSEN = "x NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}\n"
@@ -60,17 +60,17 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Library
 def test_operations_are_heard_only_where_nothing_is_timed(library: Library, tmp_path: Path) -> None:
     """Hear the algorithm inside, keep every transport, and leave no file and no line of other operations behind."""
     log = NcclLog()
-    log.ask()
+    log.enable()
     library.say("INIT", CHANNEL.format("SHM/direct"))
     assert "SHM/direct" == log.transport()
-    with log.hearing() as heard:
+    with log.recording() as heard:
         library.say("INIT", CHANNEL.format("NET/Socket/0"))
         library.say("TUNING", CHOSEN)
     assert {"all_reduce": "tree/ll/2ch"} == heard
     library.say("TUNING", CHOSEN)
     assert "" == Path(os.environ["NCCL_DEBUG_FILE"]).read_text()
     assert "NET/Socket+SHM/direct" == log.transport()
-    with log.hearing() as heard:
+    with log.recording() as heard:
         pass
     assert {} == heard
     log.remove()
@@ -87,9 +87,9 @@ def test_newer_libraries_are_told_by_another_name(
     vars(newer).update(beside)
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: newer)
     log = NcclLog()
-    log.ask()
+    log.enable()
     newer.say("INIT", CHANNEL.format("SHM/direct"))
-    with log.hearing() as heard:
+    with log.recording() as heard:
         newer.say("TUNING", CHOSEN)
     assert {"all_reduce": "tree/ll/2ch"} == heard
 
@@ -100,8 +100,8 @@ def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) 
     asked = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL", "NCCL_DEBUG_FILE": str(theirs)}
     os.environ.update(asked)
     log = NcclLog()
-    log.ask()
-    with log.hearing() as heard:
+    log.enable()
+    with log.recording() as heard:
         library.say("ALL", CHANNEL.format("P2P/CUMEM"))
     log.remove()
     assert ({}, "P2P/CUMEM") == (heard, log.transport())
@@ -113,10 +113,10 @@ def test_a_library_that_cannot_begin_anew_is_not_asked(library: Library, monkeyp
     """Hear nothing from what is older than 2.24, or not loaded."""
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: None)
     log = NcclLog()
-    log.ask()
+    log.enable()
     before = os.environ["NCCL_DEBUG_FILE"]
     library.say("INIT", CHANNEL.format("NVLS"))
-    with log.hearing() as heard:
+    with log.recording() as heard:
         library.say("TUNING", CHOSEN)
     assert ({}, before) == (heard, os.environ["NCCL_DEBUG_FILE"])
 
@@ -136,7 +136,7 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         fail()
     assert ["tree", "ll"] == seen
     assert ("ring", None) == (os.environ["NCCL_ALGO"], os.environ.get("NCCL_PROTO"))
-    set_missing({"NCCL_ALGO": "tree"})
+    set_defaults({"NCCL_ALGO": "tree"})
     assert "ring" == os.environ["NCCL_ALGO"]
 
 

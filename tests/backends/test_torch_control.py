@@ -32,7 +32,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
         monkeypatch.setattr(socket, "gethostbyname", lambda _: name)
         monkeypatch.setattr(socket, "gethostname", lambda: "n0")
         monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
-        monkeypatch.setattr(torch_control, "_routed", lambda: route)
+        monkeypatch.setattr(torch_control, "_default_route_address", lambda: route)
         monkeypatch.setenv(INTERFACE, interface)
 
     return put
