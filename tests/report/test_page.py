@@ -191,7 +191,7 @@ def test_warnings_of_most_rows_are_named(flag: str) -> None:
 
 
 def test_collectives_and_training_are_warned_about_separately() -> None:
-    """Show the warnings about most rows of training however many of collectives are sound, and where the rest stands."""
+    """Show the warnings about most rows of training however many of collectives are sound, and a link to the rest."""
     records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
     training = make_training_launches([20.0, 20.1])
     run = make_run(records, training)
