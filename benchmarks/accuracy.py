@@ -40,7 +40,7 @@ from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, qu
 from commbench.engine.timing.sync import TOLERATED_LATE, SyncPlan
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
-from commbench.launch.process import Event, Launched
+from commbench.launch.process import Launched, Output
 from commbench.launch.rank import leave
 from commbench.results.tables import csv_text
 from commbench.stats import Interval, launch_interval, ratio_interval
@@ -354,7 +354,7 @@ def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
     """
     lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
 
-    def keep(event: Event) -> None:
+    def keep(event: Output) -> None:
         if event.source in lines:
             lines[event.source].append(event.line)
 
@@ -362,7 +362,7 @@ def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
     end = time.monotonic() + LAUNCH_TIMEOUT_S
     try:
         while launched.returncode is None and time.monotonic() < end:
-            keep(launched.next_event(0.25))
+            keep(launched.next_output(0.25))
         code = launched.finish(keep) if launched.returncode is not None else None
     finally:
         launched.close()

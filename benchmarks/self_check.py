@@ -23,12 +23,12 @@ from commbench.cli.terminal import LineDisplay, make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
-from commbench.launch.conductor import RunRequest, conduct, single_stage
+from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.report.comparison import render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.results import Store
-from commbench.results.plan import frozen_values
+from commbench.results.plan import RunRequest, frozen_values, single_stage
 from commbench.results.tables import csv_text
 from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS, Budget

@@ -7,14 +7,15 @@ from typing import Any
 from launching import Recorder, ScriptLauncher, make_request, open_store
 
 from commbench.collectives.cases import Sweep
-from commbench.launch.conductor import RunRequest, conduct, single_stage
+from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Launcher
 from commbench.results import load_run
+from commbench.results.plan import RunRequest, single_stage
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 REQUEST = make_request(CASES)
 #: Played ranks that measure everything, and what there is then.
-ALL = "session()\nfor i in range(len(plan.cases)): measured(i)\nsink.end(finished=True)\n"
+ALL = "session()\nfor i in range(len(plan.cases)): measured(i)\nend(is_complete=True)\n"
 EVERYTHING = sorted((case.key, launch, "ok") for case in CASES for launch in range(2))
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from commbench.launch.conductor import RunRequest, SilentDisplay
+from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
 from commbench.results import Store, load_run
+from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import Budget
 
@@ -37,11 +38,10 @@ def open_store(path: Path, request: RunRequest) -> Store:
     return Store.open(path, {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}})
 
 
-class Recorder(SilentDisplay):
+class Recorder:
     """Notes what it is shown; calls ``at_case`` when the case number ``when`` of this invocation begins."""
 
     def __init__(self, at_case: Callable[[], None] = lambda: None, when: int = 1) -> None:
-        self.shown: list[str] = []
         self.warnings: list[str] = []
         self.lines: list[str] = []
         self.progress: list[tuple[int, int]] = []
@@ -49,23 +49,19 @@ class Recorder(SilentDisplay):
         self._at_case = at_case
         self._when = when
 
-    def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - the display's protocol
-        """Note the case."""
-        self.progress.append((done, total))
-        if len(self.progress) == self._when:
-            self._at_case()
-
-    def record(self, record: AnyRecord) -> None:
-        """Note the record."""
-        self.records.append(record)
-
-    def warning(self, text: str) -> None:
-        """Note the warning."""
-        self.warnings.append(text)
-
-    def output(self, lines: Sequence[str]) -> None:
-        """Note the lines."""
-        self.lines.extend(lines)
+    def on(self, event: Event) -> None:
+        """Note an event."""
+        match event:
+            case CaseProgress(done=done, total=total):
+                self.progress.append((done, total))
+                if len(self.progress) == self._when:
+                    self._at_case()
+            case CaseFinished(record=record):
+                self.records.append(record)
+            case Notice(text=text):
+                self.warnings.append(text)
+            case RankOutput(lines=lines):
+                self.lines.extend(lines)
 
 
 def mpirun(**options: object) -> MpirunLauncher:
@@ -106,27 +102,31 @@ class ScriptLauncher:
 PLAYER = """
 import json, os, sys, time
 from commbench.results.plan import LaunchPlan
-from commbench.launch.protocol import FrameSink, Heartbeat, LastWords, say
+from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Heartbeat, RankError, SessionStarted
+from commbench.launch.protocol import EventWriter, say
 from commbench.engine.records import Record
 from commbench.ddp.plan.records import TrainingRecord
 plan = LaunchPlan.from_json(sys.stdin.readline())
-sink = FrameSink(sys.stdout)
+writer = EventWriter(sys.stdout)
 def session(fast_selection=None, **changes):
     host = {"hostname": "n0", "cpu_model": "abacus", "timer_tick_s": 1e-8, **changes}
-    sink.session({"environment": {"hosts": [host], "versions": {}, "variables": {}},
+    writer.on(SessionStarted(facts={"environment": {"hosts": [host], "versions": {}, "variables": {}},
         "ranks": [{"rank": r, "host": "n0", "pid": 1, "cpus": [r]} for r in (0, 1)],
         "libraries": {}, "mpi_init_s": 0.1, "shared_clock": True, "oversubscribed": False,
-        "fast_selection": fast_selection})
+        "fast_selection": fast_selection}))
+def begin(index):
+    writer.on(CaseStarted(index=index))
+    return plan.cases[index].case
 def measured(index, **changes):
-    case = plan.cases[index].case
-    sink.case(index, case)
-    sink.record(Record(case=case, launch=plan.launch, **{"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}))
+    made = {"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}
+    writer.on(CaseFinished(record=Record(case=begin(index), launch=plan.launch, **made)))
 def trained(index, **changes):
-    case = plan.cases[index].case
-    sink.case(index, case)
     made = {"step_ms": [5.0, 6.0, 7.0], "block_steps": 5, "block_lengths": [3], "discarded": 2, "measuring_s": 0.1}
-    made |= changes
-    sink.record(TrainingRecord(case=case, launch=plan.launch, **made))
+    writer.on(CaseFinished(record=TrainingRecord(case=begin(index), launch=plan.launch, **made | changes)))
+def end(is_complete=True):
+    writer.on(CasesEnded(is_complete=is_complete))
+def fail(rank, error, message, is_bad_input=False):
+    say(RankError(rank=rank, host=f"n{rank}", case=0, error=error, message=message, is_bad_input=is_bad_input))
 def beat(rank, entered=1):
     say(Heartbeat(rank=rank, host="elsewhere", pid=1, entered=entered, left=0, cpu_ms=0, case=0))
 """

@@ -20,13 +20,14 @@ from commbench.cli.request import default_out, run_header
 from commbench.cli.terminal import make_console, make_display
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
-from commbench.launch.conductor import RunRequest, Stage, conduct, dry_run_estimate
+from commbench.launch.conductor import conduct
 from commbench.launch.identity import Identity, identify
 from commbench.launch.launchers import Launcher, check_interface, check_slots, choose_launcher, interface_variables
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.report.page import write_page
 from commbench.results import Run, Store, load_run
 from commbench.results.info import is_complete
+from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
 

@@ -52,7 +52,7 @@ from commbench.cli.request import (
 from commbench.cli.train import backend_at, default_sweep, find_training_budget, join_training, plan_training
 from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.suites import Suite, load_suite
-from commbench.launch.conductor import single_stage
+from commbench.results.plan import single_stage
 from commbench.stats.budgets import Budget
 
 #: Share of a time limit for the collectives if `bench` also trains.

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
-from commbench.launch.display import Display
+from commbench.launch.events import (
+    CaseFinished,
+    CaseProgress,
+    Event,
+    LaunchFinished,
+    LaunchStarted,
+    Listener,
+    Notice,
+    RankOutput,
+)
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import visible
 from commbench.units import format_duration
@@ -45,7 +54,7 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-def make_display(console: Console) -> Display:
+def make_display(console: Console) -> Listener:
     """The display for this output."""
     return BarDisplay(console) if console.is_terminal else LineDisplay(console)
 
@@ -59,33 +68,42 @@ class LineDisplay:
         self._eta_s = 0.0
         self._place = (0, 0)
 
-    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
-        """Print which launch begins."""
+    def on(self, event: Event) -> None:
+        """Print what a user should read; remember how far the run is."""
+        match event:
+            case LaunchStarted():
+                self.launch_started(event)
+            case CaseProgress():
+                self.case_started(event)
+            case CaseFinished(record=record):
+                self._record(record)
+            case Notice(text=text):
+                self._console.print(f"warning: {text}", markup=False)
+            case RankOutput(lines=lines):
+                for line in lines:
+                    self._console.print(f"  | {line}", markup=False)
+            case LaunchFinished(seconds=seconds):
+                self.launch_finished(seconds)
+
+    def launch_started(self, event: LaunchStarted) -> None:
+        """Remember which launch begins."""
         self._place, self._eta_s = (0, 0), 0.0
-        self._launch = f"{stage + ' ' if stage else ''}launch {launch + 1} of {launches}"
+        stage = f"{event.stage} " if event.stage else ""
+        self._launch = f"{stage}launch {event.launch + 1} of {event.launches}"
 
-    def case(self, done: int, total: int, text: str, eta_s: float) -> None:  # noqa: ARG002 - one line a launch
-        """Store the progress."""
-        self._place, self._eta_s = (done, total), eta_s
+    def case_started(self, event: CaseProgress) -> None:
+        """Remember how far the run is."""
+        self._place, self._eta_s = (event.done, event.total), event.eta_s
 
-    def record(self, record: AnyRecord) -> None:
-        """Count a finished case, and print a failure at once."""
+    def _record(self, record: AnyRecord) -> None:
+        """Count a finished case; print one that failed."""
         done, total = self._place
         self._place = (min(done + (record.status not in {"failed", "hung"}), total), total)
         if record.status in {"failed", "hung", "wrong"}:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
 
-    def warning(self, text: str) -> None:
-        """Print a sentence."""
-        self._console.print(f"warning: {text}", markup=False)
-
-    def output(self, lines: Sequence[str]) -> None:
-        """Print the last output of the ranks."""
-        for line in lines:
-            self._console.print(f"  | {line}", markup=False)
-
     def launch_finished(self, seconds: float) -> None:
-        """Print the duration and the progress."""
+        """Print how long the launch took and how far the run is."""
         done, total = self._place
         left = f", about {format_duration(self._eta_s)} left" if done < total else ""
         place = f", {done} of {total} measurements{left}" if total else ", nothing was measured"
@@ -100,16 +118,17 @@ class BarDisplay(LineDisplay):
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
-    def launch_started(self, launch: int, launches: int, stage: str = "") -> None:
-        """Show that ranks are starting."""
-        super().launch_started(launch, launches, stage)
+    def launch_started(self, event: LaunchStarted) -> None:
+        """Show that ranks are being started."""
+        super().launch_started(event)
         self._update(f"{self._launch}: starting ranks")
 
-    def case(self, done: int, total: int, text: str, eta_s: float) -> None:
+    def case_started(self, event: CaseProgress) -> None:
         """Move the bar."""
-        super().case(done, total, text, eta_s)
-        ends = time.strftime("%H:%M:%S", time.localtime(time.time() + eta_s))
-        self._update(f"{self._launch}: {text}", done, total, f"{format_duration(eta_s)} left, ends {ends}")
+        super().case_started(event)
+        ends = time.strftime("%H:%M:%S", time.localtime(time.time() + event.eta_s))
+        left = f"{format_duration(event.eta_s)} left, ends {ends}"
+        self._update(f"{self._launch}: {event.case}", event.done, event.total, left)
 
     def launch_finished(self, seconds: float) -> None:  # noqa: ARG002 - the bar has shown it
         """Remove the bar, so that the result can follow."""

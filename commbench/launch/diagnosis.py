@@ -1,54 +1,172 @@
-"""Diagnosis of a failed launch: the evidence that is kept, and the failed rank."""
+"""Diagnosis of a launch that failed or hung: the evidence, the failed rank, and the sentences about both."""
 
 from __future__ import annotations
 
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from commbench.collectives.cases import Case
-from commbench.launch.heartbeat import group_by_place, stack_in, waits_in
-from commbench.launch.launcher_errors import explain
-from commbench.launch.protocol import MAIN, LastWords, Stack
+from commbench.launch.events import MAIN, RankError, Stack
+from commbench.launch.heartbeat import stack_in
+from commbench.launch.launcher_errors import (
+    LostPeer,
+    RankExit,
+    explain,
+    find_exit,
+    find_lost_daemon,
+    find_lost_peer,
+    is_connection_lost,
+    last_line,
+)
 from commbench.results.record_types import AnyCase
+
+#: Host and process number of each rank.
+Processes = Mapping[int, tuple[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
-    """What has ended a launch, as far as can be told."""
+class Diagnosis:
+    """What has ended a launch, as far as the evidence shows."""
 
     rank: int | None
-    """The first of the ranks to blame; None where none can be told."""
+    """The failed rank, of several the first; None if the evidence names none."""
     text: str
-    """E.g. ``rank 1 on host n1 is stopped``: what follows the word "hung:"."""
+    """E.g. ``rank 1 on host n1 is stopped``."""
     host: str = ""
     state: str = ""
-    """What is wrong with the rank, in a few words: ``stopped``, ``killed by signal 9 (killed)``, ``raised ...``."""
+    """What is wrong with the rank: ``is stopped``, ``was killed by signal 9 (killed)``, ``raised ...``."""
     is_lost: bool = False
-    """Whether the host cannot be reached any more, so that ranks would not come together again."""
+    """Whether the host is out of reach, so that ranks would not come together again."""
 
 
-#: What a rank says that has lost its partner: a victim.
-_VICTIM = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed",
-    re.IGNORECASE,
-)
-_OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
-_OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
-_OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
-_OPENMPI_VICTIM = re.compile(r"An error occurred in Socket closed.*?reported by process \[\d+,(\d+)\]")
-_OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-_OPENMPI_LOST = re.compile(r"lost communication with a remote daemon\..*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
-_TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
-_MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
-#: srun names tasks host by host, first the one that ended first; of those that it ended itself it says "Terminated".
-_SRUN = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][A-Za-z ]*))")
-_SRUN_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": 9}
-#: What our own tear-down does to the ranks that were still alive.
-_SIGTERM, _SIGKILL = 15, 9
+@dataclass(frozen=True, kw_only=True)
+class OtherRanks:
+    """Ranks that were in the same place when another rank failed; run.json calls the fields ``ranks`` and ``in``."""
+
+    ranks: Sequence[int]
+    place: str
+
+    def __str__(self) -> str:
+        return f"{name_ranks(self.ranks)} {'was' if len(self.ranks) == 1 else 'were'} in {self.place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRank:
+    """Why a launch has failed, as ``culprit`` in run.json states it."""
+
+    rank: int | None
+    """None if no rank can be named as the cause."""
+    host: str
+    pid: int | None
+    """As its own host numbers it."""
+    case: str
+    """Empty before the first."""
+    state: str
+    """As in `Diagnosis`."""
+    stack: Sequence[str]
+    """Where the rank's main thread was, the innermost frame first; empty if unknown."""
+    others: Sequence[OtherRanks]
+    """What other ranks were doing."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry of run.json."""
+        return {**asdict(self), "others": [{"ranks": each.ranks, "in": each.place} for each in self.others]}
+
+    @property
+    def waiting(self) -> str:
+        """What the others were doing, as a sentence without its full stop; empty if unknown."""
+        text = "; ".join(map(str, self.others))
+        return text[:1].upper() + text[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a launch ended."""
+
+    status: Literal["ok", "cut", "failed", "hung", "interrupted", "refused"]
+    """``cut``: time ran out before the last case; ``refused``: a rank finds that the request cannot be carried out."""
+    reason: str = ""
+    """One sentence without its full stop; for ``ok`` a warning, or empty."""
+    failed_rank: FailedRank | None = None
+    """Of a launch that failed or hung."""
+    is_host_lost: bool = False
+    """Whether a host is out of reach."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the launch failed or hung."""
+        return self.status in {"failed", "hung"}
+
+    def in_case(self, case: AnyCase) -> Ending:
+        """Return the ending with its reason naming the case."""
+        return replace(self, reason=f"{self.reason}, in case {case}")
+
+
+def name_rank(rank: int | None, host: str = "") -> str:
+    """Return ``rank 1 on host n1``, ``a rank`` if its number is unknown, without a host if that is unknown."""
+    return f"{'a rank' if rank is None else f'rank {rank}'}{f' on host {host}' if host else ''}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 1``, or ``ranks 1, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank) for rank in ranks)}"
+
+
+# ---------------------------------------------------------------------------------------------------------- a hang
+
+
+#: What state letters of processes that are no longer heard mean.
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
+
+
+def hang_reason(timeout_s: float, cause: str) -> str:
+    """Return why a launch is hung."""
+    return f"no progress for {timeout_s:g} s: {cause}"
+
+
+def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
+    """Name the first of the ranks that are in a state, and list the others."""
+    others = f" (as {'are' if len(ranks) > 2 else 'is'} {name_ranks(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
+    return Diagnosis(rank=ranks[0], host=host, state=state, text=f"{name_rank(ranks[0], host)} {state}{others}")
+
+
+def diagnose_silent(ranks: Sequence[int], host: str, since: str, process_state: str | None) -> Diagnosis:
+    """Name ranks that are no longer heard, and what the first one's process does if its state letter is known."""
+    process = f" although its process {_STATES[process_state]}" if process_state in _STATES else ""
+    return diagnose_ranks(ranks, f"has not been heard of {since}{process}", host)
+
+
+def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host: str, *, is_alone: bool) -> Diagnosis:
+    """Name hosts from which no rank is heard; if that is all of several other hosts, this one may be cut off.
+
+    Args:
+        lost: the ranks of each such host.
+        since: ``for 7 s`` or ``since the start``.
+        own_host: the host of the conductor.
+        is_alone: whether no other host is heard.
+    """
+    hosts = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
+    is_one = len(lost) == 1
+    text = f"host{'' if is_one else 's'} {hosts} {'has' if is_one else 'have'} not been heard of {since}"
+    if is_alone and not is_one:
+        text += f"; it may be {own_host} that has lost its network"
+    host, ranks = next(iter(lost.items()))
+    return Diagnosis(rank=ranks[0], host=host, state=f"has not been heard of {since}", text=text, is_lost=True)
+
+
+def diagnose_no_rank(*, is_any_heard: bool) -> Diagnosis:
+    """Return the diagnosis of a hang without a rank that stands out."""
+    if is_any_heard:
+        return Diagnosis(rank=None, text="all ranks are alive and equally far; none can be told to be the cause")
+    return Diagnosis(rank=None, text="no rank has been heard of since the launch was started")
+
+
+# --------------------------------------------------------------------------------------------------------- an exit
+
 _SIGNALS = {
     4: "illegal instruction",
     6: "aborted",
@@ -57,178 +175,94 @@ _SIGNALS = {
     9: "killed",
     11: "segmentation fault",
 }
-
-
-def blame_exit(
-    stderr_lines: Sequence[str],
-    errors: Sequence[LastWords],
-    returncode: int,
-    processes: Mapping[int, tuple[str, int]] | None = None,
-    *,
-    silent: Blame | None = None,
-    is_out_of_memory: Callable[[str], bool | None] = lambda _: None,
-) -> Blame:
-    """Which rank ended a launch, if that can be told, and how.
-
-    A death by signal comes first: partners of a dead rank raise errors as well, and sooner than the launcher notices.
-    Then the first error of a rank that does not merely complain about a lost partner, then a rank that is not heard of
-    any more, an exit status, and what the launcher says in its own words.
-
-    Args:
-        stderr_lines: what the launcher and the ranks wrote, messages of ours left out.
-        errors: the last words of ranks, in order.
-        returncode: of the launcher.
-        processes: host and process of each rank, for launchers that name these only.
-        silent: the ranks that were not heard of any more, where others were.
-        is_out_of_memory: whether the kernel has killed a process of a host for lack of memory; None: unknown. Without
-            a host's name it is about this one.
-    """
-    text = " ".join(" ".join(stderr_lines).split())
-    processes = processes or {}
-    found = _by_launcher(text, processes)
-    causes = [words for words in errors if not _VICTIM.search(words.text)]
-    if found and found.signal and not found.is_late:
-        return found.blame(is_out_of_memory)
-    if causes:
-        return _raised(causes[0])
-    lost = silent or _lost_daemon(text)
-    if lost:
-        return lost
-    if errors and not found:
-        return _raised(errors[0])
-    lost = _lost_peer(text, {rank: host for rank, (host, _) in processes.items()})
-    return lost or _in_other_words(stderr_lines, returncode, found.blame(is_out_of_memory) if found else None)
-
-
-def _lost_daemon(text: str) -> Blame | None:
-    found = _OPENMPI_LOST.search(text)
-    if not found:
-        return None
-    return Blame(rank=None, host=found[1], state="lost", text=f"mpirun has lost its daemon on host {found[1]}")
-
-
-def _lost_peer(text: str, hosts: Mapping[int, str]) -> Blame | None:
-    """The rank that has died where mpirun blames the one that first lost its connection to it."""
-    found = _OPENMPI_PEER.search(text)
-    victims = {int(rank) for rank in _OPENMPI_VICTIM.findall(text)}
-    if not found and not victims:
-        return None
-    known = {rank: host for rank, host in hosts.items() if (host == found[1] if found else rank not in victims)}
-    rank = next(iter(known)) if len(known) == 1 else None
-    host = found[1] if found else "" if rank is None else known[rank]
-    who = "a rank" if rank is None else f"rank {rank}"
-    where = f" on host {host}" if host else ""
-    said = f"{who}{where} has died: others lost their connection to it"
-    return Blame(rank=rank, host=host, state="has died", text=said)
-
-
-def _in_other_words(lines: Sequence[str], returncode: int, blame: Blame | None) -> Blame:
-    """What the launcher says, explained as far as it can be, of a rank's exit or by itself."""
-    why = explain(lines)
-    if blame:
-        return replace(blame, text=f"{blame.text}: {why}") if why else blame
-    if why:
-        return Blame(rank=None, text=f"the ranks could not be started: {why}")
-    return Blame(rank=None, text=f"the launcher ended with exit status {returncode}{_last_line(lines)}")
-
-
-def _raised(words: LastWords) -> Blame:
-    text = f"rank {words.rank} on host {words.host} raised {words.text}"
-    return Blame(rank=words.rank, host=words.host, state=f"raised {words.text}", text=text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Exit:
-    """How a rank left, as the launcher reports it."""
-
-    rank: int | None
-    code: int
-    """Exit status; negative: the signal that ended it."""
-    host: str = ""
-    is_late: bool = False
-    """Whether the launcher has noticed another rank's end before."""
-
-    @property
-    def signal(self) -> int:
-        """The signal that ended the rank, but for the one that tear-down sends; 0: none."""
-        return -self.code if self.code < 0 and -self.code != _SIGTERM else 0
-
-    def blame(self, is_out_of_memory: Callable[[str], bool | None]) -> Blame:
-        """The same in words."""
-        state = f"left with exit status {self.code}"
-        if self.signal:
-            state = f"was killed by signal {self.signal} ({_SIGNALS.get(self.signal, 'see signal(7)')})"
-        if self.signal == _SIGKILL:
-            state += _OUT_OF_MEMORY[is_out_of_memory(self.host)]
-        who = "a rank" if self.rank is None else f"rank {self.rank}"
-        where = f" on host {self.host}" if self.host else ""
-        return Blame(rank=self.rank, host=self.host, state=state, text=f"{who}{where} {state}")
-
-
-def _by_launcher(text: str, processes: Mapping[int, tuple[str, int]]) -> _Exit | None:
-    if found := _OPENMPI_SIGNAL.search(text):
-        return _Exit(rank=int(found[1]), host=found[2], code=-int(found[3]))
-    if failures := [_Exit(rank=int(rank), code=int(code)) for rank, code in _TORCHRUN.findall(text)]:
-        return _by_torchrun(failures[-1], failures[:-1])
-    if found := _OPENMPI_EXIT.search(text):
-        return _Exit(rank=int(found[1]), code=int(found[2]))
-    if found := _OPENMPI_ABORT.search(text):
-        return _Exit(rank=int(found[1]), code=1)
-    if tasks := _SRUN.findall(text):
-        return _by_srun(tasks)
-    return _by_hydra(text, processes)
-
-
-def _by_hydra(text: str, processes: Mapping[int, tuple[str, int]]) -> _Exit | None:
-    found = _MPICH.search(text)
-    if not found:
-        return None
-    return _Exit(rank=_rank_of(int(found[1]), found[2], processes), host=found[2], code=-int(found[3]))
-
-
-def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> int | None:
-    """The rank that a process on a host is: in containers, processes of several hosts have the same number."""
-    ranks = [rank for rank, (_, number) in processes.items() if number == pid]
-    there = [rank for rank in ranks if _short(processes[rank][0]) == _short(host)]
-    candidates = there or ranks
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _short(host: str) -> str:
-    """A host's name without its domain."""
-    return host.partition(".")[0]
-
-
-def _by_torchrun(noticed: _Exit, others: Sequence[_Exit]) -> _Exit:
-    """Choose between the failure that torchrun noticed first and ``others``: a killed rank may be noticed later."""
-    killed = [other for other in others if other.signal]
-    return replace(killed[0], is_late=True) if noticed.code > 0 and killed else noticed
-
-
-def _by_srun(failures: Sequence[Sequence[str]]) -> _Exit | None:
-    """Choose the first death that is not srun's own doing, else the first exit status."""
-    for host, rank, _, word in failures:
-        number = _SRUN_SIGNALS.get(word.split(" srun")[0].split(" slurmstepd")[0].strip())
-        if number is not None and number != _SIGTERM:
-            return _Exit(rank=int(rank), host=host, code=-number)
-    exits = [_Exit(rank=int(rank), host=host, code=int(code)) for host, rank, code, _ in failures if code]
-    return exits[0] if exits else None
-
-
-def _last_line(lines: Sequence[str]) -> str:
-    """The last line that says something, for a launcher that we cannot read better."""
-    told = [line.strip() for line in lines if re.search(r"\w", line)]
-    return f": {told[-1][:200]}" if told else ""
-
-
-# ------------------------------------------------------------------------------------------------ out of memory
-
-#: What is added to a death by SIGKILL, by whether the kernel killed something for lack of memory meanwhile.
+_SIGKILL = 9
+#: Added to a death by SIGKILL, by whether the kernel killed a process for lack of memory meanwhile.
 _OUT_OF_MEMORY = {
     True: ", by the kernel for lack of memory",
     False: ", not for lack of memory",
     None: "; the system may have run out of memory",
 }
+
+
+def diagnose_exit(
+    stderr_lines: Sequence[str],
+    errors: Sequence[RankError],
+    returncode: int,
+    processes: Processes | None = None,
+    *,
+    silent: Diagnosis | None = None,
+    is_out_of_memory: Callable[[str], bool | None] = lambda _: None,
+) -> Diagnosis:
+    """Return which rank ended a launch, if the evidence names one, and how.
+
+    A death by signal comes first: partners of a dead rank raise errors as well, and before the launcher notices. Then
+    come the first error that is not about a lost connection, a rank that is no longer heard, an exit status, and last
+    the launcher's own words.
+
+    Args:
+        stderr_lines: what the launcher and the ranks wrote beside events.
+        errors: why ranks ended themselves, in order.
+        returncode: of the launcher.
+        processes: of the ranks, for launchers that name these only.
+        silent: the ranks that were no longer heard while others were.
+        is_out_of_memory: whether the kernel has killed a process of a host for lack of memory; None: unknown. An empty
+            name means this host.
+    """
+    text = " ".join(" ".join(stderr_lines).split())
+    processes = processes or {}
+    left = find_exit(text, processes)
+    causes = [error for error in errors if not is_connection_lost(error.message)]
+    if left and left.signal and not left.is_late:
+        return _diagnose_left(left, is_out_of_memory)
+    if causes:
+        return _diagnose_error(causes[0])
+    lost = silent or _diagnose_lost_daemon(find_lost_daemon(text))
+    if lost or (errors and not left):
+        return lost or _diagnose_error(errors[0])
+    if peer := find_lost_peer(text):
+        return _diagnose_lost_peer(peer, processes)
+    return _diagnose_unknown(stderr_lines, returncode, _diagnose_left(left, is_out_of_memory) if left else None)
+
+
+def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
+    if not host:
+        return None
+    return Diagnosis(rank=None, host=host, state="lost", text=f"mpirun has lost its daemon on host {host}")
+
+
+def _diagnose_left(left: RankExit, is_out_of_memory: Callable[[str], bool | None]) -> Diagnosis:
+    state = f"left with exit status {left.code}"
+    if left.signal:
+        state = f"was killed by signal {left.signal} ({_SIGNALS.get(left.signal, 'see signal(7)')})"
+    if left.signal == _SIGKILL:
+        state += _OUT_OF_MEMORY[is_out_of_memory(left.host)]
+    return Diagnosis(rank=left.rank, host=left.host, state=state, text=f"{name_rank(left.rank, left.host)} {state}")
+
+
+def _diagnose_error(error: RankError) -> Diagnosis:
+    state = f"raised {error.text}"
+    return Diagnosis(rank=error.rank, host=error.host, state=state, text=f"{name_rank(error.rank, error.host)} {state}")
+
+
+def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
+    """Name the rank that has died where mpirun names the one that first lost its connection to it."""
+    candidates = [
+        rank for rank, (host, _) in processes.items() if (host == peer.host if peer.host else rank not in peer.victims)
+    ]
+    rank = candidates[0] if len(candidates) == 1 else None
+    host = peer.host or ("" if rank is None else processes[rank][0])
+    text = f"{name_rank(rank, host)} has died: others lost their connection to it"
+    return Diagnosis(rank=rank, host=host, state="has died", text=text)
+
+
+def _diagnose_unknown(lines: Sequence[str], returncode: int, left: Diagnosis | None) -> Diagnosis:
+    """Return an exit without another cause, or the launcher's own end, with a remedy if one is known."""
+    remedy = explain(lines)
+    if left:
+        return replace(left, text=f"{left.text}: {remedy}") if remedy else left
+    if remedy:
+        return Diagnosis(rank=None, text=f"the ranks could not be started: {remedy}")
+    return Diagnosis(rank=None, text=f"the launcher ended with exit status {returncode}{last_line(lines)}")
 
 
 class MemoryKills:
@@ -239,7 +273,7 @@ class MemoryKills:
         self._before = self._count()
 
     def is_out_of_memory(self, host: str) -> bool | None:
-        """Whether something was killed; None where that is unknown, as on other hosts than this one."""
+        """Whether something was killed; None if unknown, as on other hosts than this one."""
         now = self._count()
         if host not in {"", socket.gethostname()} or now is None or self._before is None:
             return None
@@ -253,122 +287,108 @@ class MemoryKills:
         return int(found[1]) if found else None
 
 
-#: How the interpreter begins what it prints of a process that dies of a signal.
+# -------------------------------------------------------------------------------------------------------- evidence
+
+#: Frames that show what a rank waits in.
+_OWN_FRAMES = ("commbench/", "torch/", "mpi4py/")
+#: Frames that only wrap what they call.
+_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/")
+#: First words of what the interpreter prints of a process that dies of a signal.
 _FATAL = "Fatal Python error"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Culprit:
-    """Why a launch has failed, as run.json states it."""
+def describe_place(stack: Sequence[str]) -> str:
+    """Return what a thread is doing: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
+    own = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
+    place, _, function = (own or list(stack) or ["nowhere that is known"])[0].partition(" in ")
+    return f"{function} ({place})" if function else place
 
-    rank: int | None
-    """None where no rank can be told to be the cause."""
-    host: str
-    pid: int | None
-    """As its own host numbers it."""
-    case: str
-    """Empty before the first."""
-    state: str
-    """What is wrong with the rank, to follow its name: ``is stopped``, ``raised ValueError: ...``."""
-    stack: Sequence[str]
-    """Where the rank's main thread was, the innermost frame first; empty where that cannot be had."""
-    others: Sequence[Mapping[str, object]]
-    """What other ranks were doing: ``ranks`` and ``in``."""
 
-    def to_json(self) -> dict[str, object]:
-        """All of it."""
-        return asdict(self)
+def group_by_place(places: Mapping[int, str]) -> list[OtherRanks]:
+    """Put ranks together that are in the same place, the lowest rank first."""
+    groups: dict[str, list[int]] = {}
+    for rank, place in sorted(places.items()):
+        groups.setdefault(place, []).append(rank)
+    return [OtherRanks(ranks=ranks, place=place) for place, ranks in groups.items()]
 
-    @property
-    def waiting(self) -> str:
-        """The others in a sentence without its full stop; empty where nothing is known of them."""
-        parts = []
-        for group in self.others:
-            ranks = [str(rank) for rank in group["ranks"]]  # type: ignore[attr-defined]
-            is_one = len(ranks) == 1
-            parts.append(
-                f"rank{'' if is_one else 's'} {', '.join(ranks)} {'was' if is_one else 'were'} in {group['in']}"
-            )
-        said = "; ".join(parts)
-        return said[:1].upper() + said[1:]
+
+def find_crash_report(lines: Sequence[str]) -> list[str]:
+    """Return what the interpreter has printed of a process that died of a signal; empty if nothing."""
+    starts = [index for index, line in enumerate(lines) if _FATAL in line]
+    return list(lines[starts[0] :]) if starts else []
 
 
 class Evidence:
-    """What ranks have said."""
+    """What ranks have reported of their errors and of where they are."""
 
     def __init__(self) -> None:
-        self.words: list[LastWords] = []
-        """Why ranks end themselves, in the order in which they came."""
+        self.errors: list[RankError] = []
+        """In the order in which they came."""
         self._stacks: dict[tuple[int, str], Stack] = {}
 
-    def hear(self, message: LastWords | Stack) -> None:
-        """Keep what a rank says."""
-        if isinstance(message, LastWords):
-            self.words.append(message)
+    def add(self, event: RankError | Stack) -> None:
+        """Keep an event."""
+        if isinstance(event, RankError):
+            self.errors.append(event)
         else:
-            self._stacks[message.rank, message.thread] = message
+            self._stacks[event.rank, event.thread] = event
 
     def forget_stacks(self) -> None:
-        """From here on, only what is told anew counts."""
+        """Forget all stacks: only those reported from now on count."""
         self._stacks.clear()
 
     @property
     def located(self) -> set[int]:
-        """The ranks that have told where their main threads are."""
+        """The ranks that have reported where their main threads are."""
         return {rank for rank, thread in self._stacks if thread == MAIN}
 
-    def convict(
-        self, blame: Blame, case: AnyCase | None, processes: Mapping[int, tuple[str, int]], printed: Iterable[str]
-    ) -> Culprit:
-        """Put together what is known of a failure.
+    def failed_rank(
+        self, diagnosis: Diagnosis, case: AnyCase | None, processes: Processes, printed: Iterable[str]
+    ) -> FailedRank:
+        """Return all that is known of a failure.
 
         Args:
-            blame: what has ended the launch.
-            case: in which it was, if any.
-            processes: host and process of each rank that is known.
+            diagnosis: what has ended the launch.
+            case: the case in which the launch ended, if any.
+            processes: of the ranks, as far as known.
             printed: what interpreters may have printed of a dying rank.
         """
-        host, pid = processes.get(-1 if blame.rank is None else blame.rank, (blame.host, None))
-        others = {rank: self._place(rank, case) for rank in sorted(self.located) if rank != blame.rank}
-        return Culprit(
-            rank=blame.rank,
-            host=blame.host or host,
+        host, pid = processes.get(-1 if diagnosis.rank is None else diagnosis.rank, (diagnosis.host, None))
+        others = {rank: self._place(rank, case) for rank in sorted(self.located) if rank != diagnosis.rank}
+        return FailedRank(
+            rank=diagnosis.rank,
+            host=diagnosis.host or host,
             pid=pid,
             case=str(case or ""),
-            state=blame.state,
-            stack=self._stack(blame.rank, list(printed)),
+            state=diagnosis.state,
+            stack=self._stack(diagnosis.rank, list(printed)),
             others=group_by_place(others),
         )
 
     def lines(self) -> list[str]:
-        """All stacks, for people."""
-        found = []
-        for (rank, thread), told in sorted(self._stacks.items()):
-            what = "" if thread == MAIN else f", thread {thread}"
-            found.append(f"rank {rank} on host {told.host}{what}, most recent call first:")
-            found += [f"  {frame}" for frame in told.stack]
-        return found
+        """Return all stacks as text."""
+        text = []
+        for (rank, thread), stack in sorted(self._stacks.items()):
+            suffix = "" if thread == MAIN else f", thread {thread}"
+            text.append(f"{name_rank(rank, stack.host)}{suffix}, most recent call first:")
+            text += [f"  {frame}" for frame in stack.stack]
+        return text
 
     def _stack(self, rank: int | None, printed: Sequence[str]) -> list[str]:
-        """Where a rank was: as it has told, as it raised, or as its interpreter has printed."""
+        """Return where a rank was: where it raised, as it reported, or as its interpreter printed."""
         if rank is None:
             return []
-        words = [words for words in self.words if words.rank == rank and words.stack]
-        if words:
-            return list(words[0].stack)
+        raised = [error for error in self.errors if error.rank == rank and error.stack]
+        if raised:
+            return list(raised[0].stack)
         if (rank, MAIN) in self._stacks:
             return list(self._stacks[rank, MAIN].stack)
         return stack_in(printed)
 
     def _place(self, rank: int, case: AnyCase | None) -> str:
-        told = self._stacks[rank, MAIN]
+        stack = self._stacks[rank, MAIN]
+        place = describe_place(stack.stack)
         if not isinstance(case, Case):
-            return waits_in(told.stack)
-        what = f"{case.operation} of {case.backend}"
-        return f"{what if told.inside else f'synchronising or preparing for {what}'}, at {waits_in(told.stack)}"
-
-
-def of_a_crash(lines: Sequence[str]) -> list[str]:
-    """What the interpreter has printed of a process that died of a signal; empty where nothing."""
-    starts = [index for index, line in enumerate(lines) if _FATAL in line]
-    return list(lines[starts[0] :]) if starts else []
+            return place
+        operation = f"{case.operation} of {case.backend}"
+        return f"{operation if stack.inside else f'synchronising or preparing for {operation}'}, at {place}"

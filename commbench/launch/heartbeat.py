@@ -12,21 +12,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from commbench.engine.timing.loops import Progress
-from commbench.launch.protocol import Heartbeat, Message, Stack
+from commbench.launch.events import Heartbeat, Stack
 from commbench.launch.signals import SignalFeed, die_of
 
 #: Most frames of a thread that are told.
 DEEPEST = 40
-#: Whose frames say what a rank waits in.
-_TELLING = ("commbench/", "torch/", "mpi4py/")
-#: Frames that only wrap what they call.
-_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/")
 #: Frames that every rank begins with.
 _OUTERMOST = ("commbench/launch/", "mpi4py/run.py", "mpi4py/__main__.py", "<frozen runpy>")
 _DUMPED = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
@@ -64,21 +60,6 @@ def stack_in(lines: Iterable[str]) -> list[str]:
         elif frame := _DUMPED.match(line):
             found.append(_text(frame[1], int(frame[2]), frame[3]))
     return _telling_ones(found)
-
-
-def waits_in(stack: Sequence[str]) -> str:
-    """What a thread is doing, in a few words: its innermost frame of commbench, torch or mpi4py, else its innermost."""
-    telling = [frame for frame in stack if frame.startswith(_TELLING) and not frame.startswith(_WRAPPERS)]
-    place, _, function = (telling or list(stack) or ["nowhere that is known"])[0].partition(" in ")
-    return f"{function} ({place})" if function else place
-
-
-def group_by_place(places: Mapping[int, str]) -> list[dict[str, object]]:
-    """Ranks that are in the same place together: ``[{"ranks": [0, 2], "in": place}, ...]``, the lowest rank first."""
-    groups: dict[str, list[int]] = {}
-    for rank, place in sorted(places.items()):
-        groups.setdefault(place, []).append(rank)
-    return [{"ranks": ranks, "in": place} for place, ranks in groups.items()]
 
 
 def _frames(frame: FrameType | None) -> list[str]:
@@ -148,7 +129,7 @@ class Heart:
         rank: int,
         progress: Progress,
         *,
-        tell: Callable[[Message], None] = lambda _: None,
+        tell: Callable[[Heartbeat | Stack], None] = lambda _: None,
         timeout_s: float | None = None,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         on_stall: Callable[[], None] = lambda: None,

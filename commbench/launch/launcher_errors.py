@@ -1,12 +1,136 @@
-"""What launchers and their helpers complain about when ranks cannot be started, said in one sentence each."""
+"""What launchers write when a rank dies or cannot be started: the exit of a rank, and a sentence with the remedy."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-#: What is looked for in all that was written, its white space reduced, and what it means; the first that fits counts.
-_COMPLAINTS = tuple(
+#: Message of a rank's communication library that lost its connection to another rank: this rank is a victim.
+_CONNECTION_LOST = re.compile(
+    r"connection (was )?(reset|closed|refused|aborted)|broken ?pipe|timed out|closed by peer|socket closed",
+    re.IGNORECASE,
+)
+_OPENMPI_SIGNAL = re.compile(r"rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+) \((.+?)\)")
+_OPENMPI_EXIT = re.compile(r"Process name: \[.+?,(\d+)\] Exit code: (\d+)")
+_OPENMPI_PEER = re.compile(r"peer process has unexpectedly disconnected\..*?Peer host: (\S+)")
+_OPENMPI_VICTIM = re.compile(r"An error occurred in Socket closed.*?reported by process \[\d+,(\d+)\]")
+_OPENMPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+_OPENMPI_LOST = re.compile(r"lost communication with a remote daemon\..*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
+_TORCHRUN = re.compile(r"rank +: (\d+) \(local_rank: \d+\) exitcode +: (-?\d+) \(pid: \d+\)")
+_MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+).*?EXIT (?:CODE|STATUS): (\d+)")
+#: srun names tasks host by host, the first to end first; of tasks that srun ended itself it says "Terminated".
+_SRUN = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][A-Za-z ]*))")
+_SRUN_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": 9}
+#: By SIGTERM, launchers and `commbench.launch.process` end the ranks that are still alive.
+_SIGTERM = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """How a rank left, as the launcher reports it."""
+
+    rank: int | None
+    code: int
+    """Exit status; negative: the signal that ended it."""
+    host: str = ""
+    is_late: bool = False
+    """Whether the launcher noticed another rank's end before."""
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended the rank; 0 if none did, or if it was SIGTERM, by which ranks are torn down."""
+        return -self.code if self.code < 0 and -self.code != _SIGTERM else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostPeer:
+    """What Open MPI says of a rank to which others lost their connection."""
+
+    host: str
+    """Empty if unknown."""
+    victims: frozenset[int]
+    """Ranks that reported the loss."""
+
+
+def is_connection_lost(message: str) -> bool:
+    """Whether a library's message says that the connection to another rank is lost."""
+    return bool(_CONNECTION_LOST.search(message))
+
+
+def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit | None:
+    """Return the exit that ended the launch; None if the launcher reports none.
+
+    Args:
+        text: all that was written, its white space reduced.
+        processes: host and process number of each rank, for launchers that name these only.
+    """
+    if found := _OPENMPI_SIGNAL.search(text):
+        return RankExit(rank=int(found[1]), host=found[2], code=-int(found[3]))
+    if failures := [RankExit(rank=int(rank), code=int(code)) for rank, code in _TORCHRUN.findall(text)]:
+        return _choose_torchrun(failures[-1], failures[:-1])
+    if found := _OPENMPI_EXIT.search(text):
+        return RankExit(rank=int(found[1]), code=int(found[2]))
+    if found := _OPENMPI_ABORT.search(text):
+        return RankExit(rank=int(found[1]), code=1)
+    if tasks := _SRUN.findall(text):
+        return _choose_srun(tasks)
+    return _find_hydra(text, processes)
+
+
+def find_lost_daemon(text: str) -> str:
+    """Return the host whose daemon mpirun has lost; empty if none."""
+    found = _OPENMPI_LOST.search(text)
+    return found[1] if found else ""
+
+
+def find_lost_peer(text: str) -> LostPeer | None:
+    """Return what Open MPI says of a rank that others lost; None if it says nothing."""
+    found = _OPENMPI_PEER.search(text)
+    victims = frozenset(int(rank) for rank in _OPENMPI_VICTIM.findall(text))
+    return LostPeer(host=found[1] if found else "", victims=victims) if found or victims else None
+
+
+def _find_hydra(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit | None:
+    found = _MPICH.search(text)
+    if not found:
+        return None
+    return RankExit(rank=_rank_of(int(found[1]), found[2], processes), host=found[2], code=-int(found[3]))
+
+
+def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> int | None:
+    """Return the rank of a process on a host: in containers, processes of several hosts can have the same number."""
+    ranks = [rank for rank, (_, number) in processes.items() if number == pid]
+    on_host = [rank for rank in ranks if _without_domain(processes[rank][0]) == _without_domain(host)]
+    candidates = on_host or ranks
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _without_domain(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _choose_torchrun(first: RankExit, others: Sequence[RankExit]) -> RankExit:
+    """Return the failure that torchrun noticed first, or a killed rank among ``others``: it may be noticed later."""
+    killed = [other for other in others if other.signal]
+    return replace(killed[0], is_late=True) if first.code > 0 and killed else first
+
+
+def _choose_srun(failures: Sequence[Sequence[str]]) -> RankExit | None:
+    """Return the first death that srun did not cause itself, else the first exit status."""
+    for host, rank, _, word in failures:
+        number = _SRUN_SIGNALS.get(word.split(" srun")[0].split(" slurmstepd")[0].strip())
+        if number is not None and number != _SIGTERM:
+            return RankExit(rank=int(rank), host=host, code=-number)
+    exits = [RankExit(rank=int(rank), host=host, code=int(code)) for host, rank, code, _ in failures if code]
+    return exits[0] if exits else None
+
+
+# ------------------------------------------------------------------------------------------------------- remedies
+
+#: A pattern for all that was written, its white space reduced, and the sentence for it; the first match counts.
+_REMEDIES = tuple(
     (re.compile(pattern, re.IGNORECASE), sentence)
     for pattern, sentence in (
         (
@@ -75,16 +199,22 @@ _SHM = re.compile(r"not enough space for /dev/shm")
 
 
 def explain(lines: Sequence[str]) -> str:
-    """What keeps ranks from being started, as a clause of a sentence; empty where nothing known was written."""
+    """Return what keeps ranks from starting, as a clause of a sentence; empty if no known error was written."""
     text = " ".join(" ".join(lines).split())
-    for pattern, sentence in _COMPLAINTS:
+    for pattern, sentence in _REMEDIES:
         if found := pattern.search(text):
             return sentence.format_map(found.groupdict())
     return ""
 
 
-def doubt(lines: Sequence[str]) -> str:
-    """What spoils a launch that has gone through, as a clause; empty where nothing known was written."""
+def find_warning(lines: Sequence[str]) -> str:
+    """Return what slows down a launch that succeeded, as a clause; empty if no known warning was written."""
     if _SHM.search(" ".join(" ".join(lines).split())):
-        return "/dev/shm is full, so ranks of one host could not exchange messages in memory; make room there"  # noqa: S108 - as above
+        return "/dev/shm is full, so ranks of one host could not exchange messages in memory; make room there"  # noqa: S108 - not a file of ours
     return ""
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """Return the last line that has a word in it, after a colon, for output of no known form; empty without any."""
+    written = [line.strip() for line in lines if re.search(r"\w", line)]
+    return f": {written[-1][:200]}" if written else ""

@@ -24,7 +24,7 @@ REST_S = 1.0
 STACKS_S = 2.0
 
 
-class Event(NamedTuple):
+class Output(NamedTuple):
     """A line that a launch has written, without its end; or the end of a stream; or nothing new."""
 
     source: Literal["stdout", "stderr", "end", "wake"]
@@ -42,7 +42,7 @@ class Launched:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         self._token = uuid.uuid4().hex
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             command,
@@ -74,26 +74,26 @@ class Launched:
     def _read(self, stream: IO[str], source: Literal["stdout", "stderr"]) -> None:
         with stream:
             for line in stream:
-                self._events.put(Event(source, line.rstrip("\r\n")))
-        self._events.put(Event("end", source))
+                self._outputs.put(Output(source, line.rstrip("\r\n")))
+        self._outputs.put(Output("end", source))
 
     def tell(self, line: str) -> None:
         """Write a line to rank 0's stdin, without waiting until it is read."""
         self._told.put(line)
 
     def wake(self) -> None:
-        """Let `next_event` return; may be called from a signal handler."""
-        self._events.put(Event("wake"))
+        """Let `next_output` return; may be called from a signal handler."""
+        self._outputs.put(Output("wake"))
 
-    def next_event(self, timeout_s: float) -> Event:
+    def next_output(self, timeout_s: float) -> Output:
         """The next line, in order per stream; ``wake`` if none comes for ``timeout_s``."""
         try:
-            event = self._events.get(timeout=timeout_s)
+            output = self._outputs.get(timeout=timeout_s)
         except queue.Empty:
-            return Event("wake")
-        if event.source == "end":
-            self._open.discard(event.line)
-        return event
+            return Output("wake")
+        if output.source == "end":
+            self._open.discard(output.line)
+        return output
 
     @property
     def returncode(self) -> int | None:
@@ -105,11 +105,13 @@ class Launched:
         """Whether the launcher has ended and everything it wrote has been read."""
         return self.returncode is not None and not self._open
 
-    def drain(self, seconds: float, handle: Callable[[Event], None], until: Callable[[], bool] = lambda: False) -> None:
+    def drain(
+        self, seconds: float, handle: Callable[[Output], None], until: Callable[[], bool] = lambda: False
+    ) -> None:
         """Handle what is still written for ``seconds``, or until the launch is over or ``until`` holds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not self.over and not until():
-            handle(self.next_event(min(left, 0.05)))
+            handle(self.next_output(min(left, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
         """Make every rank tell its stacks, through a launcher that forwards signals, or else here."""
@@ -124,7 +126,7 @@ class Launched:
     def _here(self, pids: Collection[int]) -> list[int]:
         return [pid for pid in self._members() if pid in pids]
 
-    def stop(self, handle: Callable[[Event], None]) -> bool:
+    def stop(self, handle: Callable[[Output], None]) -> bool:
         """End the launch: politely through the launcher, which reaches other hosts, then by force on this one.
 
         Returns whether the launcher has ended in time, having reached all hosts.
@@ -137,7 +139,7 @@ class Launched:
         self.drain(REST_S, handle)
         return in_time
 
-    def finish(self, handle: Callable[[Event], None]) -> int:
+    def finish(self, handle: Callable[[Output], None]) -> int:
         """Handle the rest of what was written once the launcher has ended; return its exit status."""
         self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
         self.kill()

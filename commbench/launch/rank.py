@@ -1,7 +1,7 @@
 """One rank of a launch: opens the backends, measures or trains the planned cases, and leaves cleanly.
 
-``python -m mpi4py -m commbench.launch.rank`` is what the conductor starts: rank 0 reads the plan as one line on stdin
-and answers with frames on stdout. The heavy parts of the command line are never loaded here.
+The conductor starts ``python -m mpi4py -m commbench.launch.rank``: rank 0 reads the plan as one line on stdin and
+answers with events on stdout. The heavy parts of the command line are never loaded here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case
@@ -28,10 +28,11 @@ from commbench.engine.measure import Session, measure
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
 from commbench.errors import CommbenchError, InputError
+from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, RankError, SessionStarted
 from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places, refuse_unlike_software
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
-from commbench.launch.protocol import FINISH, FrameSink, LastWords, claim_stdout, say
+from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import SignalFeed
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
@@ -44,26 +45,10 @@ if TYPE_CHECKING:
 TORCH_NCCL = "torch-nccl"
 
 
-class Sink(Protocol):
-    """Where rank 0 puts what happens in a launch."""
-
-    def session(self, facts: Mapping[str, object]) -> None:
-        """The conditions, once: see `commbench.launch.facts.collect_session`."""
-
-    def case(self, index: int, case: AnyCase) -> None:
-        """The planned case number ``index`` begins; one that is trained begins with each of its blocks."""
-
-    def record(self, record: AnyRecord) -> None:
-        """A case is finished."""
-
-    def end(self, *, finished: bool) -> None:
-        """No more cases follow; ``finished`` is False where the launch ends before the last."""
-
-
 def run_rank(
     plan: LaunchPlan,
     control: Control,
-    sink: Sink | None,
+    listener: Listener | None,
     heart: Heart,
     variables: Mapping[str, str],
     *,
@@ -75,8 +60,8 @@ def run_rank(
     Args:
         plan: the same on every rank.
         control: the ranks.
-        sink: on rank 0; None elsewhere.
-        heart: tells how far this rank has come.
+        listener: hears what happens, on rank 0; None elsewhere.
+        heart: reports how far this rank has come.
         variables: see `commbench.launch.facts.collect_session`.
         opened: backends by name that are open already, and stay so.
         leave_off: on rank 0, whether to begin no further case.
@@ -84,7 +69,7 @@ def run_rank(
     Raises:
         InputError: a backend cannot be opened.
     """
-    duty = _Duty(plan, control, sink, heart, leave_off)
+    duty = _Duty(plan, control, listener, heart, leave_off)
     places = gather_places(control)  # before any library moves this rank to other CPUs
     names = _backends(plan)
     communicators = dict(opened or {})
@@ -96,17 +81,17 @@ def run_rank(
     facts = collect_session(control, places, carriers, variables)
     meter = own_meter(control)
     clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
-    if sink and facts:
+    if listener and facts:
         stated: dict[str, Any] = {"energy": meter.facts()}
         stated |= {"fast_selection": _fast_selection(plan, device)} if device else {"clock": clock.facts()}
-        sink.session({**facts, **stated, "training": plan.training is not None})
+        listener.on(SessionStarted(facts={**facts, **stated, "training": plan.training is not None}))
     if plan.training and device:
-        finished = duty.train(plan.training, device, meter)
+        is_complete = duty.train(plan.training, device, meter)
         device.close()
     else:
-        finished = duty.measure(communicators, places, clock, meter)
-    if sink:
-        sink.end(finished=finished)
+        is_complete = duty.measure(communicators, places, clock, meter)
+    if listener:
+        listener.on(CasesEnded(is_complete=is_complete))
     return communicators
 
 
@@ -134,11 +119,16 @@ class _Duty:
     """What a rank does once its backends are open."""
 
     def __init__(
-        self, plan: LaunchPlan, control: Control, sink: Sink | None, heart: Heart, leave_off: Callable[[], bool]
+        self,
+        plan: LaunchPlan,
+        control: Control,
+        listener: Listener | None,
+        heart: Heart,
+        leave_off: Callable[[], bool],
     ) -> None:
         self.plan = plan
         self.control = control
-        self.sink = sink
+        self.listener = listener
         self.heart = heart
         self.leave_off = leave_off
         self.begun = time.monotonic()
@@ -202,13 +192,13 @@ class _Duty:
     def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
         """Begin a case once rank 0 has said so: a rank that dies at once would else take this knowledge along."""
         self.heart.enter(number, str(case))
-        if self.sink:
-            self.sink.case(index, case)
+        if self.listener:
+            self.listener.on(CaseStarted(index=index))
         self.control.broadcast_int(index)
 
     def _finish(self, record: AnyRecord | None) -> None:
-        if self.sink and record:
-            self.sink.record(record)
+        if self.listener and record:
+            self.listener.on(CaseFinished(record=record))
 
 
 # --------------------------------------------------------------------------------------------------- as a process
@@ -237,11 +227,11 @@ def main() -> NoReturn:
         text = _read_plan(heart, leave_off) if control.rank == 0 else ""
         plan = LaunchPlan.from_json(control.broadcast(text))
         heart.timeout_s = plan.case_timeout_s
-        sink = FrameSink(stdout) if control.rank == 0 else None
-        return list(run_rank(plan, control, sink, heart, variables, leave_off=leave_off.is_set).values())
+        listener = EventWriter(stdout) if control.rank == 0 else None
+        return list(run_rank(plan, control, listener, heart, variables, leave_off=leave_off.is_set).values())
 
     def refuse(text: str) -> None:
-        say(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=True))
+        say(RankError(rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True))
 
     run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
@@ -269,7 +259,7 @@ def run_process(
     heart: Heart,
     work: Callable[[Control], list[Communicator]],
     *,
-    on_error: Callable[[LastWords], None],
+    on_error: Callable[[RankError], None],
     on_refusal: Callable[[str], None],
     status: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
@@ -307,15 +297,22 @@ def run_process(
 
 
 def _end_all(
-    error: BaseException, heart: Heart, control: Control | None, on_error: Callable[[LastWords], None]
+    error: BaseException, heart: Heart, control: Control | None, on_error: Callable[[RankError], None]
 ) -> NoReturn:
-    """Say why, and end every rank; an error of ours is one sentence and says all there is to say."""
-    ours = isinstance(error, CommbenchError)
-    text = str(error) if ours else f"{type(error).__name__}: {error}"
-    stack = [] if ours else stack_of_error(error.__traceback__)
-    refused = isinstance(error, InputError)
-    on_error(LastWords(rank=heart.rank, host=heart.host, case=heart.case, text=text, bad_input=refused, stack=stack))
-    if not ours:
+    """Report the error and end every rank; an error of commbench is one sentence and shows no traceback."""
+    is_own = isinstance(error, CommbenchError)
+    on_error(
+        RankError(
+            rank=heart.rank,
+            host=heart.host,
+            case=heart.case,
+            message=str(error),
+            error="" if is_own else type(error).__name__,
+            is_bad_input=isinstance(error, InputError),
+            stack=[] if is_own else stack_of_error(error.__traceback__),
+        )
+    )
+    if not is_own:
         traceback.print_exception(error)
         sys.stderr.flush()
     code = error.exit_code if isinstance(error, CommbenchError) else 1

@@ -1,4 +1,4 @@
-"""A launch that a person has started with mpirun, torchrun or srun: rank 0 plans it and writes the results itself."""
+"""A launch that the user has started with mpirun, torchrun or srun: rank 0 plans it and writes the results itself."""
 
 from __future__ import annotations
 
@@ -6,208 +6,116 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Literal, NoReturn
 
-from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.records import Status
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, LaunchError
-from commbench.launch.display import Display, SilentDisplay
-from commbench.launch.facts import header_fields, refuse_other_conditions, remark
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stacks_of_threads, waits_in
+from commbench.launch.diagnosis import Ending, describe_place, hang_reason, name_rank
+from commbench.launch.events import (
+    MAIN,
+    CasesEnded,
+    Event,
+    Heartbeat,
+    Listener,
+    RankError,
+    SilentListener,
+    Stack,
+)
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stacks_of_threads
 from commbench.launch.identity import Identity
-from commbench.launch.protocol import MAIN, LastWords, Message, Stack
+from commbench.launch.ledger import DONE_CODE, PARTIAL_CODE, SIGNAL_CODE, LaunchLedger, Ledger
 from commbench.launch.rank import leave, run_process, run_rank
 from commbench.launch.signals import SignalFeed
-from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.plan import (
     LaunchPlan,
     RunRequest,
     Stage,
     TimePlan,
-    budget_fields,
-    launch_entry,
     next_launch,
     plan_launch,
-    unmeasured_cases,
+    unmeasured_clause,
 )
-from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.system.variables import relevant_variables
 from commbench.units import counted
 
-_DONE_CODE, _PARTIAL_CODE, _WRONG_CODE, _SIGNAL_CODE = 0, 3, 4, 128
 #: How long other ranks leave rank 0 to say, or to write, why the launch ends.
 AFTER_RANK_0_S = 2.0
 
 
-class StoreSink:
-    """Rank 0's results go straight into the run's directory. May be told from any thread that the launch fails.
+class OwnLaunch(LaunchLedger):
+    """A launch that rank 0 enters into the ledger itself. Any thread may report that the launch fails."""
 
-    Args:
-        store: the run.
-        plan: of the launch.
-        request: of the stage that the launch belongs to.
-        display: is shown what happens.
-        begun: when the launch began, by the monotonic clock.
-        launcher: what has started the ranks.
-        is_last: whether the run is complete when the launch has ended well, rather than to go on with another stage.
-    """
+    is_last_case = False
+    """Whether a signal asks for an end after the case that is being measured."""
+    is_cut = False
+    """Whether the launch ended before its last case."""
+    is_last_stage = True
+    code = DONE_CODE
+    """The exit code of the run so far."""
 
-    def __init__(
-        self,
-        store: Store,
-        plan: LaunchPlan,
-        request: RunRequest,
-        display: Display,
-        begun: float,
-        *,
-        launcher: str,
-        is_last: bool = True,
-    ) -> None:
-        self.store = store
-        self.wrong = False
-        self.failed = ""
-        """Why the first case that could not be trained could not."""
-        self.cut = False
-        self.is_partial = False
-        """Whether the run stays partial although this launch ended in order: a case failed or has no launch."""
-        self.is_last_case = False
-        """Whether a signal asks for an end after the case that is being measured."""
-        self._plan = plan
-        self._request = request
-        self._conditions = {"launcher": launcher, **budget_fields(request)}
-        self._is_last = is_last
-        self._display = display
-        self._begun = begun
-        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._startup_s: float | None = None
-        """How long the ranks took to come together; None before that."""
-        self._measuring_s = 0.0
-        self._done = 0
-        self._current: AnyCase | None = None
-        self._lock = threading.RLock()
-        self._over = False
+    def on(self, event: Event) -> None:
+        """Enter an event; see `LaunchLedger.on`."""
+        super().on(event)
+        if isinstance(event, CasesEnded):
+            self._end(is_complete=event.is_complete)
 
-    def session(self, facts: Mapping[str, object]) -> None:
-        """See `commbench.launch.rank.Sink`.
+    def _end(self, *, is_complete: bool) -> None:
+        """Enter that the launch ended in order, and how the run would end now."""
+        self.is_cut = not is_complete
+        if is_complete:
+            ending = Ending(status="ok")
+        elif self.is_last_case:
+            ending = Ending(status="interrupted", reason="interrupted by SIGINT")
+        else:
+            self.ledger.cut(self.request)
+            missing = unmeasured_clause(self.request, self.ledger.store.records)
+            ending = Ending(status="cut", reason=f"the time limit ended the launch{missing}")
+        self.close(ending)
+        stage = f"stage {self.request.name} has got its launch and the next stage has not begun"
+        self.code = self.ledger.close(ending, next_step="" if self.is_last_stage else stage, signal=signal.SIGINT)
 
-        Raises:
-            InputError: the run was begun under other conditions.
+    def fail(self, ending: Ending) -> None:
+        """Enter that the launch ended before its last case, and the run with it; once.
+
+        Errors of writing are ignored: they must not keep this rank from ending all others.
         """
-        with self._lock:
-            refuse_other_conditions(facts, self.store.info)
-            self._startup_s = time.monotonic() - self._begun
-            # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: what is true then stands here already.
-            unfinished = f"launch {self._plan.launch + 1} has begun and not ended"
-            known = header_fields(facts, self.store.info)
-            self.store.update(status="partial", reason=unfinished, **self._conditions, **known)
-        if said := remark(facts):
-            self._display.warning(said)
-
-    def case(self, index: int, case: AnyCase) -> None:  # noqa: ARG002 - what is trained comes in an order of its own
-        """See `commbench.launch.rank.Sink`."""
-        self._current = case
-        left = len(self._plan.cases) - self._done
-        eta_s = left * self._plan.budget.slice_s
-        self._display.case(self._done, len(self._plan.cases), str(case), eta_s)
-
-    def record(self, record: AnyRecord) -> None:
-        """See `commbench.launch.rank.Sink`."""
-        with self._lock:
-            self._current = None
-            self._done += 1
-            self._measuring_s += record.measuring_s
-            self.wrong = self.wrong or record.status == "wrong"
-            if isinstance(record, TrainingRecord) and record.status == "failed":
-                self.failed = self.failed or f"{record.reason}, in case {record.case}"
-            self.store.append(record)
-            self._display.record(record)
-
-    def end(self, *, finished: bool) -> None:
-        """See `commbench.launch.rank.Sink`."""
-        self.cut = not finished
-        if self.cut and self.is_last_case:
-            self.fail("interrupted", "interrupted by SIGINT")
-            return
-        reason = "the time limit ended the launch" if self.cut else ""
-        others = (
-            "" if self._is_last else f"stage {self._request.name} has got its launch and the next stage has not begun"
-        )
-        unmeasured = len(unmeasured_cases(self._request, self.store.records)) if self.cut else 0
-        if unmeasured:
-            reason += f"; {unmeasured} of {counted(len(self._request.cases), 'case')} have no launch"
-        self.is_partial = bool(self.failed) or unmeasured > 0 or (self.cut and not self._is_last)
-        status = "partial" if self.is_partial or not self._is_last else "cut" if self.cut else "complete"
-        self._close(status, "cut" if self.cut else "ok", reason, self.failed or reason or others)
-
-    def fail(self, status: str, reason: str, *, hung: bool = False) -> None:
-        """The launch ends before its last case: ``status`` is the run's, ``partial`` or ``interrupted``.
-
-        What cannot be written is not: the rank that is told to end all others must not be kept from it.
-        """
-        with self._lock, contextlib.suppress(LaunchError):
-            if self._over:
-                return
-            self._over = True
-            what: Status = "hung" if hung else "failed"
-            if self._current is not None and status == "partial":
-                self.store.append(blank_record(self._current, launch=self._plan.launch, status=what, reason=reason))
-            self._close(status, "interrupted" if status == "interrupted" else what, reason, reason)
+        with self.ledger.lock, contextlib.suppress(LaunchError):
+            if self.is_open:
+                self.is_open = False
+                self.ledger.close(self.close(ending), signal=signal.SIGINT)
 
     def refuse(self) -> bool:
-        """Whether what was asked for is refused before the launch has begun: then the run stays as it was."""
-        with self._lock:
-            if self._startup_s is not None or self._over:
-                return False
-            self._over = True
-            return True
-
-    def _close(self, status: str, launch_status: str, launch_reason: str, reason: str) -> None:
-        with self._lock:
-            self._over = True
-            seconds = time.monotonic() - self._begun
-            entry = launch_entry(
-                stage=self._request.name,
-                launch=self._plan.launch,
-                started=self._started,
-                seconds=seconds,
-                startup_s=seconds if self._startup_s is None else self._startup_s,
-                measuring_s=self._measuring_s,
-                status=launch_status,
-                reason=launch_reason,
-            )
-            entries = [*self.store.info.get("launches", []), entry]
-            self.store.update(launches=entries, status=status, reason=reason, **self._conditions)
-            write_tables(self.store)
-            self._display.launch_finished(seconds)
+        """Whether the request is refused before the ranks came together: the run then stays as it was."""
+        with self.ledger.lock:
+            is_refused = self.is_open and not self.has_session
+            self.is_open = self.is_open and not is_refused
+            return is_refused
 
 
 def run_standalone(
     stages: Sequence[Stage],
     identity: Identity,
     open_store: Callable[[], Store],
-    display: Display | None = None,
+    display: Listener | None = None,
     finish: Callable[[Store], None] = lambda _: None,
 ) -> NoReturn:
-    """Be a rank of the launch that a person has started; never returns.
+    """Be a rank of the launch that the user has started; never returns.
 
-    Of each stage in turn, the launch completes an unfinished one of the store, else adds one.
+    For each stage in turn, complete an unfinished launch of the store, else add one.
 
     Args:
         stages: called on rank 0 only; their requests are for as many ranks as were started.
         identity: this rank.
         open_store: called on rank 0 only.
         display: of rank 0; silent by default.
-        finish: called on rank 0 when everything has been measured.
+        finish: called on rank 0 after the last launch.
     """
-    _Standalone(stages, identity, open_store, display or SilentDisplay(), finish).run()
+    _Standalone(stages, identity, open_store, display or SilentListener(), finish).run()
 
 
 class _Standalone:
@@ -216,7 +124,7 @@ class _Standalone:
         stages: Sequence[Stage],
         identity: Identity,
         open_store: Callable[[], Store],
-        display: Display,
+        display: Listener,
         finish: Callable[[Store], None],
     ) -> None:
         self.stages = list(stages)
@@ -224,22 +132,21 @@ class _Standalone:
         self.identity = identity
         self.open_store = open_store
         self.display = display
-        self.several = len(self.stages) > 1
+        self.has_several_stages = len(self.stages) > 1
         self.variables = relevant_variables(os.environ)
         self.begun = time.monotonic()
-        self.store: Store | None = None
-        self.sink: StoreSink | None = None
-        self.failed = ""
-        self.waits = ""
-        """What has to be made by further invocations before the run is complete."""
+        self.ledger: Ledger | None = None
+        self.launch: OwnLaunch | None = None
+        self.next_step = ""
+        """What further invocations have to measure before the run is complete."""
         self.has_trained = False
-        """Whether this invocation has trained for a stage that settles what follows."""
-        self.code = _DONE_CODE
+        """Whether this invocation has trained for a stage on which further stages depend."""
+        self.code = DONE_CODE
         self.interrupts = 0
         self.heart = Heart(
             identity.rank,
             Progress(),
-            tell=self._hear,
+            tell=self._show_stack,
             timeout_s=STARTUP_TIMEOUT_S,
             on_stall=self._end_hung_launch,
             leave_with_parent=bool(identity.launcher),
@@ -270,73 +177,62 @@ class _Standalone:
             opened = run_rank(
                 plan,
                 control,
-                self.sink,
+                self.launch,
                 self.heart,
                 self.variables,
                 opened=opened,
                 leave_off=lambda: self.interrupts > 0,
             )
-            if self.sink:
-                self.failed = self.failed or self.sink.failed
-                self.code = max(self.code, self._code_of(self.sink))
+            if self.launch:
+                self.code = self.launch.code
         if sentence:  # rank 0 speaks, all leave
             self.code = InputError.exit_code
             if control.rank == 0:
                 self._say(sentence)
-        elif self.store:
-            self.finish(self.store)
+        elif self.ledger:
+            self.finish(self.ledger.store)
         return list(opened.values())
 
-    @staticmethod
-    def _code_of(sink: StoreSink) -> int:
-        """The exit code for a launch: a signal outranks wrong data, and wrong data a partial run."""
-        if sink.cut and sink.is_last_case:
-            return _SIGNAL_CODE + signal.SIGINT
-        if sink.wrong:
-            return _WRONG_CODE
-        return _PARTIAL_CODE if sink.is_partial else _DONE_CODE
-
     def _next(self) -> tuple[str, str]:
-        """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" where none is left)."""
+        """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" if none is left)."""
         try:
-            if self.store is None:
-                self.store = self.open_store()
-            request = self._next_request(self.store)
+            if self.ledger is None:
+                self.ledger = Ledger(
+                    self.open_store(), self.display, self.identity.launcher, fail_fast=True, status="partial"
+                )
+            request = self._next_request(self.ledger)
         except InputError as error:
-            if self.store is not None and self.sink is not None:
-                self.store.update(status="partial", reason=str(error))
-            elif self.store is not None:
-                self.store.discard()
+            if self.launch is not None and self.ledger is not None:
+                self.ledger.store.update(status="partial", reason=str(error))
+            elif self.ledger is not None:
+                self.ledger.store.discard()
             return str(error), ""
-        return "", self._plan(self.store, request).to_json() if request else ""
+        return "", self._plan(self.ledger, request).to_json() if request else ""
 
-    def _next_request(self, store: Store) -> RunRequest | None:
-        """What the next stage that has anything to do asks for; None at the end of the run, or of its time."""
-        if self.sink and self.sink.cut:
+    def _next_request(self, ledger: Ledger) -> RunRequest | None:
+        """Return the request of the next stage with a launch to make; None at the end of the run, or of its time."""
+        if self.launch and self.launch.is_cut:
             return None
         while self.stages:
-            request = self._due(self.stages.pop(0)(tuple(store.records)), store)
-            if request and self.interrupts and self.sink:  # in the last case of the stage before
-                self.code = _SIGNAL_CODE + signal.SIGINT
-                store.update(status="interrupted", reason="interrupted by SIGINT between stages")
+            request = self._due(self.stages.pop(0)(tuple(ledger.store.records)), ledger.store)
+            if request and self.interrupts and self.launch:  # in the last case of the stage before
+                ending = Ending(status="interrupted", reason="interrupted by SIGINT between stages")
+                self.code = ledger.close(ending, signal=signal.SIGINT)
                 return None
             if request:
                 return request
-        if self.failed or self.waits:
-            store.update(status="partial", reason=self.failed or self.waits)
-        else:
-            store.update(status="complete", reason="")
+        self.code = ledger.close(Ending(status="ok"), next_step=self.next_step)
         return None
 
     def _due(self, request: RunRequest | None, store: Store) -> RunRequest | None:
-        """The request if this invocation is to make a launch of it: see `RunRequest.settles` and ``depends``."""
+        """Return the request if this invocation makes a launch of it: see `RunRequest.settles` and ``depends``."""
         if request is None or not request.settles:
             return request
         launch, launches = next_launch(request, store.records), request.budget.launches
         if launch >= launches:
             return None
-        if request.depends and (self.waits or self.has_trained):
-            self.waits = self.waits or _waiting(
+        if request.depends and (self.next_step or self.has_trained):
+            self.next_step = self.next_step or _next_step(
                 f"stage {request.name} comes next, launch {launch + 1} of {launches}", launches - launch
             )
             self.stages.clear()
@@ -344,55 +240,64 @@ class _Standalone:
         self.has_trained = self.has_trained or request.training is not None
         if launch + 1 < launches:
             made = f"stage {request.name} has got {launch + 1} of its {launches} launches"
-            self.waits = _waiting(made, launches - launch - 1)
+            self.next_step = _next_step(made, launches - launch - 1)
         return request
 
-    def _plan(self, store: Store, request: RunRequest) -> LaunchPlan:
-        """Plan the stage's next launch, and make ready to hear of it."""
-        now = self.begun if self.sink is None else time.monotonic()
-        budget = request.budget
+    def _plan(self, ledger: Ledger, request: RunRequest) -> LaunchPlan:
+        """Plan the stage's next launch, and open it in the ledger."""
+        now = self.begun if self.launch is None else time.monotonic()
         times = TimePlan(
-            budget=budget, begun=self.begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
+            budget=request.budget, begun=self.begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
         )
         times.startup_s = 0.0  # the ranks are here already
-        launch = next_launch(request, store.records)
+        records = ledger.store.records
+        launch = next_launch(request, records)
         plan = plan_launch(
             request,
-            store.records,
+            records,
             launch,
             slice_s=times.slice_s(now, slices=request.slices(request.cases), launches=1),
             deadline_s=times.deadline_s(now, whole=launch < request.fewest_launches),
         )
-        self.sink = StoreSink(
-            store, plan, request, self.display, now, launcher=self.identity.launcher, is_last=not self.stages
+        cases = [planned.case for planned in plan.cases]
+        self.launch = OwnLaunch(
+            ledger,
+            request,
+            plan,
+            times=times,
+            begun=now,
+            left=[cases],
+            total=len(cases),
         )
-        self.sink.is_last_case = self.interrupts > 0  # one that has come just now
-        self.display.launch_started(launch, launch + 1, request.name if self.several else "")
+        self.launch.is_last_stage = not self.stages
+        self.launch.is_last_case = self.interrupts > 0  # a signal that has come just now
+        self.launch.show_start(launch + 1, request.name if self.has_several_stages else "")
         return plan
 
-    def _report(self, words: LastWords) -> None:
-        """This rank ends all others: say why, and on rank 0 note it."""
-        self._say(f"rank {words.rank} on host {words.host}: {words.text}")
-        if self.sink and self.store and words.bad_input and self.sink.refuse():
-            self.store.discard()
-        elif self.sink:
-            self.sink.fail("partial", f"rank {words.rank} on host {words.host} raised {words.text}")
+    def _report(self, error: RankError) -> None:
+        """Print why this rank ends all others, and enter it on rank 0."""
+        rank = name_rank(error.rank, error.host)
+        self._say(f"{rank}: {error.text}")
+        if self.launch and self.ledger and error.is_bad_input and self.launch.refuse():
+            self.ledger.store.discard()
+        elif self.launch:
+            self.launch.fail(Ending(status="failed", reason=f"{rank} raised {error.text}"))
 
     def _end_hung_launch(self) -> None:
-        """From the heartbeat's thread: this rank has made no progress for the case timeout."""
-        what = f"no progress for {self.heart.limit_s:g} s in {self.heart.progress.case or 'starting'}"
-        if self.sink:
-            self.sink.fail(
-                "partial", f"{what}; start commbench without mpirun or torchrun to learn which rank", hung=True
-            )
+        """End the launch, from the heartbeat's thread: this rank has made no progress for the case timeout."""
+        if self.launch:
+            cause = "start commbench without mpirun or torchrun to learn which rank"
+            self.launch.fail(Ending(status="hung", reason=hang_reason(self.heart.limit_s or 0.0, cause)))
         elif self.identity.rank:
             time.sleep(AFTER_RANK_0_S)
-        where = waits_in(stacks_of_threads().get(MAIN, []))
-        self._say(f"rank {self.identity.rank} on host {self.heart.host}: {what}, at {where}.")
-        leave(_PARTIAL_CODE)
+        case = self.heart.progress.case or "starting"
+        place = describe_place(stacks_of_threads().get(MAIN, []))
+        rank = name_rank(self.identity.rank, self.heart.host)
+        self._say(f"{rank}: no progress for {self.heart.limit_s:g} s in {case}, at {place}.")
+        leave(PARTIAL_CODE)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """From the heartbeat's thread: keep what was measured when a person or the launcher ends us.
+        """Keep what was measured when a user or the launcher ends this rank; called from the heartbeat's thread.
 
         Ctrl-C may reach every rank or rank 0 alone; rank 0 then lets all of them finish the case, once.
         """
@@ -402,28 +307,29 @@ class _Standalone:
             self.interrupts += 1
             if self.interrupts == 1 and (self.identity.rank or self._finish_case()):
                 return
-        if self.sink:
-            status = "interrupted" if number == signal.SIGINT else "partial"
-            self.sink.fail(status, f"ended by {number.name}: a person, a time limit or a failed rank")
-        leave(_SIGNAL_CODE + number)
+        if self.launch:
+            status: Literal["interrupted", "failed"] = "interrupted" if number == signal.SIGINT else "failed"
+            reason = f"ended by {number.name}: a person, a time limit or a failed rank"
+            self.launch.fail(Ending(status=status, reason=reason))
+        leave(SIGNAL_CODE + number)
 
     def _finish_case(self) -> bool:
-        """Whether a case is being measured that may come to its end."""
-        if self.sink is None or self.heart.case < 0:
+        """Let the case that is being measured come to its end; return whether there is one."""
+        if self.launch is None or self.heart.case < 0:
             return False
-        self.sink.is_last_case = True
+        self.launch.is_last_case = True
         self._say("finishing the case; press Ctrl-C again to stop now.")
         return True
 
-    def _hear(self, message: Message) -> None:
-        """Show a person who asks by SIGUSR1 where this rank is."""
-        if isinstance(message, Stack):
-            self._say("\n  ".join([f"rank {message.rank} on host {message.host}, {message.thread}:", *message.stack]))
+    def _show_stack(self, event: Heartbeat | Stack) -> None:
+        """Show a user who asks by SIGUSR1 where this rank is."""
+        if isinstance(event, Stack):
+            self._say("\n  ".join([f"{name_rank(event.rank, event.host)}, {event.thread}:", *event.stack]))
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")
 
 
-def _waiting(what: str, invocations: int) -> str:
-    """What comes next, and how often the command has to be repeated for it: stages that follow are decided later."""
-    return f"{what}, which takes this command {counted(invocations, 'more time')}, and what follows may take more"
+def _next_step(text: str, invocations: int) -> str:
+    """Return what comes next, and how often the command has to be repeated for it; later stages may add to that."""
+    return f"{text}, which takes this command {counted(invocations, 'more time')}, and what follows may take more"

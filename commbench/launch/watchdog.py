@@ -1,8 +1,8 @@
-"""The conductor's watchdog: whether ranks still make progress, and which rank is to blame when they do not.
+"""The conductor's watchdog: whether ranks make progress, and which rank has failed if they do not.
 
-Counters alone do not tell: a rank that was stopped inside an operation and one that waits for it have entered and left
-equally often. The culprit is therefore a rank that is stopped or silent, else the one furthest behind, else, among
-ranks that poll while they wait, the idle one. The rank that times out first is the victim, never the culprit.
+Counters alone do not show the failed rank: a rank that was stopped inside an operation and a rank that waits for it
+have entered and left equally often. The failed rank is one that is stopped or silent, else the one furthest behind,
+else, among ranks that poll while they wait, the idle one. The rank that times out first is a victim.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.launch.diagnosis import Blame
-from commbench.launch.protocol import Heartbeat
+from commbench.launch.diagnosis import Diagnosis, diagnose_lost_hosts, diagnose_no_rank, diagnose_ranks, diagnose_silent
+from commbench.launch.events import Heartbeat
 
-#: A rank that has not been heard for so long, in seconds, while others have, is silent: six heartbeats.
+#: A rank is silent after so many seconds without a heartbeat while others beat: six intervals.
 SILENCE_S = 3.0
-#: The watchdog looks several times a second; over a longer gap the conductor itself was stopped: that does not count.
+#: The watchdog looks several times a second. After a longer gap the conductor itself was stopped; the gap is ignored.
 GAP_S = 5.0
 #: Shares of the busiest rank's CPU time: a rank that polls uses more than the first, an idle one less than the second.
 BUSY, IDLE = 0.5, 0.2
@@ -25,12 +25,8 @@ BUSY, IDLE = 0.5, 0.2
 LEAST_POLLING = 0.05
 
 
-#: What process states mean for one that is not heard of.
-_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Sign:
+class _Heard:
     beat: Heartbeat
     at: float
 
@@ -76,8 +72,8 @@ class Watchdog:
         self._state_of = state_of
         self._here = socket.gethostname() if here is None else here
         self._processes: dict[int, tuple[str, int]] = {}
-        self._last: dict[int, _Sign] = {}
-        self._base: dict[int, _Sign] = {}
+        self._last: dict[int, _Heard] = {}
+        self._base: dict[int, _Heard] = {}
         self._moved = self._looked = now
         self._polls = True
         self._cases = 0
@@ -99,7 +95,7 @@ class Watchdog:
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """A rank was heard."""
         before = self._last.get(beat.rank)
-        self._last[beat.rank] = _Sign(beat=beat, at=now)
+        self._last[beat.rank] = _Heard(beat=beat, at=now)
         self.introduce(beat.rank, beat.host, beat.pid)
         if self._cases and beat.entered:
             self.timeout = self._case_timeout
@@ -120,23 +116,29 @@ class Watchdog:
             self.timeout = self._case_timeout
         self.progress(now)
 
-    def stuck(self, now: float) -> Blame | None:
+    def stuck(self, now: float) -> Diagnosis | None:
         """The hang, if nothing has moved for the case timeout."""
         gap = now - self._looked
         self._looked = now
         if gap > GAP_S:
             self._moved += gap
-            self._last = {rank: _Sign(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()}
+            self._last = {rank: _Heard(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()}
         if now - self._moved <= self.timeout:
             return None
-        return self._stopped() or self.silent(now) or self._behind() or self._idle() or self._unknown()
+        return (
+            self._stopped()
+            or self.silent(now)
+            or self._behind()
+            or self._idle()
+            or diagnose_no_rank(is_any_heard=bool(self._last))
+        )
 
-    def _stopped(self) -> Blame | None:
+    def _stopped(self) -> Diagnosis | None:
         processes = sorted(self._processes.items())
         stopped = [rank for rank, (host, pid) in processes if self._state_of(host, pid) in {"T", "t"}]
-        return self._blame(stopped, "is stopped") if stopped else None
+        return self._diagnose(stopped, "is stopped") if stopped else None
 
-    def silent(self, now: float) -> Blame | None:
+    def silent(self, now: float) -> Diagnosis | None:
         """Ranks not heard lately, where others are: their process or host is stopped, dead or cut off."""
         silent = [r for r in range(self._ranks) if r not in self._last or now - self._last[r].at > SILENCE_S]
         if not silent or len(silent) == self._ranks:
@@ -146,9 +148,9 @@ class Watchdog:
         for_s = now - self._last[first].at if first in self._last else None
         since = "since the start" if for_s is None else f"for {for_s:.0f} s"
         if lost:
-            return self._blame_hosts(lost, since)
-        state = f"has not been heard of {since}{_while(self._state_of(*self._processes.get(first, ('', 0))))}"
-        return self._blame(silent, state)
+            return self._diagnose_hosts(lost, since)
+        host, pid = self._processes.get(first, ("", 0))
+        return diagnose_silent(silent, host, since, self._state_of(host, pid))
 
     def _lost_hosts(self, silent: Sequence[int]) -> dict[str, list[int]]:
         """The other hosts on which no rank is heard, and their ranks."""
@@ -157,25 +159,17 @@ class Watchdog:
             hosts.setdefault(host, []).append(rank)
         return {host: ranks for host, ranks in hosts.items() if host != self._here and set(ranks) <= set(silent)}
 
-    def _blame_hosts(self, lost: Mapping[str, Sequence[int]], since: str) -> Blame:
-        """Blame hosts that are not heard; where that is all of several others, this one may be cut off."""
-        named = ", ".join(f"{host} ({_named(ranks)})" for host, ranks in lost.items())
-        text = f"host {named} has not been heard of {since}"
-        if lost.keys() >= {host for host, _ in self._processes.values()} - {self._here} and len(lost) > 1:
-            text = f"hosts {named} have not been heard of {since}; it may be {self._here} that has lost its network"
-        elif len(lost) > 1:
-            text = f"hosts {named} have not been heard of {since}"
-        host, ranks = next(iter(lost.items()))
-        state = f"has not been heard of {since}"
-        return Blame(rank=ranks[0], host=host, state=state, text=text, is_lost=True)
+    def _diagnose_hosts(self, lost: Mapping[str, Sequence[int]], since: str) -> Diagnosis:
+        others = {host for host, _ in self._processes.values()} - {self._here}
+        return diagnose_lost_hosts(lost, since, self._here, is_alone=lost.keys() >= others)
 
-    def _behind(self) -> Blame | None:
+    def _behind(self) -> Diagnosis | None:
         positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
         lowest = min(positions.values(), default=None)
         behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
-        return self._blame(behind, "is furthest behind") if len(behind) < len(positions) else None
+        return self._diagnose(behind, "is furthest behind") if len(behind) < len(positions) else None
 
-    def _idle(self) -> Blame | None:
+    def _idle(self) -> Diagnosis | None:
         """The ranks that do nothing where the others poll; no other split of CPU times means anything."""
         if not self._polls:
             return None
@@ -185,7 +179,7 @@ class Watchdog:
         idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE * busiest]
         busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY * busiest]
         told = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
-        return self._blame(idle, "is idle while the others wait for it") if told else None
+        return self._diagnose(idle, "is idle while the others wait for it") if told else None
 
     def _rate(self, rank: int) -> float | None:
         """Share of a CPU that a rank has used since nothing moves."""
@@ -194,26 +188,9 @@ class Watchdog:
         last, base = self._last[rank], self._base[rank]
         return (last.beat.cpu_ms - base.beat.cpu_ms) / 1000 / (last.at - base.at)
 
-    def _unknown(self) -> Blame:
-        if not self._last:
-            return Blame(rank=None, text="no rank has been heard of since the launch was started")
-        return Blame(rank=None, text="all ranks are alive and equally far; none can be told to be the cause")
-
-    def _blame(self, ranks: Sequence[int], state: str) -> Blame:
+    def _diagnose(self, ranks: Sequence[int], state: str) -> Diagnosis:
         host, _ = self._processes.get(ranks[0], ("", 0))
-        others = f" (as {'are' if len(ranks) > 2 else 'is'} {_named(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
-        where = f" on host {host}" if host else ""
-        return Blame(rank=ranks[0], host=host, state=state, text=f"rank {ranks[0]}{where} {state}{others}")
-
-
-def _named(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 1, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank) for rank in ranks)}"
-
-
-def _while(letter: str | None) -> str:
-    """What a process does that is not heard of, as far as its state tells."""
-    return f" although its process {_STATES[letter]}" if letter in _STATES else ""
+        return diagnose_ranks(ranks, state, host)
 
 
 def _position(beat: Heartbeat) -> tuple[int, int]:

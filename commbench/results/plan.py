@@ -18,6 +18,7 @@ from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.stats.budgets import Budget
+from commbench.units import counted
 
 #: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
@@ -251,6 +252,13 @@ def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[
     """The cases of a stage that no launch has measured: a run that the time limit ends without them is partial."""
     measured = {record.case.key for record in records if record.status in DONE}
     return [case for case in request.cases if case.key not in measured]
+
+
+def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
+    """Return how many cases of a stage no launch has measured, to follow a sentence; empty if each has a launch."""
+    missing = len(unmeasured_cases(request, records))
+    cases = counted(len(request.cases), "case")
+    return f"; {missing} of {cases} {'has' if missing == 1 else 'have'} no launch" if missing else ""
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:

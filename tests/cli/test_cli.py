@@ -17,12 +17,12 @@ from commbench.cli.conduct import Place, Settings, Task, carry_out
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import DDP_COLUMNS, TrainingRecord
 from commbench.engine.records import COLUMNS
-from commbench.launch.conductor import RunRequest, Stage, single_stage
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
+from commbench.results.plan import RunRequest, Stage, single_stage
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 

@@ -6,6 +6,7 @@ import pytest
 from builders import make_record
 
 from commbench.cli.terminal import LineDisplay, make_console
+from commbench.launch.events import CaseFinished, CaseProgress, LaunchFinished, LaunchStarted
 
 
 @pytest.mark.parametrize(("stage", "name"), [("", "launch 2 of 3"), ("confirm", "confirm launch 2 of 3")])
@@ -13,11 +14,11 @@ def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
     """Write a line a launch, with the stage where a run has several, and one for each failure."""
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
-    display.launch_started(1, 3, stage)
-    display.case(4, 9, "a case", 12.0)
-    display.record(make_record(status="failed", reason="rank 1 raised"))
-    display.record(make_record())
-    display.launch_finished(5.0)
+    display.on(LaunchStarted(launch=1, launches=3, stage=stage))
+    display.on(CaseProgress(done=4, total=9, case="a case", eta_s=12.0))
+    display.on(CaseFinished(record=make_record(status="failed", reason="rank 1 raised")))
+    display.on(CaseFinished(record=make_record()))
+    display.on(LaunchFinished(seconds=5.0))
     failed, finished = stream.getvalue().splitlines()
     assert "  failed: mpi all_reduce 1 KiB float32 sum: rank 1 raised" == failed
     assert finished.startswith(f"{name}: 5")
@@ -28,9 +29,9 @@ def test_a_log_counts_what_is_finished() -> None:
     """Count a case with its record, not when it begins: an interrupted one has not been measured."""
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
-    display.launch_started(0, 3)
-    display.case(0, 9, "a case", 12.0)
-    display.launch_finished(5.0)
+    display.on(LaunchStarted(launch=0, launches=3))
+    display.on(CaseProgress(done=0, total=9, case="a case", eta_s=12.0))
+    display.on(LaunchFinished(seconds=5.0))
     assert "0 of 9 measurements" in stream.getvalue()
 
 
@@ -39,11 +40,11 @@ def test_a_launch_that_measured_nothing_says_so() -> None:
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
     for launch in range(2):
-        display.launch_started(launch, 2)
+        display.on(LaunchStarted(launch=launch, launches=2))
         if not launch:
-            display.case(8, 9, "a case", 12.0)
-            display.record(make_record())
-        display.launch_finished(5.0)
+            display.on(CaseProgress(done=8, total=9, case="a case", eta_s=12.0))
+            display.on(CaseFinished(record=make_record()))
+        display.on(LaunchFinished(seconds=5.0))
     first, second = stream.getvalue().splitlines()
     assert "9 of 9 measurements" in first
     assert second.endswith("nothing was measured")

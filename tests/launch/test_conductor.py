@@ -26,11 +26,11 @@ def crash_in(*bad: Case) -> str:
 session()
 for i, planned in enumerate(plan.cases):
     if planned.case.key in {[case.key for case in bad]!r}:
-        sink.case(i, planned.case)
-        say(LastWords(rank=1, host="n1", case=i, text="ValueError: boom"))
+        begin(i)
+        fail(1, "ValueError", "boom")
         sys.exit(1)
     measured(i)
-sink.end(finished=True)
+end(is_complete=True)
 """
 
 
@@ -81,8 +81,8 @@ def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
 
 def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     """Keep what was measured, blame the rank and the case, and measure the rest the next time."""
-    words = "say(LastWords(rank=1, host='n1', case=1, text='ValueError: boom'))\nprint('last', file=sys.stderr)\n"
-    crash = f"session(); measured(0)\nsink.case(1, plan.cases[1].case)\n{words}sys.exit(1)"
+    words = "fail(1, 'ValueError', 'boom')\nprint('last', file=sys.stderr)\n"
+    crash = f"session(); measured(0)\nbegin(1)\n{words}sys.exit(1)"
     code, info, display = run(tmp_path, crash, fail_fast=True)
     reason = "rank 1 on host n1 raised ValueError: boom"
     assert (3, "partial") == (code, info["status"])
@@ -120,7 +120,7 @@ def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Go on after a hang as after a crash."""
     hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
-    hang += "        sink.case(i, p.case); beat(0, 1); time.sleep(600)\n    measured(i)\nsink.end(finished=True)"
+    hang += "        begin(i); beat(0, 1); time.sleep(600)\n    measured(i)\nend(is_complete=True)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
     assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
@@ -137,7 +137,7 @@ def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
 
 def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
     """Start new ranks as long as each start measures something; nothing is missing in the end."""
-    launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nsink.end(finished=True)")
+    launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)")
     code, info, display = run(tmp_path, launcher)
     assert (0, "complete", 8) == (code, info["status"], launcher.started)
     assert EVERYTHING == sorted(measured(tmp_path))
@@ -146,15 +146,13 @@ def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
 
 def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
     """Stop where one case after the other fails; a result in between begins the count anew."""
-    launcher = ScriptLauncher("session(); sink.case(0, plan.cases[0].case); sys.exit(1)")
+    launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
     code, info, _ = run(tmp_path / "row", launcher)
     assert (3, "partial", 3) == (code, info["status"], launcher.started)
     assert info["reason"].startswith("3 cases failed, the first: the launcher ended with exit status 1")
     assert info["reason"].endswith("; stopped after 3 failed launches in a row")
     cases = Sweep(backends=["mpi"], sizes="8:1K").cases(2)
-    launcher = ScriptLauncher(
-        "session()\nif len(plan.cases) % 3 == 0: measured(1)\nsink.case(0, plan.cases[0].case); sys.exit(1)"
-    )
+    launcher = ScriptLauncher("session()\nif len(plan.cases) % 3 == 0: measured(1)\nbegin(0); sys.exit(1)")
     code, info, _ = run(tmp_path / "between", launcher, make_request(cases, launches=1))
     assert (3, "ok" in {status for _, _, status in measured(tmp_path / "between")}) == (code, True)
     assert info["reason"].startswith("6 cases failed")
@@ -165,7 +163,7 @@ def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
     """Stop at once, also after a case that failed by itself, and name both."""
     (tmp_path / "ready").touch()
     script = f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more slots')\n"
-    script += "os.remove(flag); session(); sink.case(0, plan.cases[0].case); sys.exit(1)"
+    script += "os.remove(flag); session(); begin(0); sys.exit(1)"
     launcher = ScriptLauncher(script)
     code, info, _ = run(tmp_path / "run", launcher)
     assert (3, 2) == (code, launcher.started)
@@ -209,7 +207,7 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
     """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
-    hang = "session(); measured(0); sink.case(1, plan.cases[1].case)\n"
+    hang = "session(); measured(0); begin(1)\n"
     hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
     assert (3, "partial") == (code, info["status"])
@@ -222,7 +220,7 @@ def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
     stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-    stubborn += "session(); sink.case(0, plan.cases[0].case); beat(0, 1)\ntime.sleep(600)"
+    stubborn += "session(); begin(0); beat(0, 1)\ntime.sleep(600)"
     assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
 
@@ -237,7 +235,7 @@ def test_ranks_that_stay_after_a_complete_launch_are_a_doubt_only(tmp_path: Path
 
 def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
     """Raise the rank's sentence."""
-    refuse = "say(LastWords(rank=0, host='n0', case=-1, text='Install numba.', bad_input=True)); sys.exit(1)"
+    refuse = "fail(0, '', 'Install numba.', is_bad_input=True); sys.exit(1)"
     with pytest.raises(InputError, match=r"^Install numba\.$"):
         run(tmp_path, refuse)
     assert "partial" == json.loads((tmp_path / "run.json").read_text())["status"]
@@ -285,7 +283,7 @@ def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, 
 
 def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Path) -> None:
     """Cut the first launch at its deadline, say how many cases have no launch, and end with code 3."""
-    script = "session(); measured(0); assert plan.deadline_s == 0.0; sink.end(finished=False)"
+    script = "session(); measured(0); assert plan.deadline_s == 0.0; end(is_complete=False)"
     code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
     assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
     assert ["cut"] == [entry["status"] for entry in info["launches"]]

@@ -14,8 +14,8 @@ from conducting import measured, run
 from launching import Recorder, find_marked, make_request, marked_environment, mpirun, wait_until
 
 from commbench.collectives.cases import Sweep
-from commbench.launch.conductor import RunRequest
 from commbench.launch.launchers import Launcher, MpirunLauncher
+from commbench.results.plan import RunRequest
 
 OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
 #: Without agreed instants, which ranks on a busy machine may all miss.

@@ -1,12 +1,12 @@
-"""Tests of who is to blame for the end of a launch, on real texts of launchers."""
+"""Tests of the diagnosis of a launch that failed, on real texts of launchers."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from commbench.launch.diagnosis import Blame, MemoryKills, blame_exit
-from commbench.launch.protocol import LastWords
+from commbench.launch.diagnosis import Diagnosis, MemoryKills, diagnose_exit
+from commbench.launch.events import RankError
 
 OPENMPI_EXIT = """
 prterun detected that one or more processes exited with non-zero status,
@@ -70,9 +70,9 @@ SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
 )
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     """Read the messages of real launchers."""
-    blame = blame_exit(stderr.splitlines(), [], 1, {1: ("n1", 4146)})
-    assert (1, expected) == (blame.rank, blame.text)
-    assert blame.text.endswith(blame.state)
+    diagnosis = diagnose_exit(stderr.splitlines(), [], 1, {1: ("n1", 4146)})
+    assert (1, expected) == (diagnosis.rank, diagnosis.text)
+    assert diagnosis.text.endswith(diagnosis.state)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
 )
 def test_hydra_names_a_process_of_a_host(processes: dict[int, tuple[str, int]], rank: int | None) -> None:
     """Find its rank although processes of several hosts may have the same number; guess none."""
-    assert rank == blame_exit(MPICH.splitlines(), [], 1, processes).rank
+    assert rank == diagnose_exit(MPICH.splitlines(), [], 1, processes).rank
 
 
 OPENMPI_PEER = """
@@ -119,73 +119,80 @@ terminated by signals sent by prterun (as reported here).
 """
 
 
-def test_who_closed_a_socket_is_to_blame_and_not_the_one_that_found_it_closed() -> None:
-    """Name the only rank that does not complain; of several say only that one of them has died."""
+def test_the_rank_that_closed_a_socket_failed_not_the_rank_that_found_it_closed() -> None:
+    """Name the only rank that reports no loss; of several say only that one of them has died."""
     lines = OPENMPI_SOCKET.splitlines()
-    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
+    diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
     assert (1, "n1", "rank 1 on host n1 has died: others lost their connection to it") == (
-        blame.rank,
-        blame.host,
-        blame.text,
+        diagnosis.rank,
+        diagnosis.host,
+        diagnosis.text,
     )
-    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
-    assert (None, "", "a rank has died: others lost their connection to it") == (blame.rank, blame.host, blame.text)
-    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
+    diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
+    assert (None, "", "a rank has died: others lost their connection to it") == (
+        diagnosis.rank,
+        diagnosis.host,
+        diagnosis.text,
+    )
+    assert 1 == diagnose_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
 
 
-def test_the_rank_at_the_other_end_is_to_blame_and_not_the_one_that_lost_it() -> None:
-    """See through mpirun, which blames the first to notice that a rank on another host is gone."""
+def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it() -> None:
+    """Name the rank that is gone, not the rank that mpirun names: the first to notice it."""
     lines = OPENMPI_PEER.splitlines()
     text = "rank 1 on host n1 has died: others lost their connection to it"
-    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
-    assert (1, text) == (blame.rank, blame.text)
-    blame = blame_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
-    assert (None, text.replace("rank 1", "a rank")) == (blame.rank, blame.text)
-    assert 1 == blame_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
+    diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
+    assert (1, text) == (diagnosis.rank, diagnosis.text)
+    diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
+    assert (None, text.replace("rank 1", "a rank")) == (diagnosis.rank, diagnosis.text)
+    assert 1 == diagnose_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
 
 
 def test_torchrun_may_notice_the_victim_first() -> None:
-    """Blame the killed rank in the list of failures, not the one whose error torchrun calls the root cause."""
+    """Name the killed rank in the list of failures, not the rank whose error torchrun calls the root cause."""
     entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"
     failures = f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed failure):\n{entry.format(0, 0, 1)}"
-    victim = words(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
-    assert 1 == blame_exit(failures.splitlines(), [victim], 1).rank
-    assert 0 == blame_exit(failures.splitlines(), [words(0, "ValueError: boom")], 1).rank
+    victim = error(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
+    assert 1 == diagnose_exit(failures.splitlines(), [victim], 1).rank
+    assert 0 == diagnose_exit(failures.splitlines(), [error(0, "ValueError: boom")], 1).rank
     terminated = failures.replace("-9", "-15")
-    assert 0 == blame_exit(terminated.splitlines(), [], 1).rank
+    assert 0 == diagnose_exit(terminated.splitlines(), [], 1).rank
 
 
-def words(rank: int, text: str) -> LastWords:
-    """What a rank said."""
-    return LastWords(rank=rank, host=f"n{rank}", case=0, text=text)
+def error(rank: int, text: str) -> RankError:
+    """Return what a rank reports that raised: a type and a message, as Python prints them."""
+    kind, _, message = text.partition(": ")
+    return RankError(rank=rank, host=f"n{rank}", case=0, error=kind, message=message)
 
 
-def test_what_a_rank_says_is_better_than_an_exit_status() -> None:
+def test_the_error_of_a_rank_comes_before_an_exit_status() -> None:
     """Quote the rank that raised."""
-    blame = blame_exit(OPENMPI_ABORT.splitlines(), [words(1, "ValueError: boom")], 1)
+    diagnosis = diagnose_exit(OPENMPI_ABORT.splitlines(), [error(1, "ValueError: boom")], 1)
     text = "rank 1 on host n1 raised ValueError: boom"
-    assert Blame(rank=1, host="n1", state="raised ValueError: boom", text=text) == blame
+    assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", text=text) == diagnosis
 
 
-def test_a_killed_rank_is_to_blame_before_the_partners_that_complain() -> None:
-    """See through the victim's error, which comes first."""
-    victim = words(0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
-    assert 1 == blame_exit(OPENMPI_SIGNAL.splitlines(), [victim], 137).rank
+def test_a_killed_rank_comes_before_partners_that_raise() -> None:
+    """Prefer the death to the victim's error, which comes first."""
+    victim = error(0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+    assert 1 == diagnose_exit(OPENMPI_SIGNAL.splitlines(), [victim], 137).rank
 
 
-def test_a_rank_that_lost_its_partner_is_not_to_blame_for_another_error() -> None:
+def test_a_lost_connection_comes_after_another_error() -> None:
     """Prefer the error that is not about a lost connection, and an exit status to a victim."""
-    victim = words(0, "RuntimeError: Broken pipe")
-    assert 1 == blame_exit([], [victim, words(1, "MemoryError: ")], 1).rank
-    assert 1 == blame_exit(OPENMPI_EXIT.splitlines(), [victim], 7).rank
-    assert 0 == blame_exit([], [victim], 1).rank
+    victim = error(0, "RuntimeError: Broken pipe")
+    assert 1 == diagnose_exit([], [victim, error(1, "MemoryError: ")], 1).rank
+    assert 1 == diagnose_exit(OPENMPI_EXIT.splitlines(), [victim], 7).rank
+    assert 0 == diagnose_exit([], [victim], 1).rank
 
 
 def test_an_unknown_end_quotes_the_last_line() -> None:
     """Say what is known where no rank can be named."""
     said = "the launcher ended with exit status 66: prterun was unable to find the program"
-    assert Blame(rank=None, text=said) == blame_exit(["prterun was unable to find the program", "------"], [], 66)
-    assert "the launcher ended with exit status 3" == blame_exit([], [], 3).text
+    assert Diagnosis(rank=None, text=said) == diagnose_exit(
+        ["prterun was unable to find the program", "------"], [], 66
+    )
+    assert "the launcher ended with exit status 3" == diagnose_exit([], [], 3).text
 
 
 OPENMPI_LOST = """
@@ -194,21 +201,21 @@ PRTE has lost communication with a remote daemon.
   HNP daemon   : [prterun-host0-107@0,0] on node host0
   Remote daemon: [prterun-host0-107@0,2] on node host2
 """
-SILENT = Blame(rank=2, host="host2", state="is silent", text="host host2 (rank 2) is silent", is_lost=True)
+SILENT = Diagnosis(rank=2, host="host2", state="is silent", text="host host2 (rank 2) is silent", is_lost=True)
 
 
-def test_a_silent_rank_is_to_blame_before_the_partners_that_complain() -> None:
-    """See through the errors and exits of ranks that have lost it."""
-    victim = words(0, "RuntimeError: Connection closed by peer")
-    assert SILENT == blame_exit(OPENMPI_EXIT.splitlines(), [victim], 1, silent=SILENT)
-    assert 1 == blame_exit([], [words(1, "ValueError: boom")], 1, silent=SILENT).rank
+def test_a_silent_rank_comes_before_partners_that_raise() -> None:
+    """Prefer the silent rank to errors and exits of ranks that have lost it."""
+    victim = error(0, "RuntimeError: Connection closed by peer")
+    assert SILENT == diagnose_exit(OPENMPI_EXIT.splitlines(), [victim], 1, silent=SILENT)
+    assert 1 == diagnose_exit([], [error(1, "ValueError: boom")], 1, silent=SILENT).rank
 
 
 def test_a_host_whose_daemon_is_lost_is_named() -> None:
     """Name the host that mpirun has lost, and its rank where that is known."""
-    assert SILENT == blame_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
-    blame = blame_exit(OPENMPI_LOST.splitlines(), [], 1)
-    assert ("host2", "mpirun has lost its daemon on host host2") == (blame.host, blame.text)
+    assert SILENT == diagnose_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
+    diagnosis = diagnose_exit(OPENMPI_LOST.splitlines(), [], 1)
+    assert ("host2", "mpirun has lost its daemon on host host2") == (diagnosis.host, diagnosis.text)
 
 
 @pytest.mark.parametrize(("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")])
@@ -219,9 +226,9 @@ def test_a_kill_for_lack_of_memory_is_told_from_another(tmp_path: Path, before: 
     memory = MemoryKills(vmstat)
     vmstat.write_text(f"pgfault 9\noom_kill {after}\n")
     here, there = os.uname().nodename, OPENMPI_SIGNAL
-    told = blame_exit(there.replace("n1", here).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    told = diagnose_exit(there.replace("n1", here).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
     assert hint in told.text
-    told = blame_exit(there.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    told = diagnose_exit(there.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
     assert told.text.endswith("; the system may have run out of memory")
 
 
@@ -236,4 +243,4 @@ def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
     """Add what is known of the reason."""
     lines = [*OPENMPI_EXIT.splitlines(), "/usr/bin/python: No module named commbench"]
     expected = "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks run; "
-    assert blame_exit(lines, [], 7).text.startswith(expected)
+    assert diagnose_exit(lines, [], 7).text.startswith(expected)

@@ -1,26 +1,26 @@
-"""Tests of the culprit that run.json names, put together from what ranks have said."""
+"""Tests of the failed rank that run.json names, from what ranks have reported."""
 
 from commbench.collectives.cases import Sweep
-from commbench.launch.diagnosis import Blame, Evidence, of_a_crash
-from commbench.launch.protocol import MAIN, LastWords, Stack
+from commbench.launch.diagnosis import Diagnosis, Evidence, find_crash_report
+from commbench.launch.events import MAIN, RankError, Stack
 
 CASE = Sweep(backends=["gloo"], sizes=[8]).cases(4)[0]
 PROCESSES = {rank: (f"n{rank}", 100 + rank) for rank in range(4)}
-STOPPED = Blame(rank=1, host="n1", state="is stopped", text="rank 1 on host n1 is stopped")
+STOPPED = Diagnosis(rank=1, host="n1", state="is stopped", text="rank 1 on host n1 is stopped")
 LOOP = "commbench/timing/loops.py:8 in run"
 
 
 def stack(rank: int, *frames: str, thread: str = MAIN, inside: bool = True) -> Stack:
-    """What a rank tells."""
+    """Return what a rank reports."""
     return Stack(rank=rank, host=f"n{rank}", thread=thread, stack=list(frames), inside=inside)
 
 
-def test_a_culprit_has_all_that_is_known() -> None:
+def test_a_failed_rank_has_all_that_is_known() -> None:
     """Name the rank, its process and the case, and what the others were waiting in, together where it is the same."""
     evidence = Evidence()
     for message in (stack(0, LOOP), stack(2, LOOP), stack(3, LOOP, inside=False), stack(3, "x.py:1 in y", thread="t")):
-        evidence.hear(message)
-    culprit = evidence.convict(STOPPED, CASE, PROCESSES, [])
+        evidence.add(message)
+    failed = evidence.failed_rank(STOPPED, CASE, PROCESSES, [])
     waiting = "all_reduce of gloo, at run (commbench/timing/loops.py:8)"
     other = f"synchronising or preparing for {waiting}"
     assert {
@@ -31,40 +31,40 @@ def test_a_culprit_has_all_that_is_known() -> None:
         "state": "is stopped",
         "stack": [],
         "others": [{"ranks": [0, 2], "in": waiting}, {"ranks": [3], "in": other}],
-    } == culprit.to_json()
-    assert f"Ranks 0, 2 were in {waiting}; rank 3 was in {other}" == culprit.waiting
+    } == failed.to_json()
+    assert f"Ranks 0, 2 were in {waiting}; rank 3 was in {other}" == failed.waiting
     assert {0, 2, 3} == evidence.located
     assert ["rank 3 on host n3, thread t, most recent call first:", "  x.py:1 in y"] == evidence.lines()[-2:]
 
 
-def test_the_culprits_stack_is_taken_where_it_can_be_had() -> None:
+def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
     """Prefer where a rank raised to where it was when it was asked, and that to what its interpreter printed."""
     evidence = Evidence()
     dumped = ["Thread 0x0 (most recent call first):", '  File "lib.py", line 7 in spin']
-    assert ["lib.py:7 in spin"] == evidence.convict(STOPPED, CASE, PROCESSES, dumped).stack
-    evidence.hear(stack(1, LOOP))
-    assert [LOOP] == evidence.convict(STOPPED, CASE, PROCESSES, dumped).stack
-    evidence.hear(LastWords(rank=1, host="n1", case=0, text="ValueError: boom", stack=["mine.py:3 in work"]))
-    assert ["mine.py:3 in work"] == evidence.convict(STOPPED, CASE, PROCESSES, dumped).stack
+    assert ["lib.py:7 in spin"] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped).stack
+    evidence.add(stack(1, LOOP))
+    assert [LOOP] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped).stack
+    evidence.add(RankError(rank=1, host="n1", case=0, error="ValueError", message="boom", stack=["mine.py:3 in work"]))
+    assert ["mine.py:3 in work"] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped).stack
 
 
-def test_without_a_culprit_every_rank_is_among_the_others() -> None:
+def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
     """Say where all are; before the first case there is none."""
     evidence = Evidence()
-    evidence.hear(stack(0, LOOP))
-    culprit = evidence.convict(Blame(rank=None, text="none can be told to be the cause"), None, PROCESSES, [])
-    assert (None, None, "", [0]) == (culprit.rank, culprit.pid, culprit.case, culprit.others[0]["ranks"])
+    evidence.add(stack(0, LOOP))
+    failed = evidence.failed_rank(Diagnosis(rank=None, text="none can be told to be the cause"), None, PROCESSES, [])
+    assert (None, None, "", [0]) == (failed.rank, failed.pid, failed.case, failed.others[0].ranks)
 
 
 def test_stacks_of_before_do_not_count() -> None:
-    """Forget what was told when nobody had asked."""
+    """Forget stacks that were reported before they were asked for."""
     evidence = Evidence()
-    evidence.hear(stack(0, LOOP))
+    evidence.add(stack(0, LOOP))
     evidence.forget_stacks()
-    assert ([], "") == (evidence.lines(), evidence.convict(STOPPED, CASE, PROCESSES, []).waiting)
+    assert ([], "") == (evidence.lines(), evidence.failed_rank(STOPPED, CASE, PROCESSES, []).waiting)
 
 
 def test_what_a_crash_has_printed_begins_with_its_head() -> None:
     """Leave out what stood before."""
-    assert [] == of_a_crash(["warning"])
-    assert ["Fatal Python error: Aborted", "x"] == of_a_crash(["warning", "Fatal Python error: Aborted", "x"])
+    assert [] == find_crash_report(["warning"])
+    assert ["Fatal Python error: Aborted", "x"] == find_crash_report(["warning", "Fatal Python error: Aborted", "x"])

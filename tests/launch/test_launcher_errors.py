@@ -1,8 +1,8 @@
-"""Tests of what launchers complain about, on their real texts."""
+"""Tests of the errors of launchers, on their real texts."""
 
 import pytest
 
-from commbench.launch.launcher_errors import doubt, explain
+from commbench.launch.launcher_errors import explain, find_warning
 
 DAEMON = """
 A daemon failed to report back after being spawned. This could
@@ -53,13 +53,13 @@ PORT = "The server socket has failed to listen on any local network address. por
         ("something else", ""),
     ],
 )
-def test_a_complaint_becomes_a_sentence(output: str, expected: str) -> None:
+def test_an_error_of_a_launcher_becomes_a_sentence(output: str, expected: str) -> None:
     """Say what was asked, what happened and what to do."""
     assert bool(expected) == bool(explain(output.splitlines()))
     assert explain(output.splitlines()).startswith(expected)
 
 
-def test_a_full_memory_file_system_spoils_what_goes_through() -> None:
-    """Doubt a launch whose ranks had to take another way."""
-    assert doubt(SHM.splitlines()).startswith(f"{MEMORY} is full, so ranks of one host could not")
-    assert "" == doubt(["anything"])
+def test_a_full_memory_file_system_is_a_warning() -> None:
+    """Warn of a launch whose ranks could not use shared memory."""
+    assert find_warning(SHM.splitlines()).startswith(f"{MEMORY} is full, so ranks of one host could not")
+    assert "" == find_warning(["anything"])

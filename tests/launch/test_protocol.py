@@ -12,35 +12,37 @@ from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.engine.records import Record
-from commbench.launch.protocol import (
-    FrameSink,
+from commbench.launch.events import (
+    CaseFinished,
+    CasesEnded,
+    CaseStarted,
     Heartbeat,
-    LastWords,
-    claim_stdout,
-    format_message,
-    parse_frame,
-    say,
-    split_line,
+    Notice,
+    RankError,
+    RankEvent,
+    SessionStarted,
+    Stack,
 )
-from commbench.results.record_types import read_record
+from commbench.launch.protocol import EventWriter, claim_stdout, format_event, format_short, say, split_line
 
 BEAT = Heartbeat(rank=1, host="n1", pid=4711, entered=10, left=9, cpu_ms=512, case=3)
-WORDS = LastWords(rank=0, host="n0", case=2, text="ValueError: two\nlines @commbench", bad_input=True)
+ERROR = RankError(rank=0, host="n0", case=2, error="ValueError", message="two\nlines @commbench", is_bad_input=True)
+STACK = Stack(rank=1, host="n1", thread="t", stack=["a.py:1 in b"], inside=True)
 BUCKET = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
 CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
 
 
-@pytest.mark.parametrize("message", [BEAT, WORDS], ids=["heartbeat", "last words"])
-def test_messages_come_back_as_they_went(message: Heartbeat | LastWords) -> None:
-    """Carry each kind of message in one line."""
-    line = format_message(message)
+@pytest.mark.parametrize("event", [BEAT, ERROR, STACK], ids=["heartbeat", "error", "stack"])
+def test_short_events_come_back_as_they_went(event: RankEvent) -> None:
+    """Carry each event of a rank in one line."""
+    line = format_short(event)
     assert 1 == line.count("\n")
-    assert ("", message) == split_line(line.rstrip("\n"))
+    assert ("", event) == split_line(line.rstrip("\n"))
 
 
 def test_a_message_is_found_among_foreign_text() -> None:
     """Tell our message from what another writer has put before and after it on the line."""
-    line = f"warning: slow disk{format_message(BEAT).rstrip()} more"
+    line = f"warning: slow disk{format_short(BEAT).rstrip()} more"
     assert ("warning: slow disk", BEAT) == split_line(line)
 
 
@@ -55,6 +57,8 @@ def test_a_message_is_found_among_foreign_text() -> None:
         '@commbench heartbeat {"rank":1}',
         "@commbench heartbeat [1]",
         "@commbench greeting {}",
+        '@commbench record {"rec',
+        '{"frame":"end","finished":true}',
     ],
 )
 def test_foreign_and_torn_lines_are_handed_on(line: str) -> None:
@@ -66,73 +70,67 @@ def test_foreign_and_torn_lines_are_handed_on(line: str) -> None:
 def test_no_text_upsets_the_reader(text: str) -> None:
     """Survive anything on either stream."""
     split_line(text)
-    split_line(f"@commbench error {text}")
-    parse_frame(text)
-    parse_frame('{"frame":' + text)
+    for name in ("error", "session", "case", "end"):
+        split_line(f"@commbench {name} {text}")
 
 
-def test_last_words_fit_into_one_write() -> None:
-    """Cut a long text, so that the line stays below what a pipe takes in one piece."""
-    line = format_message(LastWords(rank=0, host="n0", case=0, text="\N{SNOWMAN}\x01" * 100_000))
+def test_an_error_fits_into_one_write() -> None:
+    """Cut a long message, so that the line stays below what a pipe takes in one piece."""
+    line = format_short(RankError(rank=0, host="n0", case=0, message="\N{SNOWMAN}\x01" * 100_000))
     assert len(line.encode()) < 4096
 
 
 def test_messages_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     """Write to descriptor 2 whatever sys.stderr is."""
     say(BEAT)
-    assert format_message(BEAT) == capfd.readouterr().err
+    assert format_short(BEAT) == capfd.readouterr().err
 
 
-def test_frames_come_back_as_they_went() -> None:
-    """Hand a whole launch over, numpy numbers included."""
+def events_in(stream: io.StringIO) -> list[RankEvent]:
+    """Return the events of a stream's lines."""
+    return [event for line in stream.getvalue().split("\n") if (event := split_line(line)[1])]
+
+
+def test_written_events_come_back_as_they_went() -> None:
+    """Hand a whole launch over, numpy numbers included; leave out the conductor's own events."""
     stream = io.StringIO()
-    sink = FrameSink(stream)
-    sink.session({"ranks": []})
-    sink.case(4, CASE)
-    sink.record(Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0)))  # type: ignore[arg-type]
-    sink.end(finished=True)
-    frames = [frame for line in stream.getvalue().split("\n") if (frame := parse_frame(line))]
-    assert ["session", "case", "record", "end"] == [frame["frame"] for frame in frames]
-    assert {"frame": "case", "index": 4, "text": str(CASE)} == frames[1]
-    received = read_record(frames[2]["record"])
+    record = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
+    sent = [SessionStarted(facts={"ranks": []}), CaseStarted(index=4), CaseFinished(record=record)]
+    writer = EventWriter(stream)
+    for event in (*sent, Notice(text="not for the conductor"), CasesEnded(is_complete=True)):
+        writer.on(event)
+    session, begun, finished, ended = events_in(stream)
+    assert [*sent[:2], CasesEnded(is_complete=True)] == [session, begun, ended]
+    assert isinstance(finished, CaseFinished)
+    received = finished.record
     assert isinstance(received, Record)
     assert (CASE, 1, [1.5, 2.5], 0) == (received.case, received.launch, received.times_us, received.wrong)
-    assert frames[3]["finished"] is True
 
 
-def test_training_travels_in_the_same_frames() -> None:
+def test_training_travels_in_the_same_events() -> None:
     """Hand training over, and know it again."""
-    stream = io.StringIO()
-    sink = FrameSink(stream)
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
     record = TrainingRecord(case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET])
-    sink.case(0, case)
-    sink.record(record)
-    begun, finished = [frame for line in stream.getvalue().split("\n") if (frame := parse_frame(line))]
-    received = read_record(finished["record"])
+    _, event = split_line(format_event(CaseFinished(record=record)))
+    assert isinstance(event, CaseFinished)
+    received = event.record
     assert isinstance(received, TrainingRecord)
-    assert (str(case), record.case, [1.5], [(3, 0.5)], [BUCKET]) == (
-        *(begun["text"], received.case, received.step_ms, received.metrics, received.buckets),
+    assert (record.case, [1.5], [(3, 0.5)], [BUCKET]) == (
+        *(received.case, received.step_ms, received.metrics, received.buckets),
     )
 
 
-def test_a_frame_survives_half_a_line_before_it() -> None:
-    """Begin on a line of our own where an import has left half a one."""
+def test_an_event_survives_half_a_line_before_it() -> None:
+    """Begin on a line of our own where an import has left half a line."""
     stream = io.StringIO()
     stream.write("loading libfoo...")
-    FrameSink(stream).end(finished=False)
-    frames = [parse_frame(line) for line in stream.getvalue().splitlines()]
-    assert [None, {"frame": "end", "finished": False}] == frames
-
-
-@pytest.mark.parametrize("line", ["", "noise", '{"frame":"record","rec', '{"other":1}', "[1]"])
-def test_what_is_no_frame_is_ignored(line: str) -> None:
-    """Take torn and foreign lines for noise."""
-    assert parse_frame(line) is None
+    EventWriter(stream).on(CasesEnded(is_complete=False))
+    assert ["loading libfoo...", ""] == [split_line(line)[0] for line in stream.getvalue().splitlines()]
+    assert [CasesEnded(is_complete=False)] == events_in(stream)
 
 
 def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    """Send a library's output to stderr and frames to stdout."""
+    """Send a library's output to stderr and events to stdout."""
     original = os.dup(1)
     try:
         private = claim_stdout()

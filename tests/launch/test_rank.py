@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,51 +21,58 @@ from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.energy import RunMeter
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
+from commbench.launch.events import (
+    MAIN,
+    CaseFinished,
+    CasesEnded,
+    CaseStarted,
+    Event,
+    Heartbeat,
+    SessionStarted,
+    Stack,
+)
 from commbench.launch.heartbeat import Heart, stack_in
-from commbench.launch.protocol import MAIN, Heartbeat, Stack, split_line
+from commbench.launch.protocol import split_line
 from commbench.launch.rank import run_rank
 from commbench.results.plan import LaunchPlan, PlannedCase
-from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import BUDGETS
 
 CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 PLAN = LaunchPlan(launch=3, budget=BUDGETS["quick"], cases=[PlannedCase(case=case) for case in CASES])
 
 
-class ListSink:
-    """Keeps what it is told."""
+class EventList:
+    """Keeps what it hears."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.heard: list[Any] = []
+        self.facts: dict[str, Any] = {}
 
-    def session(self, facts: Mapping[str, object]) -> None:
-        """Keep the number of ranks."""
-        self.told.append(("session", len(facts["ranks"])))  # type: ignore[arg-type]
-
-    def case(self, index: int, case: AnyCase) -> None:
-        """Keep the case."""
-        self.told.append(("case", index, case))
-
-    def record(self, record: AnyRecord) -> None:
+    def on(self, event: Event) -> None:
         """Keep what is known beforehand."""
-        self.told.append(("record", record.case, record.launch, record.status))
-
-    def end(self, *, finished: bool) -> None:
-        """Keep whether all was done."""
-        self.told.append(("end", finished))
+        match event:
+            case SessionStarted(facts=facts):
+                self.facts = dict(facts)
+                self.heard.append(("session", len(facts["ranks"])))
+            case CaseStarted(index=index):
+                self.heard.append(("case", index))
+            case CaseFinished(record=record):
+                self.heard.append(("record", record.case, record.launch, record.status))
+            case CasesEnded(is_complete=is_complete):
+                self.heard.append(("end", is_complete))
 
 
 def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
     """Run a plan on two ranks; return what rank 0 told and the hearts."""
-    sink = ListSink()
+    listener = EventList()
     hearts = [Heart(rank, Progress()) for rank in range(2)]
 
     def work(control: ThreadControl) -> None:
         heart = hearts[control.rank]
-        run_rank(plan, control, sink if control.rank == 0 else None, heart, {})
+        run_rank(plan, control, listener if control.rank == 0 else None, heart, {})
 
     run_threads(2, work)
-    return sink.told, hearts
+    return listener.heard, hearts
 
 
 def test_a_rank_tells_everything_in_order() -> None:
@@ -73,7 +80,7 @@ def test_a_rank_tells_everything_in_order() -> None:
     told, hearts = launch(PLAN)
     expected: list[Any] = [("session", 2)]
     for index, case in enumerate(CASES):
-        expected += [("case", index, case), ("record", case, 3, "ok")]
+        expected += [("case", index), ("record", case, 3, "ok")]
     assert [*expected, ("end", True)] == told
     assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
     assert str(CASES[-1]) == hearts[1].progress.case
@@ -88,15 +95,15 @@ def test_no_case_begins_after_the_deadline() -> None:
 
 def test_no_case_begins_after_the_last_that_is_wanted() -> None:
     """Finish the case that is being measured, on all ranks, once rank 0 is told to leave off."""
-    sink = ListSink()
+    listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        told = sink if control.rank == 0 else None
-        run_rank(PLAN, control, told, Heart(control.rank, Progress()), {}, leave_off=lambda: len(sink.told) > 2)
+        told = listener if control.rank == 0 else None
+        run_rank(PLAN, control, told, Heart(control.rank, Progress()), {}, leave_off=lambda: len(listener.heard) > 2)
 
     run_threads(2, work)
-    assert ["session", "case", "record", "end"] == [entry[0] for entry in sink.told]
-    assert ("end", False) == sink.told[-1]
+    assert ["session", "case", "record", "end"] == [entry[0] for entry in listener.heard]
+    assert ("end", False) == listener.heard[-1]
 
 
 TERMS = Terms(seed=7, block_s=0.1, steps=5)
@@ -156,7 +163,7 @@ def test_a_rank_trains_what_is_to_be_trained() -> None:
     """Tell every block that begins and every record; count blocks up on every rank, to tell who is behind."""
     told, hearts = launch(TRAINING)
     expected: list[Any] = [("session", 2)]
-    expected += [("case", index, TRAINED[index]) for index in (1, 0, 1, 0)]
+    expected += [("case", index) for index in (1, 0, 1, 0)]
     expected += [("record", case, 3, "ok") for case in TRAINED]
     assert [*expected, ("end", True)] == told
     assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
@@ -174,17 +181,14 @@ def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("commbench.launch.rank.open_backend", note)
     cases = [dataclasses.replace(case, backend="nccl") for case in TRAINED]
     plan = dataclasses.replace(TRAINING, cases=[PlannedCase(case=case) for case in cases])
-    stated: dict[str, Any] = {}
-
-    class Stated(ListSink):
-        def session(self, facts: Mapping[str, object]) -> None:
-            stated.update(facts)
+    listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        run_rank(plan, control, Stated() if control.rank == 0 else None, Heart(control.rank, Progress()), {})
+        run_rank(plan, control, listener if control.rank == 0 else None, Heart(control.rank, Progress()), {})
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
+    stated = listener.facts
     assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated["libraries"]
     assert (2, True, "2 on nccl") == (stated["ranks_per_gpu"], stated["training"], stated["fast_selection"])
     assert "nccl_library" not in stated["environment"]
@@ -323,7 +327,7 @@ def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
     """Say it to the conductor, then to people."""
     left = run("raise ValueError('boom')")
     assert 1 == left.returncode
-    assert '"text":"ValueError: boom","bad_input":false' in left.stderr
+    assert '"message":"boom","error":"ValueError","is_bad_input":false' in left.stderr
     assert "Traceback" in left.stderr
 
 
@@ -332,7 +336,7 @@ def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str)
     """Show no traceback for what the person can put right."""
     left = run(f"from commbench.errors import {error}\nraise {error}('give more')")
     assert code == left.returncode
-    assert f'"text":"give more","bad_input":{bad_input}' in left.stderr
+    assert f'"message":"give more","error":"","is_bad_input":{bad_input}' in left.stderr
     assert "Traceback" not in left.stderr
 
 
@@ -360,7 +364,7 @@ def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
     script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     lines = [split_line(line) for line in left.stderr.splitlines()]
-    stacks = [message for _, message in lines if isinstance(message, Stack)]
+    stacks = [event for _, event in lines if isinstance(event, Stack)]
     return left.returncode, stacks, "".join(foreign for foreign, _ in lines)
 
 

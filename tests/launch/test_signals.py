@@ -11,7 +11,7 @@ import pytest
 from conducting import ALL, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher, marked_environment
 
-from commbench.launch import conductor
+from commbench.launch import ledger
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 
@@ -33,7 +33,7 @@ def send(*numbers: signal.Signals) -> Callable[[], None]:
 
 
 #: Measures two cases and begins a third that never ends.
-ENDLESS = "session(); measured(0); measured(1)\nsink.case(2, plan.cases[2].case); time.sleep(600)"
+ENDLESS = "session(); measured(0); measured(1)\nbegin(2); time.sleep(600)"
 #: Finishes the case in which it is told to, as real ranks do; without that it would go on for long.
 OBEDIENT = """
 import threading
@@ -43,13 +43,13 @@ def follow():
 threading.Thread(target=follow, daemon=True).start()
 session()
 for i, planned in enumerate(plan.cases):
-    sink.case(i, planned.case)
+    begin(i)
     over = i == 1 and told.wait(50)
     measured(i)
     if over:
-        sink.end(finished=False)
+        end(is_complete=False)
         sys.exit()
-sink.end(finished=True)
+end(is_complete=True)
 """
 
 
@@ -109,13 +109,13 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
 
 def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write that the run was interrupted even where the signal comes again while the summary is written."""
-    write = conductor.write_tables
+    write = ledger.write_tables
 
-    def impatient(store: Store) -> object:
+    def impatient(store: Store) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        return write(store)
+        write(store)
 
-    monkeypatch.setattr(conductor, "write_tables", impatient)
+    monkeypatch.setattr(ledger, "write_tables", impatient)
     display = Recorder(send(signal.SIGTERM), when=1)
     ended, info, _ = run(tmp_path, "session(); measured(0)\ntime.sleep(600)", display=display)
     assert (143, "interrupted") == (ended, info["status"])

@@ -1,4 +1,4 @@
-"""Tests of where threads are: told by a rank, or read from what its interpreter has printed."""
+"""Tests of where threads are: reported by a rank, or read from what its interpreter has printed."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from commbench.launch.heartbeat import group_by_place, stack_in, stack_of_error, stacks_of_threads, waits_in
+from commbench.launch.diagnosis import OtherRanks, describe_place, group_by_place
+from commbench.launch.heartbeat import stack_in, stack_of_error, stacks_of_threads
 
 
 def test_every_other_thread_is_told() -> None:
@@ -76,11 +77,13 @@ def test_nothing_printed_is_no_stack() -> None:
         ([], "nowhere that is known"),
     ],
 )
-def test_what_a_thread_waits_in(stack: Sequence[str], expected: str) -> None:
+def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> None:
     """Prefer a frame that says something, then the innermost."""
-    assert expected == waits_in(stack)
+    assert expected == describe_place(stack)
 
 
 def test_ranks_in_one_place_are_told_together() -> None:
     """Group by place, the lowest rank first."""
-    assert [{"ranks": [0, 2], "in": "a"}, {"ranks": [1], "in": "b"}] == group_by_place({2: "a", 1: "b", 0: "a"})
+    assert [OtherRanks(ranks=[0, 2], place="a"), OtherRanks(ranks=[1], place="b")] == group_by_place(
+        {2: "a", 1: "b", 0: "a"}
+    )

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_record
-from launching import make_request, marked_environment, mpirun, open_store, wait_until
+from launching import Recorder, make_request, marked_environment, mpirun, open_store, wait_until
 
-from commbench.launch.display import Display, SilentDisplay
-from commbench.launch.standalone import StoreSink
+from commbench.launch.diagnosis import Ending
+from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, SessionStarted, SilentListener
+from commbench.launch.ledger import Ledger
+from commbench.launch.standalone import OwnLaunch
 from commbench.results import load_run
-from commbench.results.plan import plan_launch
+from commbench.results.plan import TimePlan, plan_launch
 
 pytestmark = pytest.mark.mpi
 
@@ -205,62 +207,90 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
 
 
-def make_sink(path: Path, display: Display | None = None) -> StoreSink:
-    """Return the sink of a launch whose first case is being measured."""
+def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
+    """Return a launch whose first case is being measured."""
     request = make_request([make_case()])
-    plan, display = plan_launch(request, [], 0), display or SilentDisplay()
-    sink = StoreSink(open_store(path, request), plan, request, display, time.monotonic(), launcher="openmpi")
-    sink.case(0, plan.cases[0].case)
-    return sink
+    plan = plan_launch(request, [], 0)
+    ledger = Ledger(open_store(path, request), display or SilentListener(), "openmpi", fail_fast=True, status="partial")
+    times = TimePlan(budget=request.budget, begun=0.0)
+    launch = OwnLaunch(ledger, request, plan, times=times, begun=time.monotonic(), left=[request.cases], total=1)
+    launch.on(CaseStarted(index=0))
+    return launch
 
 
 def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> None:
     """Write the case that failed, the entry of the launch and what the summary needs, once."""
-    sink = make_sink(tmp_path)
+    launch = make_launch(tmp_path)
+    launch.on(SESSION)
     for _ in range(2):
-        sink.fail("partial", "rank 1 raised ValueError")
+        launch.fail(Ending(status="failed", reason="rank 1 raised ValueError"))
     assert ("partial", [(0, "failed")], [0, 0, 0]) == state(tmp_path)
     assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
-    assert {"launcher": "openmpi", "budget": "quick"}.items() <= sink.store.info.items()
+    info = launch.ledger.store.info
+    assert {"launcher": "openmpi", "budget": "quick"}.items() <= info.items()
+    assert f"rank 1 raised ValueError, in case {make_case()}" == info["reason"] == info["launches"][0]["reason"]
     assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
 
 
-def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CONDITIONS = {
+    "environment": {"hosts": [{"hostname": "n0", "timer_tick_s": 1e-8}], "versions": {}, "variables": {}},
+    "ranks": [{"rank": 0, "host": "n0", "pid": 1, "cpus": [0]}],
+    "libraries": {},
+    "mpi_init_s": 0.1,
+    "shared_clock": True,
+    "oversubscribed": False,
+}
+SESSION = SessionStarted(facts=CONDITIONS)
+
+
+def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path) -> None:
     """Warn once the conditions are known, and keep them."""
-    said: list[str] = []
-    display = SilentDisplay()
-    monkeypatch.setattr(display, "warning", said.append)
-    sink = make_sink(tmp_path, display)
-    host = {"hostname": "n0", "timer_tick_s": 1e-8}
-    conditions = {
-        "environment": {"hosts": [host], "versions": {}, "variables": {}},
-        "ranks": [{"rank": 0, "host": "n0", "pid": 1, "cpus": [0]}],
-        "libraries": {},
-        "mpi_init_s": 0.1,
-        "shared_clock": True,
-        "oversubscribed": False,
-    }
-    sink.session({**conditions, "fast_selection": "cupy"})
-    assert (["cupy"], []) == ([sink.store.info["fast_selection"]], said)
-    sink.session({**conditions, "fast_selection": "torch.topk"})
-    assert ["Hook topk selects by torch.topk"] == [text[:31] for text in said]
+    display = Recorder()
+    launch = make_launch(tmp_path, display)
+    launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "cupy"}))
+    assert (["cupy"], []) == ([launch.ledger.store.info["fast_selection"]], display.warnings)
+    for _ in range(2):
+        launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "torch.topk"}))
+    assert ["Hook topk selects by torch.topk"] == [text[:31] for text in display.warnings]
+
+
+def test_a_launch_that_is_killed_leaves_a_partial_run(tmp_path: Path) -> None:
+    """State from the first moment of a launch that it has not ended."""
+    launch = make_launch(tmp_path)
+    launch.on(SESSION)
+    info = launch.ledger.store.info
+    assert ("partial", "launch 1 has begun and not ended") == (info["status"], info["reason"])
 
 
 def test_a_run_that_is_cut_before_its_first_case_is_partial(tmp_path: Path) -> None:
-    """Be cut under a time limit where each case has a launch, else partial."""
-    make_sink(tmp_path / "none").end(finished=False)
-    sink = make_sink(tmp_path / "some")
-    sink.record(make_record(make_case()))
-    sink.end(finished=False)
+    """Be cut under a time limit where each case has a launch, else partial with code 3."""
+    none, some = (make_launch(tmp_path / name) for name in ("none", "some"))
+    some.on(CaseFinished(record=make_record(make_case())))
+    for launch in (none, some):
+        launch.on(CasesEnded(is_complete=False))
     assert ["partial", "cut"] == [state(tmp_path / name)[0] for name in ("none", "some")]
+    assert [3, 0] == [none.code, some.code]
+    assert none.ledger.store.info["reason"].endswith("; 1 of 1 case has no launch")
+
+
+def test_wrong_data_outranks_a_case_that_cannot_be_trained(tmp_path: Path) -> None:
+    """End with code 4 although a case failed on all ranks alike; an interrupt outranks both."""
+    launch = make_launch(tmp_path / "run")
+    launch.on(CaseFinished(record=make_record(make_case(), status="wrong")))
+    launch.ledger.leave_out(make_case(message_bytes=64), "it does not train")
+    launch.on(CasesEnded(is_complete=True))
+    assert (4, "partial") == (launch.code, launch.ledger.store.info["status"])
+    launch.is_last_case = True
+    launch.on(CasesEnded(is_complete=False))
+    assert (130, "interrupted") == (launch.code, launch.ledger.store.info["status"])
 
 
 def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:
-    """Say nothing of it: what cannot be written has been complained about."""
-    sink = make_sink(tmp_path / "run")
+    """Ignore it: the error of the disk has been reported."""
+    launch = make_launch(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("in the way")
-    sink.fail("partial", "the disk is full")
+    launch.fail(Ending(status="failed", reason="the disk is full"))
     assert "in the way" == (tmp_path / "run").read_text()
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from commbench.launch.diagnosis import Blame
-from commbench.launch.protocol import Heartbeat
+from commbench.launch.diagnosis import Diagnosis
+from commbench.launch.events import Heartbeat
 from commbench.launch.watchdog import GAP_S, Watchdog
 
 TIMEOUT = 10.0
@@ -45,7 +45,7 @@ class Play:
         )
         self.watchdog.heartbeat(heartbeat, self.now)
 
-    def go_on(self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()) -> Blame | None:
+    def go_on(self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()) -> Diagnosis | None:
         """Let time pass; return the first hang that is noticed."""
         end = self.now + seconds
         while self.now < end:
@@ -107,8 +107,8 @@ def test_a_second_case_is_no_start_any_more() -> None:
 SILENT = f"has not been heard of for {TIMEOUT:.0f} s"
 
 
-def test_the_silent_rank_is_to_blame() -> None:
-    """Blame the rank that is not heard, although another is further behind; say what is seen of its process."""
+def test_the_silent_rank_has_failed() -> None:
+    """Name the rank that is not heard, although another is further behind; say what is seen of its process."""
     play = Play(3, hosts=["n0"] * 3)
     play.counts[2] = (5, 5, 0)
     play.go_on(1)
@@ -117,15 +117,15 @@ def test_the_silent_rank_is_to_blame() -> None:
     play.go_on(0.5)
     hang = play.go_on(30, silent=[2])
     state = f"{SILENT} although its process runs"
-    assert Blame(rank=2, host="n0", state=state, text=f"rank 2 on host n0 {state}") == hang
+    assert Diagnosis(rank=2, host="n0", state=state, text=f"rank 2 on host n0 {state}") == hang
 
 
 def test_a_host_that_is_silent_is_lost() -> None:
-    """Blame another host of which nothing is heard, and say so to whoever decides to go on."""
+    """Name another host of which nothing is heard, and say so to whoever decides to go on."""
     play = Play(4, hosts=["n0", "n0", "n1", "n2"])
     play.go_on(1)
     hang = play.go_on(30, silent=[3])
-    assert Blame(rank=3, host="n2", state=SILENT, text=f"host n2 (rank 3) {SILENT}", is_lost=True) == hang
+    assert Diagnosis(rank=3, host="n2", state=SILENT, text=f"host n2 (rank 3) {SILENT}", is_lost=True) == hang
 
 
 def test_a_silent_host_names_all_its_ranks() -> None:
@@ -146,11 +146,11 @@ def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
     assert hang.text.endswith("for 10 s; it may be n0 that has lost its network")
 
 
-def test_a_rank_never_heard_is_to_blame() -> None:
-    """Blame a rank whose host has not come up."""
+def test_a_rank_never_heard_has_failed() -> None:
+    """Name a rank whose host has not come up."""
     hang = Play(2).go_on(30, silent=[1])
     state = "has not been heard of since the start"
-    assert Blame(rank=1, state=state, text=f"rank 1 {state}") == hang
+    assert Diagnosis(rank=1, state=state, text=f"rank 1 {state}") == hang
 
 
 def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
@@ -162,17 +162,17 @@ def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
     assert "rank 1 on host n0 has not been heard of since the start" == hang.text
 
 
-def test_a_stopped_process_is_to_blame_even_if_all_are_equally_far() -> None:
+def test_a_stopped_process_has_failed_even_if_all_are_equally_far() -> None:
     """Believe the process state before anything else."""
     play = Play(2)
     play.go_on(1)
     play.states[0] = "T"
     hang = play.go_on(30)
-    assert Blame(rank=0, host="n0", state="is stopped", text="rank 0 on host n0 is stopped") == hang
+    assert Diagnosis(rank=0, host="n0", state="is stopped", text="rank 0 on host n0 is stopped") == hang
 
 
-def test_the_rank_furthest_behind_is_to_blame() -> None:
-    """Blame who has entered fewest repetitions, not who waits for it."""
+def test_the_rank_furthest_behind_has_failed() -> None:
+    """Name who has entered fewest repetitions, not who waits for it."""
     play = Play(3)
     play.counts = {0: (8, 7, 2), 1: (7, 7, 2), 2: (8, 7, 2)}
     hang = play.go_on(30)
@@ -189,7 +189,7 @@ def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
     assert 0 == hang.rank
 
 
-def test_among_equals_the_idle_one_is_to_blame() -> None:
+def test_among_equals_the_idle_one_has_failed() -> None:
     """Tell by CPU time since the last progress who does not poll."""
     play = Play(3)
     play.go_on(1)
@@ -199,7 +199,7 @@ def test_among_equals_the_idle_one_is_to_blame() -> None:
 
 
 @pytest.mark.parametrize(("idle", "polls"), [([], True), ([1], False)], ids=["all poll", "waiting sleeps"])
-def test_nobody_is_blamed_without_evidence(idle: list[int], polls: bool) -> None:
+def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None:
     """Say so where CPU times are equal, or mean nothing because a library sleeps while it waits."""
     play = Play(2)
     play.watchdog.case(0.0, polls=polls)

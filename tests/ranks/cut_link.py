@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from launching import Recorder, make_request, open_store, wait_until
 
 from commbench.collectives.cases import Sweep
-from commbench.launch.conductor import conduct, single_stage
+from commbench.launch.conductor import conduct
 from commbench.launch.launchers import choose_launcher
 from commbench.launch.process import TOKEN
 from commbench.results import load_run
+from commbench.results.plan import single_stage
 
 LAB = Path("/run/commbench-lab")
 #: Names Open MPI's stand-in for ssh.

@@ -12,8 +12,9 @@ from launching import Recorder, ScriptLauncher, make_request, open_store
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep
 from commbench.errors import InputError
-from commbench.launch.conductor import RunRequest, Stage, conduct, single_stage
+from commbench.launch.conductor import conduct
 from commbench.results import load_run
+from commbench.results.plan import RunRequest, Stage, single_stage
 from commbench.results.record_types import AnyRecord, training_records
 
 HOOKS = ("none", "fp16", "bf16")
@@ -23,7 +24,7 @@ ALL = """
 assert plan.training.steps == (None if plan.launch == 0 and plan.cases[0].case.phase == "sweep" else 5), plan.training
 session()
 for i in range(len(plan.cases)): trained(i)
-sink.end(finished=True)
+end(is_complete=True)
 """
 
 
@@ -127,9 +128,9 @@ def test_blocks_in_turns_blame_the_one_that_runs(tmp_path: Path) -> None:
     """Take a case that begins again for the one that fails, and a record of another for no end of it."""
     script = """
 session()
-for i in (0, 1): sink.case(i, plan.cases[i].case)
+for i in (0, 1): begin(i)
 trained(0)
-sink.case(1, plan.cases[1].case)
+begin(1)
 sink.record(TrainingRecord(case=plan.cases[2].case, launch=plan.launch, step_ms=[5.0], block_lengths=[1]))
 sys.exit(1)
 """
@@ -142,10 +143,10 @@ CRASH = """
 session()
 for i, planned in enumerate(plan.cases):
     if planned.case.hook == "fp16":
-        sink.case(i, planned.case)
+        begin(i)
         sys.exit(1)
     trained(i)
-sink.end(finished=True)
+end(is_complete=True)
 """
 
 
@@ -189,7 +190,7 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
     stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
     code, info, display = run(
         tmp_path,
-        "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("finished=True", "finished=confirm"),
+        "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("is_complete=True", "is_complete=confirm"),
         stages,
     )
     assert (0, "cut", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
@@ -247,7 +248,7 @@ def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
 def test_both_kinds_share_a_run(tmp_path: Path) -> None:
     """Keep collectives and training in one file of samples, and write the tables of both."""
     collectives = make_request(Sweep(backends=["gloo"], sizes=[8]).cases(2), launches=1)
-    script = "if not plan.training:\n    session(); measured(0); sink.end(finished=True); sys.exit(0)\n" + ALL
+    script = "if not plan.training:\n    session(); measured(0); end(is_complete=True); sys.exit(0)\n" + ALL
     code, info, _ = run(tmp_path, script, [*single_stage(collectives), *STAGES])
     assert (0, "complete") == (code, info["status"])
     assert [("collectives", 0, "ok"), ("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)

@@ -14,8 +14,9 @@ from commbench.cli.tune import known_facts, tuning_task
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.errors import InputError
-from commbench.launch.display import SilentDisplay
+from commbench.launch.events import SilentListener
 from commbench.launch.identity import Identity
+from commbench.launch.ledger import Ledger
 from commbench.launch.standalone import _Standalone
 from commbench.results import Store
 from commbench.results.plan import RunRequest, missing_cases, next_launch
@@ -408,19 +409,21 @@ class KeptRun:
 def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
     """Make what one invocation under mpirun makes; return its launches."""
     identity = Identity(role="rank", world_size=2)
-    ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
-    made = []
-    while request := ranks._next_request(run):  # type: ignore[arg-type]
-        launch = next_launch(request, run.records)
-        run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
-        made.append((request.name, launch))
+    ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ledger, made = Ledger(run, SilentListener(), ""), []  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("commbench.launch.ledger.write_tables", lambda _: None)
+        while request := ranks._next_request(ledger):
+            launch = next_launch(request, run.records)
+            run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
+            made.append((request.name, launch))
     return made
 
 
 def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> None:
     """Begin the first launch of network and calibration as long as it lasts, rounds only within their share."""
     world = World(plan=make_plan(time_limit_s=100.0))
-    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentDisplay(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
     ranks.begun -= 80.0
     made = play(world, stages=2).records
     rounds = world.plan.round_request(1, made)
@@ -429,7 +432,7 @@ def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> 
     for request, records in ((world.plan.network_request(), []), (world.plan.calibrate_request(), []), (rounds, made)):
         run = KeptRun()
         run.records = records
-        deadlines.append(ranks._plan(run, request).deadline_s)  # type: ignore[arg-type]
+        deadlines.append(ranks._plan(Ledger(run, SilentListener(), ""), request).deadline_s)  # type: ignore[arg-type]
     assert [True, True, False] == [deadline is not None and deadline > 10 for deadline in deadlines]
 
 

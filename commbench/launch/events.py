@@ -1,0 +1,171 @@
+"""The events of a launch, and the interface of every listener: rank 0, the supervisor, the ledger and the display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from commbench.results.record_types import AnyRecord
+
+#: Name of a process's main thread.
+MAIN = "MainThread"
+
+# --------------------------------------------------------------------------------------------------- from rank 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStarted:
+    """All ranks have come together."""
+
+    facts: Mapping[str, Any]
+    """Their conditions, as `commbench.launch.facts.collect_session` returns them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseStarted:
+    """A planned case begins; a training case begins with each of its blocks."""
+
+    index: int
+    """Of the case in the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseFinished:
+    """A case has been measured, or has failed."""
+
+    record: AnyRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasesEnded:
+    """The ranks begin no further case."""
+
+    is_complete: bool
+    """False if planned cases are left."""
+
+
+# ------------------------------------------------------------------------------------------------ from every rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """A rank is alive, and how far it has come."""
+
+    rank: int
+    host: str
+    pid: int
+    entered: int
+    """Repetitions begun since the rank started."""
+    left: int
+    """Repetitions finished since the rank started."""
+    cpu_ms: int
+    """CPU time of the process."""
+    case: int
+    """Number of the case within the launch, of training that of the block; -1 before the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """Why a rank ends itself."""
+
+    rank: int
+    host: str
+    case: int
+    """As in `Heartbeat`."""
+    message: str
+    error: str = ""
+    """Name of the exception's type; empty for an error of commbench, whose message is a whole sentence."""
+    is_bad_input: bool = False
+    """Whether the request cannot be carried out; else something went wrong."""
+    stack: Sequence[str] = field(default_factory=list)
+    """Where it was raised, as `Stack.stack`."""
+
+    @property
+    def text(self) -> str:
+        """The error as Python prints it."""
+        return f"{self.error}: {self.message}" if self.error else self.message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Where a thread of a rank is: reported on request, and before the rank is ended."""
+
+    rank: int
+    host: str
+    thread: str
+    """Its name; the main thread's is `MAIN`."""
+    stack: Sequence[str]
+    """Frames as ``path:line in function``, the innermost first; the outer ones of a deep stack are left out."""
+    inside: bool = False
+    """Whether the rank has begun a repetition and not finished it."""
+
+
+# ------------------------------------------------------------------------------------------- from the conductor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchStarted:
+    """Ranks are being started."""
+
+    launch: int
+    """Counted from 0."""
+    launches: int
+    stage: str = ""
+    """Name of the stage in a run of several stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseProgress:
+    """A case begins, and how far the run is."""
+
+    done: int
+    """Finished cases, counted over all launches."""
+    total: int
+    case: str
+    eta_s: float
+    """Estimated time left, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A sentence that the user should read."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOutput:
+    """The last lines that the ranks of a failed launch and their launcher wrote on stderr."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFinished:
+    """The launch is over, however it ended."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastCase:
+    """A signal asks for an end: the case that has begun is the last of the launch."""
+
+
+RankEvent = SessionStarted | CaseStarted | CaseFinished | CasesEnded | Heartbeat | RankError | Stack
+Event = RankEvent | LaunchStarted | CaseProgress | Notice | RankOutput | LaunchFinished | LastCase
+
+
+class Listener(Protocol):
+    """Hears events, in order; ignores those that do not concern it."""
+
+    def on(self, event: Event) -> None:
+        """Take note of an event."""
+
+
+class SilentListener:
+    """Ignores every event."""
+
+    def on(self, event: Event) -> None:
+        """Do nothing."""

@@ -1,0 +1,311 @@
+"""The ledger of a run: its records, failed cases, progress, launches and end, in the store and on the display."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Status
+from commbench.launch.diagnosis import Ending
+from commbench.launch.events import (
+    CaseFinished,
+    CaseProgress,
+    CaseStarted,
+    Event,
+    LastCase,
+    LaunchFinished,
+    LaunchStarted,
+    Listener,
+    Notice,
+    SessionStarted,
+)
+from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
+from commbench.launch.tables import write_tables
+from commbench.results import Store
+from commbench.results.plan import (
+    DONE,
+    LaunchPlan,
+    RunRequest,
+    TimePlan,
+    budget_fields,
+    launch_entry,
+    slice_seconds,
+    unmeasured_cases,
+)
+from commbench.results.record_types import AnyCase, AnyRecord, blank_record
+from commbench.results.summary import latest
+from commbench.units import counted
+
+DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
+
+
+class Ledger:
+    """What one invocation adds to a run.
+
+    Args:
+        store: the run.
+        display: hears what happens.
+        launcher: name of what starts the ranks.
+        fail_fast: whether the first failure ends the run.
+        status: of the run while a launch goes on; it remains if the invocation is killed.
+    """
+
+    def __init__(
+        self, store: Store, display: Listener, launcher: str, *, fail_fast: bool = False, status: str = "running"
+    ) -> None:
+        self.store = store
+        self.display = display
+        self.failed: dict[str, str] = {}
+        """By case key, why a case failed: this invocation measures it no more."""
+        self.failures_in_a_row = 0
+        """Failed launches since the last result."""
+        self.lock = threading.RLock()
+        self.info_before = store.info.copy()
+        self._records_before = len(store.records)
+        self._launcher = launcher
+        self._fail_fast = fail_fast
+        self._status = status
+        self._cut: list[RunRequest] = []
+        """Stages that a time limit has cut."""
+        self._warned: set[str] = set()
+        self._rows_written: int | None = None
+        """Records in the tables; None if the tables are out of date."""
+
+    def begin_stage(self, request: RunRequest) -> None:
+        """State what is about to be measured, and that the run goes on."""
+        self._rows_written = None
+        self.store.update(status=self._status, launcher=self._launcher, **budget_fields(request))
+
+    def begin_session(self, facts: Mapping[str, Any], request: RunRequest, launch: int) -> None:
+        """State the conditions of a launch; the first session of a run fixes them.
+
+        Raises:
+            InputError: the run was begun under other conditions.
+        """
+        refuse_other_conditions(facts, self.info_before)
+        if changes := changed_conditions(facts, self.store.info):
+            self.warn_once("change", f"The conditions have changed since the first launch: {'; '.join(changes[:3])}.")
+        if text := remark(facts):
+            self.warn_once("remark", text)
+        # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: run.json states the end before it comes.
+        reason = "" if self._status == "running" else f"launch {launch + 1} has begun and not ended"
+        known = header_fields(facts, self.store.info)
+        self.store.update(
+            status=self._status, reason=reason, launcher=self._launcher, **budget_fields(request), **known
+        )
+
+    def warn_once(self, topic: str, text: str) -> None:
+        """Show a sentence the first time that a topic comes up."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            self.display.on(Notice(text=text))
+
+    def leave_out(self, case: AnyCase, reason: str) -> None:
+        """Measure a case no more in this invocation."""
+        self.failed[case.key] = f"{reason}, in case {case}"
+
+    def add(self, record: AnyRecord) -> None:
+        """Keep a record and show it."""
+        self.store.append(record)
+        if record.status in DONE:
+            self.failures_in_a_row = 0
+        self.display.on(CaseFinished(record=record))
+
+    def add_launch(self, entry: Mapping[str, object]) -> None:
+        """Enter how a launch ended into run.json, and bring the tables up to date."""
+        self.store.update(launches=[*self.store.info.get("launches", []), entry])
+        self._write_tables()
+
+    def cut(self, request: RunRequest) -> None:
+        """Note that a time limit has cut a stage."""
+        self._cut.append(request)
+
+    def close(self, ending: Ending, *, next_step: str = "", signal: int = 0) -> int:
+        """Write how the run ended; return the exit code: a signal outranks wrong data, wrong data a partial run.
+
+        Args:
+            ending: of the last launch.
+            next_step: what further invocations have to measure; empty if nothing.
+            signal: the signal that interrupted the run.
+        """
+        is_cut = ending.status == "cut"
+        code, status, reason = DONE_CODE, "complete", ending.reason
+        if ending.status == "interrupted":
+            code, status = SIGNAL_CODE + signal, "interrupted"
+        elif ending.is_broken or self.failed:
+            code, status, reason = PARTIAL_CODE, "partial", self._why(ending)
+        elif is_cut and (next_step or any(unmeasured_cases(request, self.store.records) for request in self._cut)):
+            code, status = PARTIAL_CODE, "partial"
+        elif next_step:
+            status, reason = "partial", next_step
+        elif is_cut:
+            status = "cut"
+        if code < SIGNAL_CODE and any(r.status == "wrong" for r in latest(self.store.records).values()):
+            code = WRONG_CODE
+        if self._rows_written != len(self.store.records):
+            self._write_tables()
+        self.store.update(status=status, reason=reason)
+        return code
+
+    def _why(self, ending: Ending) -> str:
+        """Return how many cases failed and how the first did, or the reason of the launch that ended the run."""
+        if not self.failed or (self._fail_fast and ending.is_broken):
+            return ending.reason
+        first = next(iter(self.failed.values()))
+        text = f"{counted(len(self.failed), 'case')} failed{', the first' if len(self.failed) > 1 else ''}: {first}"
+        return f"{text}; {ending.reason}" if ending.reason else text
+
+    def refuse(self, reason: str) -> None:
+        """Leave a run that was refused before anything was measured as it was."""
+        has_measured = len(self.store.records) > self._records_before
+        if not has_measured:
+            self.store.restore(self.info_before)
+        if has_measured or self.info_before.get("status", "running") == "running":
+            self.store.update(status="partial", reason=reason)
+
+    def _write_tables(self) -> None:
+        write_tables(self.store)
+        self._rows_written = len(self.store.records)
+
+
+class LaunchLedger:
+    """One launch in the ledger: hears what its ranks report.
+
+    Args:
+        ledger: of the run.
+        request: the stage of the launch.
+        plan: what the launch measures.
+        times: of the stage; learns from the launch.
+        begun: when the launch began, by the monotonic clock.
+        left: the cases that each launch of the stage has still to measure, this launch first.
+        total: cases of the stage, in all launches.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        request: RunRequest,
+        plan: LaunchPlan,
+        *,
+        times: TimePlan,
+        begun: float,
+        left: Sequence[Sequence[AnyCase]],
+        total: int,
+    ) -> None:
+        self.ledger = ledger
+        self.request = request
+        self.plan = plan
+        self.has_begun = False
+        """Whether a case has begun."""
+        self.failed_case: AnyCase | None = None
+        """The case in which the launch failed or hung."""
+        self.is_open = True
+        self._times = times
+        self._begun = begun
+        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._startup_s: float | None = None
+        """How long the ranks took to come together; None before that."""
+        self._measuring_s = 0.0
+        self._current: AnyCase | None = None
+        self._total = total
+        self._cases_left = sum(map(len, left))
+        self._slices_left = sum(map(request.slices, left))
+        self._launches_left = max(0, len(left) - 1)
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the ranks have come together."""
+        return self._startup_s is not None
+
+    def show_start(self, launches: int, stage: str) -> None:
+        """Show that the launch is being started, of so many, of a stage that is named in runs of several stages."""
+        self.ledger.display.on(LaunchStarted(launch=self.plan.launch, launches=launches, stage=stage))
+
+    def on(self, event: Event) -> None:
+        """Enter an event.
+
+        Raises:
+            InputError: the run was begun under other conditions.
+        """
+        with self.ledger.lock:
+            match event:
+                case SessionStarted(facts=facts):
+                    startup_s = time.monotonic() - self._begun
+                    self.ledger.begin_session(facts, self.request, self.plan.launch)
+                    self._startup_s = startup_s
+                case CaseStarted(index=index):
+                    self._begin(self.plan.cases[index].case)
+                case CaseFinished(record=record):
+                    self._finish(record)
+                case LastCase():
+                    text = "Finishing the case; press Ctrl-C again to stop now."
+                    self.ledger.display.on(Notice(text=text))
+
+    def _begin(self, case: AnyCase) -> None:
+        if self.has_begun:
+            self.ledger.failures_in_a_row = 0  # the case before has come to its end
+        self.has_begun = True
+        self._current = case
+        slice_s = slice_seconds(self.request, self.ledger.store.records)
+        eta_s = self._times.eta_s(
+            time.monotonic(), slices=self._slices_left, launches=self._launches_left, slice_s=slice_s
+        )
+        done = self._total - self._cases_left
+        self.ledger.display.on(CaseProgress(done=done, total=self._total, case=str(case), eta_s=eta_s))
+
+    def _finish(self, record: AnyRecord) -> None:
+        """Keep a record; a configuration that fails to train on all ranks alike would do so again."""
+        self._measuring_s += record.measuring_s
+        if self._current is not None and self._current.key == record.case.key:
+            self._current = None
+        self._keep(record)
+        if isinstance(record, TrainingRecord) and record.status == "failed":
+            self.ledger.leave_out(record.case, record.reason)
+
+    def _keep(self, record: AnyRecord) -> None:
+        if record.status in DONE:
+            self._cases_left -= 1
+            self._slices_left -= self.request.slices([record.case])
+        self.ledger.add(record)
+
+    def close(self, ending: Ending) -> Ending:
+        """Enter how the launch ended; return the ending, which names the case in which the launch failed or hung."""
+        with self.ledger.lock:
+            if ending.is_broken and self._current is not None:
+                ending = self._fail_case(ending, self._current)
+            self.enter(ending)
+            return ending
+
+    def _fail_case(self, ending: Ending, case: AnyCase) -> Ending:
+        self.failed_case = case
+        status: Status = "hung" if ending.status == "hung" else "failed"
+        self._keep(blank_record(case, launch=self.plan.launch, status=status, reason=ending.reason))
+        self.ledger.leave_out(case, ending.reason)
+        return ending.in_case(case)
+
+    def enter(self, ending: Ending) -> None:
+        """Enter how the launch ended, without a case."""
+        self.is_open = False
+        seconds = time.monotonic() - self._begun
+        startup_s = seconds if self._startup_s is None else self._startup_s
+        self.ledger.add_launch(
+            launch_entry(
+                stage=self.request.name,
+                launch=self.plan.launch,
+                started=self._started,
+                seconds=seconds,
+                startup_s=startup_s,
+                measuring_s=self._measuring_s,
+                status=ending.status,
+                reason=ending.reason,
+                culprit=ending.failed_rank.to_json() if ending.failed_rank else None,
+            )
+        )
+        if ending.status == "ok":
+            slices = self.request.slices(planned.case for planned in self.plan.cases)
+            self._times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self._measuring_s, slices=slices)
+        self.ledger.display.on(LaunchFinished(seconds=seconds))
