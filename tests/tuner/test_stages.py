@@ -260,7 +260,7 @@ def test_both_kinds_share_a_run(tmp_path: Path) -> None:
 
 def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
     """Keep what was measured before it, and say why the run is not complete."""
-    refuse = "say(LastWords(rank=0, host='n0', case=-1, text='Install torch.', bad_input=True)); sys.exit(1)"
+    refuse = "fail(0, '', 'Install torch.', is_bad_input=True); sys.exit(1)"
     script = ALL.replace("session()", f"if plan.cases[0].case.phase == 'confirm': {refuse}\nsession()")
     with pytest.raises(InputError, match="Install torch"):
         run(tmp_path, script)
