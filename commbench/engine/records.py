@@ -58,14 +58,14 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What another tool says of a case, of which it gives one time instead of every repetition's."""
+    """Statistics that another tool states for a case, in place of the times of all repetitions."""
 
     time: str
     """What its time means, such as the mean over repetitions and ranks."""
     repetitions: int | None = None
     """How many its time is made of; None where it does not say, here and below."""
     min_us: float | None = None
-    """The shortest repetition; likewise the quantiles over repetitions."""
+    """The shortest repetition; the next fields are quantiles over repetitions."""
     p25_us: float | None = None
     p75_us: float | None = None
     p95_us: float | None = None
@@ -88,7 +88,7 @@ class GroupTimes:
     wrong: int | None = None
     transport: str = ""
     flags: Sequence[str] = ()
-    """Doubts about these times alone, in place of the record's of the same names."""
+    """Flags of these times alone; they replace the record's flags of the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ _PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
 
 
 class _TimedColumns(TypedDict):
-    """Of `_PairColumns` what is always there."""
+    """The required entries of `_PairColumns`."""
 
     source: Sequence[Ranks]
     target: Sequence[Ranks]
@@ -319,7 +319,7 @@ def _read_pairs(data: object) -> PairTable:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSettings:
-    """What the first launch found out about a case and later launches keep, so that launches are alike."""
+    """Settings of a case that the first launch determines and later launches keep, so that launches are alike."""
 
     warmups: int
     batch: int
@@ -387,7 +387,7 @@ class Row:
     energy_J: float | None = column("energy of one operation, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
-    flags: str = column("doubts about the row, separated by ;", "")
+    flags: str = column("warnings about the row, separated by ;", "")
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))

@@ -13,7 +13,7 @@ from commbench.system.topology import Topology
 
 
 class _Rank(TypedDict):
-    """Of `Rank` what is always there."""
+    """The required entries of `Rank`."""
 
     rank: Ranks
     host: str

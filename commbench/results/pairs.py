@@ -64,7 +64,7 @@ class PairRow:
     wrong: int | None = column("wrong elements found")
     status: str = column("ok or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
-    flags: str = column("doubts about the row, separated by ;", "")
+    flags: str = column("warnings about the row, separated by ;", "")
 
 
 PAIR_COLUMNS = tuple(f.name for f in dataclasses.fields(PairRow))
@@ -240,15 +240,15 @@ def pair_rows(matrix: Matrix, info: RunInfo, *, most: int | None = None) -> list
     Args:
         matrix: measured.
         info: as ``run.json`` holds it.
-        most: at most so many, those that are slowest beside the typical pair of their kind, these first.
+        most: the largest number of lines; those slowest relative to the typical pair come first.
     """
     columns = pair_columns(matrix, info)
     lines: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True)
     if most is not None:
         slowest = np.argsort(-np.nan_to_num(matrix.ratio_to_typical, nan=np.inf), kind="stable")[:most]
         kept = dict.fromkeys(slowest.tolist())
-        found = {place: line for place, line in enumerate(lines) if place in kept}
-        lines = (found[place] for place in kept)
+        by_place = {place: line for place, line in enumerate(lines) if place in kept}
+        lines = (by_place[place] for place in kept)
     return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
 
 
@@ -258,7 +258,7 @@ def _plain(values: Floats) -> list[float | None]:
 
 
 def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
-    """The doubts about each pair: those of its launches, and how many there are."""
+    """Return the flags of each pair: those of its launches, and those about their number."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
     shared |= condition_flags(matrix.case.backend, info)
     by_count = {count: join_flags(shared | _few(count)) for count in np.unique(launches).astype(int).tolist()}
@@ -266,7 +266,7 @@ def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
 
 
 def _few(launches: int) -> set[str]:
-    """What is doubtful about so many launches, as in ``collectives.csv``."""
+    """Return the flags about a number of launches, as in ``collectives.csv``."""
     if launches == 1:
         return {"one_launch"}
     return {"few_launches"} if launches < MANY_LAUNCHES else set()

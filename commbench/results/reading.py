@@ -41,15 +41,15 @@ class Run:
     records: tuple[Record, ...]
     """What ``samples.jsonl`` holds of collectives, in the order of writing."""
     training_records: tuple[TrainingRecord, ...] = ()
-    """What it holds of training, likewise."""
+    """What ``samples.jsonl`` holds of training, in the order of writing."""
     recommendation: Recommendation | None = None
     """None if the run concluded nothing."""
     alias: str = ""
-    """What to call it beside others where that is not the name of its directory."""
+    """The name of the run beside others; empty: the name of its directory."""
 
     @cached_property
     def name(self) -> str:
-        """What to call it."""
+        """The alias, or the name of the directory."""
         return self.alias or self.path.resolve().name
 
     @cached_property
@@ -64,7 +64,7 @@ class Run:
 
     @cached_property
     def keyed_training_rows(self) -> dict[TrainingCase, TrainingRow]:
-        """The same by what they are of."""
+        """The lines of ``ddp.csv`` by their case."""
         return keyed_training_rows(self.training_records, self.info)
 
     @cached_property
@@ -113,12 +113,12 @@ class Run:
 
     @cached_property
     def keyed_rows(self) -> dict[RowKey, Row]:
-        """The rows of ``collectives.csv`` by what they are of."""
+        """The rows of ``collectives.csv`` by case and group."""
         return keyed_rows(self.records, self.info)
 
     @cached_property
     def matrices(self) -> list[Matrix]:
-        """What was measured of pairs of ranks; empty without the pattern ``matrix``."""
+        """The measured matrices of pairs of ranks; empty without the pattern ``matrix``."""
         return matrices(self.records, self.info)
 
     @cached_property
@@ -135,8 +135,8 @@ def once_per_run(compute: Callable[[Run], T]) -> Callable[[Run], T]:
         values = run.__dict__.setdefault("_computed", {})
         if compute not in values:
             values[compute] = compute(run)
-        found: T = values[compute]
-        return found
+        value: T = values[compute]
+        return value
 
     return cached
 
@@ -168,7 +168,7 @@ def load_run(path: str | Path) -> Run:
 def runs_in(path: str | Path) -> list[Path]:
     """Return the run's own directory, or of a folder of runs those of all, by name; nothing is read.
 
-    What is neither is returned as it is, for `load_run` to say so.
+    Any other path is returned as it is, and `load_run` refuses it.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -187,7 +187,7 @@ def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
 
 
 def _remedy(file: Path) -> str:
-    """What to do about a file that cannot be read."""
+    """Return the remedy for a file that cannot be read."""
     if file.name != RUN or not (file.parent / SAMPLES).exists():
         return "restore it or choose another directory"
     return (

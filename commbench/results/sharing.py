@@ -1,4 +1,4 @@
-"""Ranks that take turns on a GPU: where they do, and what then is no measure of an interconnect."""
+"""Ranks that share a GPU: the rows and records affected, which do not measure an interconnect."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def ranks_per_gpu(backend: str, info: RunInfo) -> int | None:
 
 
 def shares_gpu(backend: str, info: RunInfo) -> bool:
-    """Whether ranks of a backend took turns on a GPU."""
+    """Return whether ranks of a backend shared a GPU."""
     return (ranks_per_gpu(backend, info) or 0) > 1
 
 
 def measures_interconnect(row: Placed) -> bool:
-    """Whether a row is about what joins the ranks: those that take turns on a GPU wait for time slices, and use TCP."""
+    """Return whether a row measures an interconnect: ranks that share a GPU wait for time slices and use TCP."""
     return (row.ranks_per_gpu or 0) <= 1
 
 

@@ -18,11 +18,11 @@ from commbench.results.sharing import ranks_per_gpu, shares_gpu
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
 
-#: From so many launches on, the interval over them assumes no distribution.
+#: From this number of launches on, the interval over launches assumes no distribution.
 MANY_LAUNCHES = 6
 #: Share of the time above which the overhead is flagged.
 HARNESS_SHARE = 0.05
-#: A half width of so many clock ticks is as narrow as the clock allows.
+#: The narrowest half width that the clock can resolve, in ticks.
 TICKS = 2
 DEFAULT_TICK_US = 0.01
 #: A group is not called the slowest for so small a share of the median group's time.
@@ -46,7 +46,7 @@ _GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_byt
 
 
 class _Keyed(Protocol):
-    """A case of any kind."""
+    """A collective or a training case."""
 
     @property
     def key(self) -> str:
@@ -54,7 +54,7 @@ class _Keyed(Protocol):
 
 
 class Launched(Protocol):
-    """The record of a case of any kind in one launch."""
+    """The record of a collective or a training case in one launch."""
 
     @property
     def case(self) -> _Keyed:
@@ -74,7 +74,7 @@ class Launched(Protocol):
 
 
 class Metered(Protocol):
-    """A record of any kind, as far as its energy goes."""
+    """The energy of a record of either type."""
 
     @property
     def energy_J(self) -> float | None:  # noqa: N802 - a unit
@@ -90,12 +90,12 @@ AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
 
 def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
     """The last record of each (case key, launch), in the order of writing: a repeated case replaces its failure."""
-    found: dict[tuple[str, int], AnyLaunched] = {}
+    by_launch: dict[tuple[str, int], AnyLaunched] = {}
     for record in records:
         pair = (record.case.key, record.launch)
-        found.pop(pair, None)
-        found[pair] = record
-    return found
+        by_launch.pop(pair, None)
+        by_launch[pair] = record
+    return by_launch
 
 
 def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
@@ -107,20 +107,20 @@ def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunche
 
 
 def keyed_records(records: Iterable[Record]) -> dict[RowKey, list[Record]]:
-    """What each row is made of: the latest record of each launch of each case, as its group alone saw it.
+    """Return the records of each row: the latest of each launch of a case, reduced to one group.
 
-    A launch that knows no groups, because it failed, counts for every group that another one knows.
+    The record of a launch that failed before it had groups counts for every group of the case.
     """
-    found: dict[RowKey, list[Record]] = {}
+    by_row: dict[RowKey, list[Record]] = {}
     for key, of_case in records_by_case(records).items():
         groups = dict.fromkeys(times.group for record in of_case for times in record.groups)
         for group in groups or [""]:
-            found[key, group] = [seen for record in of_case for seen in _within(record, group)]
-    return found
+            by_row[key, group] = [part for record in of_case for part in _within(record, group)]
+    return by_row
 
 
 def _within(record: Record, group: str) -> list[Record]:
-    """The record as one of its groups alone saw it; nothing where that group was not there."""
+    """Return the record reduced to one of its groups; empty if it lacks the group."""
     if not record.groups:
         return [record]
     return [
@@ -139,7 +139,7 @@ def _within(record: Record, group: str) -> list[Record]:
 
 
 def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
-    """The median time in microseconds of each launch's record that was timed and ended as one of ``statuses``."""
+    """Return the median time in microseconds of each timed record with one of ``statuses``."""
     return [stats.median(record.times_us) for record in _timed(records, statuses)]
 
 
@@ -147,7 +147,7 @@ def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
     """One row per case and group, by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
 
     Args:
-        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
+        records: as ``samples.jsonl`` holds them; the last one of a case and launch counts.
         info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``, ``ranks_per_node``,
             ``ranks_per_gpu``, ``relative_half_width`` (the budget's target), ``tick_us`` (the clock's resolution) and
             ``emulated`` within ``environment``, each optional.
@@ -326,12 +326,12 @@ def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
 
 
 def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
-    """What the energy of each row counts, of those that have one."""
+    """Return the ``energy_of`` of each row with an energy."""
     records = list(records)
     if all(record.energy_J is None for record in records):
         return {}
-    told = {key: metered(of_row) for key, of_row in keyed_records(records).items()}
-    return {key: energy_of for key, (joules, energy_of) in told.items() if joules is not None}
+    energies = {key: metered(of_row) for key, of_row in keyed_records(records).items()}
+    return {key: energy_of for key, (joules, energy_of) in energies.items() if joules is not None}
 
 
 def _quantiles(timed: Sequence[Record]) -> list[float | None]:
@@ -347,7 +347,7 @@ def _quantiles(timed: Sequence[Record]) -> list[float | None]:
 
 
 def _repetitions(record: Record) -> int | None:
-    """Valid repetitions, in a matrix of all pairs; there one that stands for both directions of a pair counts once."""
+    """Return the number of valid repetitions; in a matrix of all pairs, with both directions of a pair as one."""
     if record.stated:
         return record.stated.repetitions
     if not record.pairs:
@@ -357,7 +357,7 @@ def _repetitions(record: Record) -> int | None:
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
-    """The 95 % interval over launches, within the launch where there is only one."""
+    """Return the 95 % interval over launches, or within the launch if there is only one."""
     if len(timed) == 1:
         return None if timed[0].stated else stats.median_interval(timed[0].times_us)
     return stats.launch_interval(launch_medians(timed, ("ok", "wrong")))
@@ -394,18 +394,18 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
     }
     flags = (seen.keys() - _JUDGED) | set(raised_flags(judged))
     flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
-    # one output of another tool cannot be measured again, and several have an interval
+    # a single output of another tool cannot be measured again; more than one give an interval
     return flags - ({"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"})
 
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
-    """The doubts that follow from where the ranks of a backend were: on emulated hosts, or several on one GPU."""
+    """Return the flags about the place of the ranks: emulated hosts, and ranks that share a GPU."""
     emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
     return set(raised_flags({"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}))
 
 
 def launch_flags(medians: Sequence[float]) -> set[str]:
-    """The doubts that follow from the launches alone: how many there are, and how their medians lie."""
+    """Return the flags about the number of launches and about bimodal medians."""
     conditions = {
         "one_launch": len(medians) == 1,
         "few_launches": 1 < len(medians) < MANY_LAUNCHES,
@@ -436,6 +436,6 @@ def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    """Return the sum of the counts that are not None; None without any."""
+    present = [count for count in counts if count is not None]
+    return sum(present) if present else None

@@ -52,7 +52,7 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
     """One row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
 
     Args:
-        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts. Those of the
+        records: as ``samples.jsonl`` holds them; the last one of a case and launch counts. Those of the
             phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was swept, and those without
             DDP give ``local_step_ms``.
         info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
@@ -61,87 +61,87 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
             ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
             it. Each is optional.
     """
-    known = swept(records)
+    by_key = swept(records)
     stand_ins = _stand_ins(info)
-    groups = groups_of(known)
-    baselines = {group: _baseline(members, stand_ins, known) for group, members in groups.items()}
+    groups = groups_of(by_key)
+    baselines = {group: _baseline(members, stand_ins, by_key) for group, members in groups.items()}
     verdicts = _verdicts(groups, baselines)
     rows: dict[TrainingCase, TrainingRow] = {}
     for group, members in groups.items():
         losses = equal_losses(members)
-        doubts = {"drift"} if _drifted(baselines[group]) else set()
-        for one in members:
-            row = _row(one, known.get(one.case.local().key), losses, info)
-            row = _with_comparison(row, one, baselines[group], verdicts)
-            rows[one.case] = dataclasses.replace(row, flags=join_flags(_flags(one, row, doubts, info)))
+        group_flags = {"drift"} if _drifted(baselines[group]) else set()
+        for trained_case in members:
+            row = _row(trained_case, by_key.get(trained_case.case.local().key), losses, info)
+            row = _with_comparison(row, trained_case, baselines[group], verdicts)
+            rows[trained_case.case] = dataclasses.replace(row, flags=join_flags(_flags(trained_case, row, group_flags, info)))
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
-    first = {one.case for one in baselines.values() if one}
+    first = {trained_case.case for trained_case in baselines.values() if trained_case}
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
 
 
 def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, str]:
-    """What the energy of each configuration counts, of those that have one; also of the step without DDP."""
-    told = {one.case: metered(one.timed.values()) for one in swept(records).values()}
-    found = {case: energy_of for case, (joules, energy_of) in told.items() if joules is not None}
+    """Return the ``energy_of`` of each configuration with an energy, the step without DDP included."""
+    metered_by_case = {trained_case.case: metered(trained_case.timed.values()) for trained_case in swept(records).values()}
+    found = {case: energy_of for case, (joules, energy_of) in metered_by_case.items() if joules is not None}
     return found | {case: found[other] for case, other in _stand_ins(info).items() if other in found}
 
 
 def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
-    """The configurations of the sweep; of a tuning that had no reason for one those of its calibration."""
+    """Return the configurations of the sweep, or those of the calibration if a tuning made no sweep."""
     records = list(records)
     return trained(records) or trained(records, CALIBRATE)
 
 
 def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
-    """Which case was measured for each case that was not."""
+    """Return the measured case of each case that was not measured because its buckets are the same."""
     same = info.get("same_layout") or {}
     return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
 
 
 def _baseline(
-    members: Sequence[Trained], stand_ins: Iterable[TrainingCase], known: Mapping[str, Trained]
+    members: Sequence[Trained], stand_ins: Iterable[TrainingCase], by_key: Mapping[str, Trained]
 ) -> Trained | None:
-    """What a group is compared with; None where it has not been trained."""
+    """Return the baseline of a group; None if it was not trained."""
     group = members[0].case.group
-    cases = [one.case for one in members] + [case for case in stand_ins if case.group == group]
-    return known.get(baseline_of(cases).key)
+    cases = [trained_case.case for trained_case in members] + [case for case in stand_ins if case.group == group]
+    return by_key.get(baseline_of(cases).key)
 
 
 def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]) -> dict[str, str]:
-    """The verdict on each configuration against its baseline, all of the run judged as one family."""
+    """Return the verdict on each configuration against its baseline, with the whole run as one family."""
     pairs = {}
     for group, members in groups.items():
         base = baselines[group]
-        for one in members:
-            if base is None or one is base or not (one.is_ok and base.is_ok):
+        for trained_case in members:
+            if base is None or trained_case is base or not (trained_case.is_ok and base.is_ok):
                 continue
-            own, theirs = paired_sample_ms(one, base)
-            pairs[one.case.key] = (theirs, own)
+            own, theirs = paired_sample_ms(trained_case, base)
+            pairs[trained_case.case.key] = (theirs, own)
     judged = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
     return {key: str(comparison.verdict) for key, comparison in zip(pairs, judged, strict=True)}
 
 
 def _with_comparison(
-    row: TrainingRow, one: Trained, baseline: Trained | None, verdicts: Mapping[str, str]
+    row: TrainingRow, trained_case: Trained, baseline: Trained | None, verdicts: Mapping[str, str]
 ) -> TrainingRow:
     """Fill the columns that compare a configuration with its baseline."""
-    if baseline is None or not (one.is_ok and baseline.is_ok):
+    if baseline is None or not (trained_case.is_ok and baseline.is_ok):
         return row
-    if one is baseline:
+    if trained_case is baseline:
         return dataclasses.replace(row, speedup=1.0)
-    speedup = speedup_of(one, baseline)
+    speedup = speedup_of(trained_case, baseline)
     interval = speedup.interval if speedup else None
     return dataclasses.replace(
         row,
         speedup=speedup.ratio if speedup else None,
         speedup_ci_low=interval.low if interval else None,
         speedup_ci_high=interval.high if interval else None,
-        verdict=_supported(verdicts[one.case.key], interval),
+        verdict=_supported(verdicts[trained_case.case.key], interval),
     )
 
 
 def _supported(verdict: str, interval: stats.Interval | None) -> str:
-    """The verdict, or that nothing is shown where the row's own interval does not bear it out."""
+    """Return the verdict if the row's own interval supports it, else inconclusive."""
     if interval is None:
         return str(stats.Verdict.INCONCLUSIVE)
     shortest, longest = 1 / interval.high, 1 / interval.low  # of the time, as a share of the baseline's
@@ -154,15 +154,15 @@ def _supported(verdict: str, interval: stats.Interval | None) -> str:
 
 
 def _row(
-    one: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
+    trained_case: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
 ) -> TrainingRow:
-    status, reason = one.outcome
-    timed = list(one.timed.values())
-    row = _with_conditions(_requested(one.case, info), timed or one.records)
+    status, reason = trained_case.outcome
+    timed = list(trained_case.timed.values())
+    row = _with_conditions(_requested(trained_case.case, info), timed or trained_case.records)
     if timed:
-        row = _with_steps(row, one)
-    row = _with_learning(_with_parts(row, timed), one, losses)
-    return dataclasses.replace(_with_local_step(row, one, local), status=status, reason=reason)
+        row = _with_steps(row, trained_case)
+    row = _with_learning(_with_parts(row, timed), trained_case, losses)
+    return dataclasses.replace(_with_local_step(row, trained_case, local), status=status, reason=reason)
 
 
 def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:
@@ -194,11 +194,11 @@ def _with_conditions(row: TrainingRow, records: Sequence[TrainingRecord]) -> Tra
     )
 
 
-def _with_steps(row: TrainingRow, one: Trained) -> TrainingRow:
+def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
     """Fill the columns made of whole steps."""
-    timed, medians = list(one.timed.values()), list(one.steps_ms.values())
+    timed, medians = list(trained_case.timed.values()), list(trained_case.steps_ms.values())
     step_ms = median(medians)
-    interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else one.step_interval
+    interval = stats.median_interval(timed[0].step_ms) if len(timed) == 1 else trained_case.step_interval
     return dataclasses.replace(
         row,
         launches=len(timed),
@@ -207,7 +207,7 @@ def _with_steps(row: TrainingRow, one: Trained) -> TrainingRow:
         step_ms_ci_low=interval.low if interval else None,
         step_ms_ci_high=interval.high if interval else None,
         step_ms_p95=median([float(np.percentile(record.step_ms, 95)) for record in timed]),
-        samples_per_s=1e3 * one.case.samples_per_step / step_ms if step_ms else None,
+        samples_per_s=1e3 * trained_case.case.samples_per_step / step_ms if step_ms else None,
     )
 
 
@@ -233,13 +233,13 @@ def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRo
     )
 
 
-def _with_local_step(row: TrainingRow, one: Trained, local: Trained | None) -> TrainingRow:
+def _with_local_step(row: TrainingRow, trained_case: Trained, local: Trained | None) -> TrainingRow:
     """Fill the columns that compare a configuration with the step without DDP, in launches that have both."""
-    launches = one.timed.keys() & local.timed.keys() if local else set()
+    launches = trained_case.timed.keys() & local.timed.keys() if local else set()
     if local is None or not launches or not row.step_ms:
         return row
     local_ms = median([local.steps_ms[launch] for launch in launches])
-    exposed = [_exposed(one.timed[launch], local.timed[launch]) for launch in launches]
+    exposed = [_exposed(trained_case.timed[launch], local.timed[launch]) for launch in launches]
     return dataclasses.replace(
         row,
         local_step_ms=local_ms,
@@ -255,7 +255,7 @@ def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
 
 
 def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
-    """The row of a case that gets the same buckets as another; it is as fast as the baseline if that is the other."""
+    """Return the row of a case with the same buckets as another, whose measurement stands for both."""
     is_baseline = row.speedup is not None and not row.verdict
     return dataclasses.replace(
         row,
@@ -280,25 +280,25 @@ def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
     )
 
 
-def _with_learning(row: TrainingRow, one: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> TrainingRow:
+def _with_learning(row: TrainingRow, trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> TrainingRow:
     """Fill the columns about loss and metric, medians over launches."""
-    equal = [losses[one.case.key, launch] for launch in one.timed if (one.case.key, launch) in losses]
+    equal = [losses[trained_case.case.key, launch] for launch in trained_case.timed if (trained_case.case.key, launch) in losses]
     return dataclasses.replace(
         row,
-        loss_first=median_known(record.losses[0] for record in one.timed.values() if len(record.losses)),
+        loss_first=median_known(record.losses[0] for record in trained_case.timed.values() if len(record.losses)),
         loss_equal_steps=median_known(loss.steps for loss in equal),
         loss_equal_time=median_known(loss.time for loss in equal),
-        metric=median_known(record.metrics[-1][1] for record in one.timed.values() if len(record.metrics)),
-        time_to_target_s=time_to_target_s(one),
+        metric=median_known(record.metrics[-1][1] for record in trained_case.timed.values() if len(record.metrics)),
+        time_to_target_s=time_to_target_s(trained_case),
     )
 
 
-# ------------------------------------------------------------------------------------------------------- doubts
+# -------------------------------------------------------------------------------------------------------- flags
 
 
-def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> set[str]:
+def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info: RunInfo) -> set[str]:
     """Return the flags of a row: those of its records, of its group's baseline, and those judged over all launches."""
-    timed = list(one.timed.values())
+    timed = list(trained_case.timed.values())
     if not timed:
         return set()
     seen = Counter(flag for record in timed for flag in set(record.flags))
@@ -308,18 +308,18 @@ def _flags(one: Trained, row: TrainingRow, doubts: set[str], info: RunInfo) -> s
         "unsteady": 2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed),
         "oversubscribed": bool(info.get("oversubscribed")),
         "traffic": _is_odd(timed),
-        "layout": _is_laid_out_otherwise(one, info),
+        "layout": _has_other_layout(trained_case, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
-    conditions = condition_flags(row.backend, info) | launch_flags(list(one.steps_ms.values()))
-    return seen.keys() | set(raised_flags(judged)) | conditions | doubts
+    conditions = condition_flags(row.backend, info) | launch_flags(list(trained_case.steps_ms.values()))
+    return seen.keys() | set(raised_flags(judged)) | conditions | group_flags
 
 
-def _is_laid_out_otherwise(one: Trained, info: RunInfo) -> bool:
+def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
     """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
-    foreseen = (info.get("layouts") or {}).get(one.case.key)
-    return foreseen is not None and any(list(record.bucket_bytes) != foreseen for record in one.timed.values())
+    predicted = (info.get("layouts") or {}).get(trained_case.case.key)
+    return predicted is not None and any(list(record.bucket_bytes) != predicted for record in trained_case.timed.values())
 
 
 def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
@@ -352,24 +352,24 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 
     Launches in which the buckets were others than in most are left out.
     """
-    known = swept(records)
+    by_key = swept(records)
     stand_ins = _stand_ins(info)
-    baselines = (_baseline(members, stand_ins, known) for members in groups_of(known).values())
-    first = {one.case for one in baselines if one}
-    ddp = sorted((one for one in known.values() if one.case.uses_ddp), key=lambda one: _order(one.case, first))
-    return [row for one in ddp for row in _bucket_rows_of(one, info)]
+    baselines = (_baseline(members, stand_ins, by_key) for members in groups_of(by_key).values())
+    first = {trained_case.case for trained_case in baselines if trained_case}
+    ddp = sorted((trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp), key=lambda trained_case: _order(trained_case.case, first))
+    return [row for trained_case in ddp for row in _bucket_rows_of(trained_case, info)]
 
 
-def _bucket_rows_of(one: Trained, info: RunInfo) -> list[BucketRow]:
+def _bucket_rows_of(trained_case: Trained, info: RunInfo) -> list[BucketRow]:
     identity: dict[str, Any] = {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
     shared = {f.name for f in dataclasses.fields(BucketRow)}
-    asked = {name: value for name, value in dataclasses.asdict(one.case).items() if name in shared}
-    launches = [record.buckets for record in one.timed.values() if len(record.buckets)]
+    requested = {name: value for name, value in dataclasses.asdict(trained_case.case).items() if name in shared}
+    launches = [record.buckets for record in trained_case.timed.values() if len(record.buckets)]
     sizes = Counter(tuple(bucket.size_bytes for bucket in buckets) for buckets in launches)
     usual = sizes.most_common(1)[0][0] if sizes else ()
     alike = [buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual]
     return [
-        BucketRow(**identity, **asked, bucket=number, **_bucket_medians(of_bucket))
+        BucketRow(**identity, **requested, bucket=number, **_bucket_medians(of_bucket))
         for number, of_bucket in enumerate(zip(*alike, strict=True))
     ]
 

@@ -96,7 +96,7 @@ class Store:
 
     @property
     def training_records(self) -> tuple[TrainingRecord, ...]:
-        """Those of training among the records."""
+        """The training records."""
         return training_records(self.records)
 
     def append(self, record: AnyRecord) -> None:
@@ -113,7 +113,7 @@ class Store:
                 write_all(self._samples, line)
                 os.fsync(self._samples)
             except OSError:
-                os.ftruncate(self._samples, before)  # half a line would spoil the next one
+                os.ftruncate(self._samples, before)  # half a line would damage the next one
                 raise
         self.records.append(record)
 
@@ -177,7 +177,7 @@ class Store:
         """Notice that the directory was removed or replaced: into a removed file everything could still be written.
 
         Raises:
-            LaunchError: the directory has vanished; all that is known was written into it anew, if that could be done.
+            LaunchError: the directory has vanished; all records were written into it anew, if possible.
         """
         with contextlib.suppress(OSError):
             if os.path.samestat((self.path / SAMPLES).stat(), os.fstat(self._samples)):
@@ -277,24 +277,24 @@ def _check_absent(path: Path) -> None:
 
 
 def check_plan(path: Path, info: RunInfo, plan: Mapping[str, Any] | None) -> None:
-    """Refuse a run whose plan is not the one asked for, and name what differs; None asks for nothing."""
+    """Refuse a run whose plan differs from ``plan``, and name the entries that differ; None skips the check."""
     if plan is None:
         return
-    kept, asked = info.get("plan") or {}, as_json(plan)
-    unlike = [name for name in sorted(kept.keys() | asked.keys()) if kept.get(name) != asked.get(name)]
+    kept, requested = info.get("plan") or {}, as_json(plan)
+    unlike = [name for name in sorted(kept.keys() | requested.keys()) if kept.get(name) != requested.get(name)]
     if unlike:
         if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
             unlike.remove("cases_sha256")
-        listed = ", ".join(_difference(name, kept.get(name), asked.get(name)) for name in unlike)
+        listed = ", ".join(_difference(name, kept.get(name), requested.get(name)) for name in unlike)
         raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
 
 
-def _difference(name: str, kept: object, asked: object) -> str:
+def _difference(name: str, kept: object, requested: object) -> str:
     """Name an entry, and its values where they are short enough to read."""
     if name == "cases_sha256":
         return "other cases, as many as here"
     longest = 24
-    texts = [json.dumps(value) for value in (kept, asked)]
+    texts = [json.dumps(value) for value in (kept, requested)]
     return name if max(map(len, texts)) > longest else f"{name} is {texts[0]} there and {texts[1]} here"
 
 

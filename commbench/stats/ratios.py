@@ -138,7 +138,7 @@ def widening(launches: int) -> float:
     With 2, 3 or 4 launches it covers 68, 91 and 93 % instead of 95 %. Widened in logarithms by the ratio of Student's t
     to the normal quantile it covers 99, 98 and 98 %; from 5 launches on it needs no help (simulated, lognormal).
     """
-    return STUDENT_T_975[launches] / NORMAL.inv_cdf(0.975) if launches < 5 else 1.0  # noqa: PLR2004 - as said
+    return STUDENT_T_975[launches] / NORMAL.inv_cdf(0.975) if launches < 5 else 1.0  # noqa: PLR2004 - as documented
 
 
 def ratio_interval(
