@@ -77,7 +77,7 @@ def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], in
     """Turn the library's error of full GPU memory, raised inside, into a refusal of the case.
 
     Args:
-        nbytes: the memory that is asked for inside.
+        nbytes: the memory that is requested inside.
         full: the type of the library's error.
         free_bytes: returns the free memory of the GPU.
 

@@ -30,7 +30,7 @@ TAG = 7
 _c_handle = MPI._handleof  # noqa: SLF001
 _c_size = MPI._sizeof  # noqa: SLF001
 
-#: MPI's types for arithmetic; 16-bit floats only where the library has them.
+#: MPI's types for arithmetic; not every library has the 16-bit floats.
 _ARITHMETIC = {
     "float64": "DOUBLE",
     "float32": "FLOAT",
@@ -39,7 +39,7 @@ _ARITHMETIC = {
     "int32": "INT32_T",
     "int8": "INT8_T",
 }
-#: Types of the same size for moving only, where the library lacks the type itself.
+#: Types of the same size for moves without arithmetic, which every library has.
 _MOVING = {"float16": "UINT16_T", "bfloat16": "UINT16_T"}
 _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 

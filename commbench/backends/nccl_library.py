@@ -39,8 +39,8 @@ def transports_in(log: str) -> list[str]:
     """Return the transports of this rank's channels, e.g. ``NET/Socket``, ``SHM/direct``; each once, sorted.
 
     Read from the lines that NCCL writes with ``NCCL_DEBUG=INFO`` and ``NCCL_DEBUG_SUBSYS=INIT`` when ranks connect
-    (NCCL 2.28: transport/net.cc, shm.cc, p2p.cc). They do not name the communicator. Their lines
-    about NVLS state only what the GPUs could do.
+    (NCCL 2.28: transport/net.cc, shm.cc, p2p.cc). They do not name the communicator.
+    Their lines about NVLS state only what the GPUs could do.
     """
     return sorted({match["how"] for match in _CHANNEL.finditer(log)})
 

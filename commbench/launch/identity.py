@@ -103,7 +103,7 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty where the text is not of that form."""
+    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for a text of another form."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
 

@@ -138,7 +138,7 @@ def usable_cpus() -> list[int]:
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
-    """Name the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part numbers."""
+    """Return the name of the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part numbers."""
     info = parse_fields(read_text(root, "proc/cpuinfo"), ":")
     if "CPU part" in info and "model name" not in info:
         return f"implementer {info.get('CPU implementer')} part {info['CPU part']}"
@@ -146,7 +146,7 @@ def cpu_model(root: Path = ROOT) -> str | None:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return how many CPUs' worth of time control groups (version 1 or 2) allow; None where there is no limit.
+    """Return how many CPUs' worth of time control groups (version 1 or 2) allow; None without a limit.
 
     A group is bound by its parents too, so the tightest limit on the way up counts.
     """
@@ -178,7 +178,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _governor(root: Path) -> str | None:
-    """Name the frequency governor; several, sorted and joined by commas, where CPUs differ."""
+    """Return the frequency governor; if CPUs differ, all of them, sorted and joined by commas."""
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
     return ",".join(sorted({read_text(policy, "scaling_governor") or "" for policy in policies} - {""})) or None
 
@@ -192,7 +192,7 @@ def _turbo(root: Path) -> bool | None:
 
 
 def _steal_ratio(root: Path) -> float | None:
-    """Share of CPU time since boot that the hypervisor gave to others: the 8th figure of /proc/stat's first line."""
+    """Return the share of CPU time since boot that other guests took, by the 8th figure of /proc/stat's first line."""
     steal_index, guest_index = 7, 8  # guest time, from the 9th figure on, is counted in user time already
     figures = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
     spent = [int(figure) for figure in figures[:guest_index]]

@@ -35,8 +35,8 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that bear on a timing, by allow-list and sorted by name.
 
     A name that looks like a secret is left out even with an allowed prefix. All of PMIX_* is left out, as it holds
-    credentials. A value that contains ``user:password@`` or ``token=...`` is replaced by '<redacted>'. In doubt, both
-    rules hide a value.
+    credentials. A value that contains ``user:password@`` or ``token=...`` is replaced by '<redacted>'. Both
+    rules rather hide too much than too little.
     """
     return {
         name: REDACTED if _SECRET_VALUE.search(environ[name]) else environ[name]

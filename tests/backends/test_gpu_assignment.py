@@ -1,4 +1,4 @@
-"""Tests of which GPU each rank gets, from what the ranks see; no CUDA is asked."""
+"""Tests of the assignment of GPUs to ranks, without CUDA."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("seen", "numbers", "shared"),
+    ("visible", "numbers", "shared"),
     [
         ([FOUR] * 4, [0, 1, 2, 3], 1),
         ([FOUR] * 6, [0, 1, 2, 3, 0, 1], 2),
@@ -37,13 +37,15 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
     ids=["all", "two more", "one GPU", "each its own", "two for each", "halves", "overlapping", "in another order"],
 )
-def test_ranks_take_what_the_fewest_have(seen: Sequence[Sequence[str]], numbers: list[int], shared: int) -> None:
-    """Count physical GPUs, whatever each rank sees of them and in whatever order."""
-    assert (numbers, shared) == distribute([("node1", gpus) for gpus in seen])
+def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
+    visible: Sequence[Sequence[str]], numbers: list[int], shared: int
+) -> None:
+    """Count physical GPUs, whichever of them each rank sees and in any order."""
+    assert (numbers, shared) == distribute([("node1", gpus) for gpus in visible])
 
 
 def test_machines_have_gpus_of_their_own() -> None:
-    """Take equal addresses on two machines for two GPUs."""
+    """Count equal addresses on two machines as two GPUs."""
     assert ([0, 0, 1, 1], 1) == distribute([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
 
 
@@ -51,7 +53,7 @@ def test_machines_have_gpus_of_their_own() -> None:
 def test_hosts_of_one_machine_share_its_gpus(
     monkeypatch: pytest.MonkeyPatch, machines: Sequence[str], shared: int
 ) -> None:
-    """Count ranks in containers with other host names; they reach each other by whatever network those have."""
+    """Count ranks in containers with other host names, and leave the choice of their network interface."""
     own = threading.local()
     monkeypatch.setattr("commbench.backends.gpu_assignment.machine_id", lambda: machines[own.rank])
     monkeypatch.setattr("socket.gethostname", lambda: f"host{own.rank}")
@@ -65,13 +67,13 @@ def test_hosts_of_one_machine_share_its_gpus(
 
 
 @pytest.mark.parametrize(
-    ("seen", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
+    ("visible", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
 )
-def test_nccl_is_told_where_ranks_share_a_gpu(seen: Sequence[Sequence[str]], shared: bool) -> None:
-    """Keep ranks with a GPU each on NCCL's own ways, also where each sees but one; parts of one GPU are shared."""
-    placed = run_threads(2, lambda control: assign_gpu(control, seen[control.rank]))
-    assert {1 + shared} == {assigned.ranks_per_gpu for assigned in placed}
-    assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == placed[0]
-    told = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
-    wanted = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
-    assert (wanted if shared else set()) == told
+def test_nccl_is_configured_if_ranks_share_a_gpu(visible: Sequence[Sequence[str]], shared: bool) -> None:
+    """Leave NCCL's defaults if each rank has a GPU, even if it sees only that one; ranks on parts of one GPU share it."""
+    gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
+    assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}
+    assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == gpus[0]
+    variables = {name for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
+    expected = {"NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
+    assert (expected if shared else set()) == variables
