@@ -70,7 +70,7 @@ def test_hosts_of_one_machine_share_its_gpus(
     ("visible", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
 )
 def test_nccl_is_configured_if_ranks_share_a_gpu(visible: Sequence[Sequence[str]], shared: bool) -> None:
-    """Leave NCCL's defaults if each rank has a GPU, even if it sees only that one; ranks on parts of one GPU share it."""
+    """Leave NCCL's defaults if each rank has a GPU; ranks on parts of one GPU share it."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
     assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}
     assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == gpus[0]
