@@ -9,7 +9,7 @@ from typing import Literal
 from commbench.errors import InputError
 
 Severity = Literal["high", "medium", "low"]
-"""Whether a report's first screen names a flag: high always, medium if most rows have it, low never."""
+"""When a report's first screen names a flag: high always, medium if most rows have it, low never."""
 
 #: Placeholders in warnings and remedies that depend on the run's budget.
 _DEFAULTS = {"target": "the budget's target", "more_launches": "use more launches"}

@@ -1,4 +1,4 @@
-"""What the launches of a configuration showed, and how two configurations compare: by speed and by learning."""
+"""The launches of a training configuration, and comparisons of two configurations by speed and by learning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Trained:
 
     @cached_property
     def steps_ms(self) -> dict[int, float]:
-        """The median step of each of these launches."""
+        """The median step in milliseconds of each timed launch."""
         return {launch: median(record.step_ms) for launch, record in self.timed.items()}
 
     @property
@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """Status and reason."""
+        """Status and reason of the configuration."""
         wrong = next((record for record in self.records if record.status == "wrong"), None)
         return ("wrong", wrong.reason) if wrong else last_outcome(self.records)
 
@@ -61,23 +61,23 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How many times as fast as another a configuration is, by the time per sample."""
+    """The speedup of a configuration over another, by the time per sample."""
 
     ratio: float
     launches: int
-    """Launches in which both ran."""
+    """Launches that ran both."""
     interval: Interval | None = None
-    """The 95 % interval over launches, or of another level that was asked for; None where there are too few."""
+    """The interval over launches, at 95 % unless requested otherwise; None with too few launches."""
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
-    """The configurations of one phase by case key, those without DDP too."""
+    """Return the configurations of one phase by case key, including those without DDP."""
     by_case = records_by_case(record for record in records if record.case.phase == phase)
     return {key: Trained(case=of_case[-1].case, records=of_case) for key, of_case in by_case.items()}
 
 
 def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
-    """Configurations that are alternatives to each other; those without DDP are left out."""
+    """Return the configurations that are alternatives to each other, by group, without those that do not use DDP."""
     groups: dict[Group, list[Trained]] = {}
     for one in known.values():
         if one.case.uses_ddp:
@@ -86,7 +86,7 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
 
 
 def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
-    """How many times as fast as ``baseline`` a configuration is in the launches that have both; None without any.
+    """Return the speedup of a configuration over ``baseline`` in the launches that have both; None without any.
 
     It is the median of the launches' own ratios, with `commbench.stats.launch_interval`: launches that are slow as a
     whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95 to

@@ -26,15 +26,15 @@ Outlook = Literal["settles", "near", "noisy"]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What it takes until an interval leaves the margin with a probability of 80 %, if the ratio is what it seems."""
+    """The launches needed for an interval outside the margin with a probability of 80 %, if the ratio is as observed."""
 
     outlook: Outlook
-    """``settles``: so many launches would; ``near``: the ratio lies so near the margin that hardly any number would;
-    ``noisy``: launches, or runs, differ by too much for `MOST_LAUNCHES`."""
+    """``settles``: the further launches decide; ``near``: the ratio is too near the margin for any practical number;
+    ``noisy``: launches or runs differ too much, so that more than `MOST_LAUNCHES` are needed."""
     low: int = 0
-    """Further launches of each run; the spread is known from few only, so that there is a range."""
+    """Further launches of each run, lower end of a range: the spread is estimated from few launches."""
     high: int | None = 0
-    """None where the range ends beyond `MOST_LAUNCHES`."""
+    """Upper end of the range; None if it exceeds `MOST_LAUNCHES`."""
 
 
 def further_launches(
@@ -50,23 +50,23 @@ def further_launches(
     fewest: int = 2,
     fixed: float = 0.0,
 ) -> Effort:
-    """Return how many launches beyond those that there are would decide.
+    """Return the number of further launches that would decide.
 
     The interval of the median must leave the margin with a probability of 80 %: n = sides ((z_level + z_80)
-    sqrt(pi / 2) spread / distance)^2 for normal logarithms, the usual size of a sample. The quartiles of what the
-    spread may be (chi-square by Wilson and Hilferty, PNAS 17, 1931) give a range.
+    sqrt(pi / 2) spread / distance)^2 for normal logarithms, the usual size of a sample. The quartiles of the
+    estimated spread (chi-square by Wilson and Hilferty, PNAS 17, 1931) give a range.
 
     Args:
         spread: standard deviation of the logarithms of launches.
         launches: of each run so far.
         distance: from the margin, of the logarithm of the ratio.
-        freedom: degrees of freedom with which the spread is known.
+        freedom: degrees of freedom of the spread.
         margin: a relative difference up to this is none.
-        level: of the interval that shall decide.
+        level: of the deciding interval.
         reach: how many standard errors of the ratio the distance must be; None: z_level + z_80.
         sides: the ratio's variance in that of a run: 1 for the ratios of pairs, 2 for the ratio of two runs.
-        fewest: launches that such an interval takes at all.
-        fixed: what no launches reduce, as a standard deviation of the ratio's logarithm: how runs differ.
+        fewest: the smallest number of launches that gives an interval of this level.
+        fixed: the standard deviation of the ratio's logarithm that further launches do not reduce: between runs.
     """
     reach = reach or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
     per_launch = reach * _MEDIAN * math.sqrt(sides)
@@ -83,7 +83,7 @@ def further_launches(
 
 
 def _spread_ends(spread: float, freedom: int) -> tuple[float, float]:
-    """The quartiles of what a standard deviation may be that is known with so many degrees of freedom."""
+    """Return the quartiles of a standard deviation estimated with ``freedom`` degrees of freedom."""
     share = 2 / (9 * freedom)
     least, most = ((1 - share + sign * NORMAL.inv_cdf(0.75) * math.sqrt(share)) ** 3 for sign in (-1, 1))
     return spread / math.sqrt(most), spread / math.sqrt(max(least, 1e-3))
