@@ -246,7 +246,7 @@ class Trial:
             slice_s=self.session.budget.slice_s,
             reading_ns=self.session.reading_ns(self.native),
         )
-        return sampler.settle(frozen)
+        return sampler.warm_up(frozen)
 
     def _describe(self, samples: Mapping[str, Samples], settled: FixedSettings) -> dict[str, Any]:
         per = settled.batch * self.prepared.operation.operations_per_call

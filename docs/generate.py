@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from commbench.collectives.operations import OPERATIONS, Layout, Operation, Shape
+from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
@@ -461,7 +461,7 @@ def _factor(entry: Operation) -> str:
     raise ValueError(f"{entry.name}'s busbw factor follows no formula in FACTORS; add it there.")
 
 
-def _buffer(layout: Layout) -> str:
+def _buffer(layout: LengthRule) -> str:
     """How large a buffer is and on which ranks, in words."""
     size = RANKS[-1]
     lengths = [layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)) for rank in range(size)]

@@ -102,12 +102,12 @@ class MpiCommunicator(HostCommunicator):
 
     def _sync_calls(self, plan: SyncPlan) -> SyncCalls:
         handle, instant = _c_handle(self._control.comm), self._control.instant
-        tell = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
-        meet = [self._c_call("MPI_Barrier", handle)]
+        broadcast = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
+        barrier = [self._c_call("MPI_Barrier", handle)]
         if plan.method == "dissemination":
-            meet = [self._c_exchange(distance, handle) for distance in _doubling(self._control.size)]
+            barrier = [self._c_exchange(distance, handle) for distance in _doubling(self._control.size)]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
-        return SyncCalls(meet=meet, tell=[tell], instant=instant)
+        return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
         """Return one round of a dissemination barrier: an empty message to the right and one from the left."""

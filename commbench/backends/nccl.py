@@ -213,8 +213,8 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with self._stream:
             _spin_kernel()((1,), (1,), (cycles,))
 
-    def meet(self) -> None:
-        """See `DeviceClock.meet`: an all-reduce of one byte."""
+    def rendezvous(self) -> None:
+        """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         self._reduce_token()
 
     def new_event(self) -> Any:  # noqa: ANN401 - cupy's

@@ -118,7 +118,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         if self._choice.variables and hasattr(backend, "eager_connect_single_device"):
             backend.eager_connect_single_device(self._torch_device)
         else:
-            self.meet()
+            self.rendezvous()
 
     @property
     def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
@@ -155,8 +155,8 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         """See `DeviceClock.spin`."""
         torch.cuda._sleep(cycles)  # noqa: SLF001 - as torch's own tests keep a device busy
 
-    def meet(self) -> None:
-        """See `DeviceClock.meet`: an all-reduce of one byte."""
+    def rendezvous(self) -> None:
+        """See `DeviceClock.rendezvous`: an all-reduce of one byte."""
         dist.all_reduce(self._token, dist.ReduceOp.MAX, self._group, async_op=True).wait()
 
     def record(self, event: Any) -> None:  # noqa: ANN401 - torch's

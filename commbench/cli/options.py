@@ -13,7 +13,7 @@ import typer
 
 from commbench.collectives.algorithms import ALGORITHMS, PROTOCOLS
 from commbench.collectives.backends import BACKENDS
-from commbench.collectives.cases import BUFFERS, CADENCES, IN_PLACE, LOOPS, SYNCS
+from commbench.collectives.cases import BUFFERS, IN_PLACE, LOOPS, MODES, SYNCS
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, REDOPS
 from commbench.collectives.patterns import PATTERNS
@@ -135,7 +135,7 @@ Cadence = Annotated[
     typer.Option(
         "--cadence",
         metavar="NAMES",
-        help=f"How operations follow each other: {join_names(CADENCES)}. isolated: ranks start each operation "
+        help=f"How operations follow each other: {join_names(MODES)}. isolated: ranks start each operation "
         "together; pipelined: without waiting, as with --sync none; graph: a CUDA graph replays a sequence (NCCL).",
     ),
 ]

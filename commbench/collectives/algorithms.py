@@ -1,4 +1,4 @@
-"""How a library carries a collective, as a person asks for it and as a row says what ran: ``ring/ll128/8ch``."""
+"""NCCL's algorithms: how options request them and rows name them, such as ``ring/ll128/8ch``."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from dataclasses import dataclass
 
 from commbench.errors import InputError
 
-#: NCCL's words, in lower case and without underscores, as its variables NCCL_ALGO and NCCL_PROTO take them.
+#: Values of NCCL_ALGO and NCCL_PROTO, in lower case and without underscores.
 ALGORITHMS = ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
 #: The library's own choice.
 AUTO = "auto"
-#: What NCCL says beside: GPUs' copy engines, and kernels on symmetric memory, which are named after this.
+#: Further algorithms in NCCL's log: GPUs' copy engines, and the prefix of kernels on symmetric memory.
 COPY, SYMMETRIC = "copy", "symmetric/"
 
 _CHANNELS = re.compile(r"(?P<number>[1-9]\d*)ch")
-#: Ways in which NVSwitches reduce and multicast, which NCCL calls NVLS: two algorithms, and kernels of such names.
+#: Algorithms and kernels that reduce and multicast in NVSwitches, which NCCL calls NVLS.
 _BY_SWITCH = re.compile(rf"nvls|{SYMMETRIC}\w*mc")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is asked for; empty or None: as the library likes."""
+    """A requested algorithm; an empty field or None leaves the choice to the library."""
 
     algorithm: str = ""
     protocol: str = ""
     channels: int | None = None
-    """How many channels (thread blocks) carry it."""
+    """Number of channels (thread blocks)."""
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """Read ``auto``, or an algorithm, a protocol and a number of channels, any of them, in this order.
+        """Read ``auto``, or any of algorithm, protocol and number of channels, in this order.
 
         Raises:
-            InputError: it is none of these.
+            InputError: the text has another form.
         """
-        found = cls()
         if text == AUTO:
-            return found
+            return cls()
         rest = text.lower().split("/")
         algorithm = rest.pop(0) if rest and rest[0] in ALGORITHMS else ""
         protocol = rest.pop(0) if rest and rest[0] in PROTOCOLS else ""
@@ -57,12 +56,12 @@ class Choice:
 
     @property
     def variables(self) -> dict[str, str]:
-        """NCCL's variables that ask for the algorithm and the protocol; a communicator reads them when it is made."""
+        """NCCL's environment variables for this choice; NCCL reads them when it creates a communicator."""
         return {name: value for name, value in (("NCCL_ALGO", self.algorithm), ("NCCL_PROTO", self.protocol)) if value}
 
 
 def transport_by(algorithm: str, transport: str) -> str:
-    """What carried a row whose ranks are connected by ``transport``: NVLS, too, where the algorithm uses it."""
+    """Return the transport of a row: ``transport``, and NVLS if the algorithm uses it."""
     if not _BY_SWITCH.match(algorithm):
         return transport
     return "+".join(sorted({"NVLS", *filter(None, transport.split("+"))}))

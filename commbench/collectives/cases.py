@@ -26,12 +26,12 @@ T = TypeVar("T")
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
-CADENCES = ("isolated", "pipelined", "graph")
-#: Known to NCCL beforehand, so that it need not copy them; symmetric ones lie alike on every rank.
+MODES = ("isolated", "pipelined", "graph")
+#: Buffers registered with NCCL, which then need no copy; symmetric buffers have the same offset on every rank.
 REGISTERED = ("registered", "symmetric")
 BUFFERS = ("hot", "rotated", *REGISTERED)
 
-#: Sizes of a sweep that names none: nccl-tests' usual range as far as a small machine likes it.
+#: Default sizes of a sweep: nccl-tests' usual range, cut to what a small machine can time.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
 
 
@@ -55,31 +55,31 @@ class Case:
     loop: str = "auto"
     buffers: str = "hot"
     world_size: Ranks | None = None
-    """So many ranks take part, the first of the launch, and the others stand aside; None: all."""
+    """Use only the first ``world_size`` ranks of the launch; None: all ranks."""
     algorithm: str = AUTO
-    """What the library is asked to carry it with, in the words of `commbench.collectives.algorithms`."""
+    """The algorithm requested of the library, as `commbench.collectives.algorithms.Choice` writes it."""
     graph: bool = False
-    """Operations are captured once, several in one CUDA graph, and replayed."""
+    """Whether several operations are captured in one CUDA graph, which is replayed."""
 
     @cached_property
     def key(self) -> str:
-        """A stable text that identifies the case within a run, e.g. as a dictionary key across launches.
+        """A stable text that identifies the case across launches.
 
-        What came later stands in it only where it is given: keys are as they were before.
+        Fields added after version 1 appear only if they differ from the default, so that older keys stay valid.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, usual in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
-            if fields[name] == usual:
+        for name, default in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
+            if fields[name] == default:
                 del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
-    def cadence(self) -> str:
-        """``graph`` where a graph is replayed, ``pipelined`` where operations are unsynchronised, else ``isolated``."""
+    def mode(self) -> str:
+        """``graph`` for replayed graphs, ``pipelined`` for operations without synchronisation, else ``isolated``."""
         return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
 
     def __str__(self) -> str:
-        """Name the case for people: what differs from the defaults only."""
+        """Name the case by the fields that differ from the defaults."""
         words = [self.backend, self.operation]
         if self.dtype is not None:
             words.append(format_size(self.message_bytes))
@@ -95,7 +95,7 @@ class Case:
             words.append(f"on {self.world_size} ranks")
         if self.algorithm != AUTO:
             words.append(f"by {self.algorithm}")
-        words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.cadence, [])
+        words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.mode, [])
         words += [f"in {self.buffers} buffers"] * (self.buffers not in {"hot", ""})  # another tool may not say
         return " ".join(words)
 
@@ -122,14 +122,14 @@ class Sweep:
     sync: str = "auto"
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
-    """Numbers of ranks of a scaling study: so many of the launch's first ranks take part, in turn; empty: all do."""
+    """Numbers of ranks of a scaling study; each uses the first ranks of the launch. Empty: all ranks."""
     algorithms: Sequence[str] = (AUTO,)
-    """What libraries are asked for, as ``--algorithm`` takes it; ``auto`` is their own choice."""
+    """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the library."""
     cadences: Sequence[str] = ()
-    """Of ``isolated``, ``pipelined`` (which is ``sync`` none) and ``graph``; empty: as ``sync`` says."""
+    """Modes: ``isolated``, ``pipelined`` (``sync`` none) or ``graph``; empty: as ``sync`` says."""
     buffers: Sequence[str] = ("hot",)
-    """``hot``: the same in each repetition; ``rotated``: sets that together exceed the cache take turns;
-    ``registered`` and ``symmetric``: hot ones that NCCL knows beforehand."""
+    """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together larger than the cache;
+    ``registered`` and ``symmetric``: hot buffers that are registered with NCCL."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -143,7 +143,7 @@ class Sweep:
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
             ("in_place value", [self.in_place], IN_PLACE),
-            ("cadence", self.cadences, CADENCES),
+            ("cadence", self.cadences, MODES),
             ("kind of buffers", self.buffers, BUFFERS),
         ):
             _check_known(axis, given, known)
@@ -186,7 +186,7 @@ class Sweep:
         return list(dict.fromkeys(parts))
 
     def _cases(self, world_size: int) -> Iterable[Case]:
-        """The cases on so many ranks, which they state."""
+        """The cases on ``world_size`` ranks, which each case states."""
         for pattern in self.patterns:
             check_pattern(pattern, world_size)
         for root in self.roots:
@@ -231,7 +231,7 @@ class Sweep:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
                 self.in_place
             ]
-        for in_place, (sync, graph), buffers in itertools.product(places, self._manners(), self.buffers):
+        for in_place, (sync, graph), buffers in itertools.product(places, self._syncs_and_graphs(), self.buffers):
             yield Case(
                 backend=backend,
                 operation=operation.name,
@@ -251,15 +251,15 @@ class Sweep:
                 graph=graph,
             )
 
-    def _manners(self) -> list[tuple[str, bool]]:
-        """Of each cadence, how ranks start together, and whether a graph is replayed."""
+    def _syncs_and_graphs(self) -> list[tuple[str, bool]]:
+        """Return for each mode the synchronisation, and whether a graph is replayed."""
         if not self.cadences:
             return [(self.sync, False)]
         return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:
-    """What is measured; of what makes no sense the plain entry, so that a row can say why."""
+    """Return the entry in the pattern; the plain entry if the pattern lacks it, so that a row can state the reason."""
     try:
         return operation_in_pattern(operation, pattern, world_size)
     except UnsupportedError:
@@ -267,7 +267,7 @@ def _entry(operation: str, pattern: str, world_size: int) -> Operation:
 
 
 def check_case(case: Case) -> None:
-    """Raise `InputError` for a case of results that names what this version does not know."""
+    """Raise `InputError` if a case that was read names an unknown operation, pattern, type or reduction."""
     operation = find_operation(case.operation)
     check_pattern(case.pattern)
     if case.dtype is not None or operation.moves_data:
@@ -277,12 +277,12 @@ def check_case(case: Case) -> None:
 
 
 def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
-    """The cases of several sweeps, each once, in the order named."""
+    """Return the cases of several sweeps, each once, in order."""
     return list(dict.fromkeys(case for sweep in sweeps for case in sweep.cases(world_size)))
 
 
 def shuffled(cases: Sequence[T], seed: int, launch: int) -> list[T]:
-    """The order of one launch: a shuffle fixed by the run's seed and the launch's number."""
+    """Return the cases in the order of one launch: shuffled by the run's seed and the launch's number."""
     order = list(cases)
     random.Random(f"{seed}:{launch}").shuffle(order)
     return order

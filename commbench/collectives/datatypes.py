@@ -23,7 +23,7 @@ from commbench.errors import InputError, UnsupportedError
 TILE = 4093
 #: Values of moved data are 1 to 101: exact even in bfloat16 (8 significant bits) and int8.
 VALUES = 101
-#: At most so many ranks contribute to one element; the others hold the neutral element, so nothing overflows.
+#: The most ranks that contribute to one element; all others hold the neutral element, so nothing overflows.
 CONTRIBUTORS = {"sum": 8, "min": 8, "max": 8, "prod": 6, "avg": 1}
 NEUTRAL = {"sum": 0, "min": 120, "max": -120, "prod": 1, "avg": 0}
 
@@ -80,7 +80,7 @@ def find_dtype(name: str) -> DataType:
     """Return the data type called ``name``.
 
     Raises:
-        InputError: there is none; the sentence lists those there are.
+        InputError: there is none; the message lists the data types.
     """
     if name not in DTYPES:
         raise InputError(f"Unknown dtype {name!r}; choose from {', '.join(DTYPES)}.")
@@ -100,7 +100,7 @@ class Content:
     tolerance: float = 0.0
 
     def moved(self, move: Callable[[Raw], Any]) -> Content:
-        """The same with tiles where ``move`` puts them: on a device, to be written and compared there."""
+        """Return the content with its tiles moved by ``move``, for example to a device."""
         return dataclasses.replace(self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs])
 
     def write(self, memory: Raw) -> None:
@@ -112,7 +112,7 @@ class Content:
             part[whole:] = tile[: count - whole]
 
     def count_wrong(self, memory: Raw) -> int:
-        """Number of elements of ``memory`` that differ from what they must be."""
+        """Return the number of elements of ``memory`` that differ from the content."""
         return sum(self._wrong_in(memory[offset : offset + count], tile) for offset, count, tile in self.runs)
 
     def _wrong_in(self, part: Raw, tile: Raw) -> int:
@@ -121,11 +121,11 @@ class Content:
             part[whole:], tile[: part.size - whole]
         )
 
-    def _differ(self, seen: Raw, expected: Raw) -> int:
+    def _differ(self, actual: Raw, expected: Raw) -> int:
         if not self.tolerance:
-            return int(np.count_nonzero(seen != expected))
+            return int(np.count_nonzero(actual != expected))
         wanted = self.dtype.decode(expected)
-        close = np.abs(self.dtype.decode(seen) - wanted) <= self.tolerance * np.abs(wanted)
+        close = np.abs(self.dtype.decode(actual) - wanted) <= self.tolerance * np.abs(wanted)
         return int(close.size - np.count_nonzero(close))
 
 
@@ -147,52 +147,52 @@ class KnownData:
                 f"the average of {self.dtype.name} has no exact answer: libraries round it differently"
             )
 
-    def inputs(self, pieces: Sequence[Span]) -> Content:
-        """What a rank holds before the operation."""
-        return self._content(pieces)
+    def inputs(self, spans: Sequence[Span]) -> Content:
+        """Return the content of a send buffer before the operation."""
+        return self._content(spans)
 
-    def answer(self, pieces: Sequence[Span]) -> Content:
-        """What a rank must hold after the operation."""
+    def answer(self, spans: Sequence[Span]) -> Content:
+        """Return the content of a receive buffer after the operation."""
         power_of_two = self.size & (self.size - 1) == 0
         inexact = self.redop == "avg" and not power_of_two
-        return self._content(pieces, tolerance=2 * self.dtype.epsilon if inexact else 0.0)
+        return self._content(spans, tolerance=2 * self.dtype.epsilon if inexact else 0.0)
 
     def neutral(self, count: int) -> Content:
-        """Data that stays the same however often it is reduced in place: for timed loops, ``count`` elements."""
+        """Return ``count`` elements that any number of in-place reductions leave unchanged, for timed loops."""
         value = NEUTRAL[self.redop] if self.redop else 0
         tile = self.dtype.encode(np.full(TILE, float(value)))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
 
-    def cancelling(self, pieces: Sequence[Span]) -> Content:
-        """What a rank holds so that its sum, product or average over ranks is neutral, however often it is repeated.
+    def cancelling(self, spans: Sequence[Span]) -> Content:
+        """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place reductions.
 
-        Of each element one rank holds a value, the next one its inverse, all others the neutral element. A piece's
-        ``target`` is left out: a rank that adds what it holds again in each repetition. Of fewer than two others there
-        is nothing to cancel.
+        For each element one rank holds a value, the next rank its inverse, and all others the neutral element. The
+        ``target`` of a span adds its own buffer again in each repetition, so it holds the neutral element. With fewer
+        than two other ranks all elements are neutral.
         """
-        runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in pieces]
+        runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in spans]
         return Content(runs=runs, dtype=self.dtype)
 
-    def _cancelling_tile(self, piece: Span) -> Values:
+    def _cancelling_tile(self, span: Span) -> Values:
         neutral = np.full(TILE, float(NEUTRAL[self.redop or "sum"]))
-        rank, others = piece.source or 0, self.size - (piece.target < self.size)
-        if rank == piece.target or others < 2:  # noqa: PLR2004 - a pair
+        rank, others = span.source or 0, self.size - (span.target < self.size)
+        if rank == span.target or others < 2:  # noqa: PLR2004 - a pair
             return neutral
-        distance = (rank - (rank > piece.target) - _first_contributor(others)) % others
+        distance = (rank - (rank > span.target) - _first_contributor(others)) % others
         values = np.full(TILE, -1.0) if self.redop == "prod" else _moved_tile(0, 0)
         inverse = 1 / values if self.redop == "prod" else -values
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
 
-    def _content(self, pieces: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in pieces]
+    def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
+        runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in spans]
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
-    def _tile(self, piece: Span) -> Values:
+    def _tile(self, span: Span) -> Values:
         if self.redop is None:
-            return _moved_tile(piece.source or 0, piece.target)
-        if piece.source is None:
+            return _moved_tile(span.source or 0, span.target)
+        if span.source is None:
             return _reduced_tile(self.redop, self.size)
-        return _contribution_tile(self.redop, self.size, piece.source)
+        return _contribution_tile(self.redop, self.size, span.source)
 
 
 def _hash(*words: int) -> NDArray[np.uint32]:
@@ -228,7 +228,7 @@ _CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
 
 
 def _contribution(redop: str, size: int, rank: int) -> Values:
-    """What ``rank`` adds where it is a contributor; an average is of one rank holding ``size`` times 1, 2, 4 or 8."""
+    """Return the contribution of ``rank``; for an average one rank contributes ``size`` times 1, 2, 4 or 8."""
     if redop == "avg":
         return np.asarray(size * 2.0 ** (_hash(3, rank) % 4), dtype=np.float64)
     return _CONTRIBUTION[redop](_hash(3, rank))

@@ -24,7 +24,7 @@ WINDOW_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Who takes part and how much moves: everything an entry needs to size and fill buffers."""
+    """The ranks and the message size of one group: the arguments of an entry's rules for buffers."""
 
     rank: int
     size: int
@@ -53,10 +53,10 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A run of elements with known content: data ``source`` holds for ``target``, or a part of a reduction.
+    """A range of elements with known content: data from ``source`` for ``target``, or part of a reduction.
 
-    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the piece begins within the data
-    it is cut from. ``source`` None means the reduction over all ranks.
+    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the span begins within the
+    source's data. ``source`` None means the reduction over all ranks.
     """
 
     offset: int
@@ -66,7 +66,7 @@ class Span:
     start: int = 0
 
 
-Layout = Callable[[Shape], int]
+LengthRule = Callable[[Shape], int]
 SpanRule = Callable[[Shape], Sequence[Span]]
 
 
@@ -83,15 +83,15 @@ def _nothing(_: Shape) -> int:
     return 0
 
 
-def _at_root(layout: Layout) -> Layout:
+def _at_root(layout: LengthRule) -> LengthRule:
     return lambda shape: layout(shape) if shape.is_root else 0
 
 
-def _at(rank: Callable[[Shape], int], layout: Layout) -> Layout:
+def _at(rank: Callable[[Shape], int], layout: LengthRule) -> LengthRule:
     return lambda shape: layout(shape) if shape.rank == rank(shape) else 0
 
 
-def _at_ends(layout: Layout) -> Layout:
+def _at_ends(layout: LengthRule) -> LengthRule:
     return lambda shape: layout(shape) if shape.rank in {0, shape.last} else 0
 
 
@@ -119,7 +119,7 @@ def _from_each_source(shape: Shape) -> list[Span]:
     return [Span(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
 
 
-def _from(source: Callable[[Shape], int], layout: Layout = whole) -> SpanRule:
+def _from(source: Callable[[Shape], int], layout: LengthRule = whole) -> SpanRule:
     return lambda shape: [Span(offset=0, count=layout(shape), source=source(shape))]
 
 
@@ -193,13 +193,13 @@ class Operation:
     name: str
     summary: str
     kind: Kind = "collective"
-    send: Layout = _nothing
-    receive: Layout = _nothing
+    send: LengthRule = _nothing
+    receive: LengthRule = _nothing
     inputs: SpanRule = lambda _: []
     answer: SpanRule = lambda _: []
     call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
-    """How ranks on such hosts are divided further, for an operation that is composed of others among fewer ranks."""
+    """From the host of each rank, the further divisions into groups that a composed operation uses."""
     busbw_factor: Callable[[int], float] = lambda _: 1.0
     """algbw times this is busbw; the argument is the number of ranks (nccl-tests, doc/PERFORMANCE.md)."""
     divided: bool = False
@@ -210,22 +210,22 @@ class Operation:
     rooted: bool = False
     has_in_place: bool = False
     default_in_place: bool = False
-    """What is measured where nothing is asked: for reductions the in-place form, the only one all backends have."""
+    """The default form: in place for reductions, because all backends have that form, else out of place."""
     windowed: bool = False
     window_bytes: int = WINDOW_BYTES
     """The most bytes that may be in flight from one rank to another."""
     operations_per_call: int = 1
-    """How often a message crosses one after the other in one call: 2 in a ping-pong."""
+    """Messages that follow one another in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
-    """Messages that the reported bandwidth counts per crossing: 2 where both directions carry data."""
+    """Messages in flight together that the reported bandwidth counts: 2 if both directions carry data."""
     algorithm: str = ""
-    """Whose algorithm runs, where the operation is composed here rather than by the library."""
+    """Name of the algorithm if commbench composes the operation; empty if the library chooses."""
     overlaps: bool = False
-    """Whether ``call`` is a start and a completion, between which computing may go on (non-blocking collectives)."""
+    """Whether ``call`` is a start and a completion with computing in between (non-blocking collectives)."""
     moves_data: bool = True
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
-    """In place, which buffer is the block of which; ``same`` where both are one whole buffer."""
+    """In place, which buffer is a block of the other; ``same`` if both are one whole buffer."""
     names: ToolNames = ToolNames()
     closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
     """By the name of an algorithm, the function in `commbench.analysis.prediction.closed_forms` that gives its time."""
@@ -246,12 +246,12 @@ class Operation:
     """What tables and figures show of it."""
 
     def participants(self, size: int) -> tuple[int, ...]:
-        """The ranks that take part, of ``size``: a pair is the first and the last, the two that are farthest apart."""
+        """Return the participating ranks of ``size``; a pair is the first and the last rank, the farthest apart."""
         return (0, size - 1) if self.kind == "pair" else tuple(range(size))
 
     @property
     def is_one_way(self) -> bool:
-        """Whether of two ranks only the last receives, so that both directions of a pair are measured each."""
+        """Whether only the last of two ranks receives, so that a matrix measures both directions of a pair."""
         return not self.answer(Shape(rank=0, size=2, elements=1))
 
     @property
@@ -579,7 +579,7 @@ def find_operation(name: str) -> Operation:
     """Return the entry called ``name``.
 
     Raises:
-        InputError: there is none; the sentence lists those there are.
+        InputError: there is none; the message lists the operations.
     """
     if name not in OPERATIONS:
         raise InputError(f"Unknown operation {name!r}; choose from {', '.join(OPERATIONS)}.")
@@ -594,7 +594,7 @@ def window_of(operation: Operation, message_bytes: int) -> int:
 
 
 def true_message_bytes(operation: Operation, requested: int, itemsize: int, size: int) -> int:
-    """The bytes really moved: a rank's share is rounded up to one element."""
+    """Return the message size in bytes with each rank's share rounded up to whole elements."""
     if not operation.moves_data:
         return 0
     if not operation.divided:

@@ -1,4 +1,4 @@
-"""Who talks to whom: the groups of ranks that a pattern makes of a launch, from the hosts that its ranks are on."""
+"""Communication patterns: the groups into which a pattern divides the ranks of a launch, by host."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _WHOLE = frozenset({"flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix
 
 
 def check_pattern(pattern: str, world_size: int | None = None) -> None:
-    """Refuse what is no pattern, or one that does not divide ``world_size`` ranks evenly.
+    """Check that a pattern exists and divides ``world_size`` ranks evenly.
 
     Raises:
-        InputError: it is not; the sentence lists the patterns.
+        InputError: the pattern is unknown (the message lists all), or the number of ranks does not fit.
     """
     counted = _COUNTED.fullmatch(pattern)
     if not counted and (pattern not in PATTERNS or pattern.endswith(":K")):
@@ -51,15 +51,15 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
 
 
 def makes_groups(pattern: str) -> bool:
-    """Whether a pattern divides the ranks into groups, which then are reported each."""
+    """Return whether a pattern divides the ranks into groups, each of which is reported."""
     return pattern not in _WHOLE
 
 
 def shares_of(pattern: str, world_size: int) -> int:
-    """Into how many shares a divided message is cut: the ranks of a group where the pattern fixes it, else all ranks.
+    """Return the number of shares of a divided message: the group size if the pattern fixes it, else all ranks.
 
-    How many ranks the groups of ``node`` and ``cross`` have is known on the hosts only. Sizes rounded up for all ranks
-    stay different when they are rounded up again for a group.
+    The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding up for all ranks
+    still differ after rounding up for a group.
     """
     counted = _COUNTED.fullmatch(pattern)
     if counted:
@@ -68,7 +68,7 @@ def shares_of(pattern: str, world_size: int) -> int:
 
 
 def pattern_order(pattern: str) -> tuple[int, int, str]:
-    """What sorts patterns as `PATTERNS` lists them, those with a number by it, unknown ones last."""
+    """Return a sort key: the order of `PATTERNS`, then the number of a pattern, unknown patterns last."""
     name, _, count = pattern.partition(":")
     known = list(PATTERNS)
     place = next((known.index(form) for form in (pattern, f"{name}:K") if form in known), len(known))
@@ -76,16 +76,16 @@ def pattern_order(pattern: str) -> tuple[int, int, str]:
 
 
 def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
-    """The groups of a pattern, each with two ranks at least, ordered by their first rank.
+    """Return the groups of a pattern with two or more ranks, ordered by their first rank.
 
-    Patterns that make no groups hold all ranks (see `makes_groups`).
+    A pattern that makes no groups (see `makes_groups`) has one group of all ranks.
 
     Args:
         pattern: one that `check_pattern` accepts.
         hosts: the host of each rank, by rank.
 
     Raises:
-        UnsupportedError: the ranks lie on the hosts so that there is no such group.
+        UnsupportedError: the placement of the ranks on hosts yields no such group.
     """
     ranks = tuple(range(len(hosts)))
     if not makes_groups(pattern):
@@ -93,34 +93,34 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     counted = _COUNTED.fullmatch(pattern)
     if counted:
         count = int(counted[2])
-        made = [ranks[i : i + count] for i in range(0, len(ranks), count)]
-        found = made if counted[1] == "split" else [ranks[i::count] for i in range(count)]
+        neighbours = [ranks[i : i + count] for i in range(0, len(ranks), count)]
+        divided = neighbours if counted[1] == "split" else [ranks[i::count] for i in range(count)]
     elif pattern == "node":
-        found = _by_host(hosts)
+        divided = _by_host(hosts)
     elif pattern == "cross":
-        found = _rails(_by_host(hosts))
+        divided = _rails(_by_host(hosts))
     elif pattern == "pairs:intra":
-        found = [here[i : i + 2] for here in _by_host(hosts) for i in range(0, len(here) - 1, 2)]
+        divided = [here[i : i + 2] for here in _by_host(hosts) for i in range(0, len(here) - 1, 2)]
     elif pattern == "pairs:inter":
         by_host = _by_host(hosts)
-        neighbours = zip(by_host[::2], by_host[1::2], strict=False)
-        found = [pair for one, other in neighbours for pair in zip(one, other, strict=False)]
+        host_pairs = zip(by_host[::2], by_host[1::2], strict=False)
+        divided = [pair for first, second in host_pairs for pair in zip(first, second, strict=False)]
     else:
         ordered = [rank for here in _by_host(hosts) for rank in here]
         half = len(ordered) // 2
-        found = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
-    groups = tuple(sorted(tuple(sorted(group)) for group in found if len(group) > 1))
+        divided = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
+    groups = tuple(sorted(tuple(sorted(group)) for group in divided if len(group) > 1))
     if not groups:
         raise UnsupportedError(f"pattern {pattern} makes no group of two ranks or more of {_placement(hosts)}")
     return groups
 
 
 def rounds_of(size: int) -> list[list[Pair]]:
-    """All pairs of ``size`` ranks, each once, in rounds of disjoint pairs: size - 1 of them, size where that is odd.
+    """Return all pairs of ``size`` ranks, each once, in rounds of disjoint pairs.
 
-    The circle method of round-robin tournaments (Kirkman 1847): one rank stands still, the others move around by one
-    place a round; with an odd number the one who stands still is absent, and its partner idle. Pairs take turns in
-    being named in either order.
+    There are size - 1 rounds, or size rounds if size is odd. The schedule is the circle method of round-robin
+    tournaments (Kirkman 1847): one place is fixed, all others rotate by one place a round. If size is odd, a virtual
+    rank is added and its partner is idle. Every second round names its pairs in reverse order.
     """
     even = size + size % 2
     circle = list(range(1, even))
@@ -128,31 +128,31 @@ def rounds_of(size: int) -> list[list[Pair]]:
     for step in range(even - 1):
         line = [0, *circle[step:], *circle[:step]]
         pairs = zip(line[: even // 2], reversed(line[even // 2 :]), strict=True)
-        met = [(one, other) for one, other in pairs if max(one, other) < size]
-        rounds.append([(other, one) for one, other in met] if step % 2 else met)
+        real = [(first, second) for first, second in pairs if max(first, second) < size]
+        rounds.append([(second, first) for first, second in real] if step % 2 else real)
     return rounds
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Ranks as text: ``0-3``, or ``0,3`` where they are not consecutive."""
+    """Return ranks as text: ``0-3``, or ``0,3`` if they are not consecutive."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, dict.fromkeys(ranks)))
 
 
 def ranks_of(text: str) -> list[int]:
-    """The ranks that `rank_list` has named."""
+    """Return the ranks of a text made by `rank_list`."""
     first, dash, last = text.partition("-")
     return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in text.split(",") if rank]
 
 
 def _by_host(hosts: Sequence[str]) -> list[Group]:
-    """The ranks of each host, hosts in the order in which they first appear."""
+    """Return the ranks of each host, hosts in order of first appearance."""
     return [tuple(rank for rank, host in enumerate(hosts) if host == name) for name in dict.fromkeys(hosts)]
 
 
 def _rails(by_host: Sequence[Group]) -> list[Group]:
-    """The i-th ranks of all hosts that have so many."""
+    """Return for each i the i-th ranks of all hosts with more than i ranks."""
     return [tuple(here[i] for here in by_host if i < len(here)) for i in range(max(map(len, by_host)))]
 
 

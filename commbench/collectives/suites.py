@@ -28,13 +28,13 @@ class Suite:
         """The suite with axes replaced in every sweep; sweeps that become equal are measured once.
 
         Raises:
-            InputError: a value that the axis does not have.
+            InputError: an axis does not have the value.
         """
         return dataclasses.replace(self, sweeps=[dataclasses.replace(sweep, **axes) for sweep in self.sweeps])
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Every backend that is named, once."""
+        """All backends of the sweeps, each once."""
         return tuple(dict.fromkeys(backend for sweep in self.sweeps for backend in sweep.backends))
 
 
@@ -62,7 +62,7 @@ def find_suite(name: str) -> Path:
     """The file of a suite.
 
     Raises:
-        InputError: there is none; the sentence lists those there are.
+        InputError: there is none; the message lists the suites.
     """
     given = Path(name)
     candidates = [given, *(home / f"{name}.py" for home in HOMES)]

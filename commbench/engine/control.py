@@ -83,7 +83,7 @@ def agree_on(control: Control, work: Callable[[], T]) -> tuple[T | None, str]:
     return (None if refusal else found), refusal
 
 
-class _Meeting:
+class _Rendezvous:
     """Memory that the threads of one `ThreadControl` family share."""
 
     def __init__(self, size: int) -> None:
@@ -97,26 +97,26 @@ class _Meeting:
 class ThreadControl:
     """Ranks that are threads of this process."""
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, size: int, rendezvous: _Rendezvous) -> None:
         self.rank = rank
         self.size = size
-        self._meeting = meeting
+        self._rendezvous = rendezvous
 
     def gather(self, value: T) -> list[T] | None:
         """Every rank's value on rank 0."""
-        self._meeting.slots[self.rank] = value
-        self._meeting.barrier.wait()
-        values = list(self._meeting.slots) if self.rank == 0 else None
-        self._meeting.barrier.wait()
+        self._rendezvous.slots[self.rank] = value
+        self._rendezvous.barrier.wait()
+        values = list(self._rendezvous.slots) if self.rank == 0 else None
+        self._rendezvous.barrier.wait()
         return values  # type: ignore[return-value]
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value."""
         if self.rank == 0:
-            self._meeting.slots[0] = value
-        self._meeting.barrier.wait()
-        shared = self._meeting.slots[0]
-        self._meeting.barrier.wait()
+            self._rendezvous.slots[0] = value
+        self._rendezvous.barrier.wait()
+        shared = self._rendezvous.slots[0]
+        self._rendezvous.barrier.wait()
         return shared  # type: ignore[return-value]
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - threads block anyway
@@ -125,26 +125,26 @@ class ThreadControl:
 
     def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - threads block anyway
         """Wait for all threads."""
-        self._meeting.barrier.wait()
+        self._rendezvous.barrier.wait()
 
-    def exchange(self, target: int, source: int) -> None:  # noqa: ARG002 - one meeting serves any pattern
+    def exchange(self, target: int, source: int) -> None:  # noqa: ARG002 - one rendezvous serves any pattern
         """Meet: in shared memory a round of a dissemination barrier is a barrier."""
-        self._meeting.barrier.wait()
+        self._rendezvous.barrier.wait()
 
     def send_int(self, value: int, target: int) -> None:
         """Put the integer where the target looks for it."""
-        self._meeting.mail[self.rank, target].put(value)
+        self._rendezvous.mail[self.rank, target].put(value)
 
     def receive_int(self, source: int) -> int:
         """Wait for an integer from ``source``, as long as no thread has given up."""
-        while not self._meeting.barrier.broken:
+        while not self._rendezvous.barrier.broken:
             with contextlib.suppress(Empty):
-                return self._meeting.mail[source, self.rank].get(timeout=GIVEN_UP_S)
+                return self._rendezvous.mail[source, self.rank].get(timeout=GIVEN_UP_S)
         raise threading.BrokenBarrierError
 
     def abort(self, code: int) -> None:  # noqa: ARG002 - threads have no exit status
         """Release every waiting thread with `threading.BrokenBarrierError`."""
-        self._meeting.barrier.abort()
+        self._rendezvous.barrier.abort()
 
     def close(self) -> None:
         """Do nothing: threads end by themselves."""
@@ -152,13 +152,13 @@ class ThreadControl:
 
 def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
     """Run ``work`` on ``size`` ranks that are threads; return their results by rank. The first error is raised."""
-    meeting = _Meeting(size)
+    rendezvous = _Rendezvous(size)
 
     def guarded(rank: int) -> T:
         try:
-            return work(ThreadControl(rank, size, meeting))
+            return work(ThreadControl(rank, size, rendezvous))
         except BaseException:
-            meeting.barrier.abort()
+            rendezvous.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:

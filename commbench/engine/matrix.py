@@ -102,10 +102,10 @@ class PreparedMatrix:
         timer.run(calls, 1, 1)
         self.communicator.complete()
         pair = self._pair(turn)
-        pieces = self.operation.answer(self._shape(pair)) if pair else []
-        if not pair or not pieces:
+        spans = self.operation.answer(self._shape(pair)) if pair else []
+        if not pair or not spans:
             return 0
-        sent = [replace(piece, source=pair[piece.source or 0]) for piece in pieces]
+        sent = [replace(span, source=pair[span.source or 0]) for span in spans]
         return self.communicator.count_wrong(self.buffers.receive, self.data.answer(sent))
 
     def _pair(self, turn: Turn) -> Pair | None:

@@ -21,9 +21,9 @@ from commbench.engine.energy import RunMeter
 from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
-from commbench.engine.overlap import measure_overlap, try_out
+from commbench.engine.overlap import measure_overlap, probe_us
 from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record
-from commbench.engine.samples import Samples, carried_by, timed_groups, wrong_record
+from commbench.engine.samples import Samples, join_transports, timed_groups, wrong_record
 from commbench.engine.setup import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import GlobalClock, is_close
@@ -34,7 +34,7 @@ from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s
 
-HARNESS_REPETITIONS = 100
+OVERHEAD_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
 NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
@@ -71,7 +71,7 @@ class Session:
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
-    _harness: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
+    _overheads: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> StoppingRule:
@@ -112,8 +112,8 @@ class Session:
     def cache_bytes(self, communicator: Communicator) -> int:
         """The largest cache that any rank's buffers go through; 0 where some rank's is unknown; all ranks together."""
         if communicator.backend not in self._caches:
-            told = gather_everywhere(self.control, communicator.cache_bytes())
-            self._caches[communicator.backend] = max(told) if all(told) else 0
+            gathered = gather_everywhere(self.control, communicator.cache_bytes())
+            self._caches[communicator.backend] = max(gathered) if all(gathered) else 0
         return self._caches[communicator.backend]
 
     def check(self, case: Case, communicator: Communicator) -> None:
@@ -152,14 +152,14 @@ class Session:
         if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
             self.clock.refresh()
 
-    def harness_us(self, case: Case, communicator: Communicator, batch: int) -> float:
+    def overhead_us(self, case: Case, communicator: Communicator, batch: int) -> float:
         """Overhead per operation: the same loop around an operation among one rank, median, in microseconds.
 
         A loop on the host needs no other ranks for that. One of events would not be the same without them: what the
         host does is hidden only where ranks start together.
         """
-        key = (case.backend, case.loop, case.cadence, batch)
-        if key not in self._harness:
+        key = (case.backend, case.loop, case.mode, batch)
+        if key not in self._overheads:
             timer = self.timer(case, communicator)
             if timer.name != "event":
                 timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
@@ -168,9 +168,9 @@ class Session:
                 timer.run(calls, 1, 1)  # before it is captured
                 calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
             timer.run(calls, 10, times)
-            seen = timer.run(calls, HARNESS_REPETITIONS, times)
-            self._harness[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
-        return self._harness[key]
+            seen = timer.run(calls, OVERHEAD_REPETITIONS, times)
+            self._overheads[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
+        return self._overheads[key]
 
 
 def measure(
@@ -186,11 +186,11 @@ def measure(
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, fixed)
-    make = partial(_prepared, case, communicator, session)
-    prepared, timer, refusal = _ready(case, communicator, session, make)
+    make = partial(_prepare_case, case, communicator, session)
+    prepared, timer, refusal = _prepare_with_timer(case, communicator, session, make)
     if not prepared or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
-    prepared, checked = _verified(prepared, timer, session)
+    prepared, checked = _verify_case(prepared, timer, session)
     record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
     if checked.refusal:
         return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
@@ -202,7 +202,7 @@ def measure(
         record = replace(record, **_conditions(prepared, timer))
         sampler = _sampler(prepared, timer, session)
         together = prepared.captured  # a batch counts operations, the sampler calls
-        calls = sampler.settle(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
+        calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
         settled = replace(calls, batch=calls.batch * together)
         before = session.read_clock(communicator)  # warm: an idle GPU's clock is low, and rises at the first operation
         samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
@@ -211,21 +211,21 @@ def measure(
     if session.budget.energy_s and session.meter.covers(case.backend):
         lasting_s = max(session.budget.energy_s, session.meter.least_s)
         at_once = replace(sampler, timer=session.timer(replace(case, sync="none"), communicator))
-        _, repetition_J = session.metered(lambda: at_once.go_on(lasting_s, calls.batch))  # noqa: N806 - a unit
-    harness_us = round(session.harness_us(case, communicator, settled.batch), 4)
-    told = session.control.gather((prepared.communicator.transport(), before, after))
-    if samples is None or told is None:
+        _, repetition_J = session.metered(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
+    overhead_us = round(session.overhead_us(case, communicator, settled.batch), 4)
+    gathered = session.control.gather((prepared.communicator.transport(), before, after))
+    if samples is None or gathered is None:
         return None
-    transports = [transport_by(record.algorithm, transport) for transport, _, _ in told]
+    transports = [transport_by(record.algorithm, transport) for transport, _, _ in gathered]
     record = replace(
         record,
         wrong=checked.wrong,
         warmups=settled.warmups,
         batch=settled.batch,
-        harness_us=harness_us,
+        harness_us=overhead_us,
         overlap=overlap,
-        transport=carried_by(transports, prepared.participants),
-        clocks=clocks_between((one, other) for _, one, other in told if one and other),
+        transport=join_transports(transports, prepared.participants),
+        clocks=clocks_between((one, other) for _, one, other in gathered if one and other),
     )
     if repetition_J is not None:
         record = replace(record, energy_J=repetition_J / _operations(record), energy_of=session.meter.energy_of)
@@ -265,7 +265,7 @@ def _measure_matrix(
 ) -> Record | None:
     """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
     make = partial(prepare_matrix, record.case, communicator)
-    matrix, timer, refusal = _ready(record.case, communicator, session, make)
+    matrix, timer, refusal = _prepare_with_timer(record.case, communicator, session, make)
     if not matrix or not timer:
         return _on_root(session, replace(record, status="unsupported", reason=refusal))
     sampler = MatrixSampler(
@@ -284,40 +284,40 @@ def _measure_matrix(
         wrong=sampler.wrong,
         warmups=settled.warmups,
         batch=settled.batch,
-        harness_us=round(session.harness_us(record.case, communicator, settled.batch), 4),
+        harness_us=round(session.overhead_us(record.case, communicator, settled.batch), 4),
         transport=communicator.transport(),
         late_discarded=sampler.late,
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
-    return _on_root(session, _concluded(record, session, sampler.counted))
+    return _on_root(session, _conclude_matrix(record, session, sampler.counted))
 
 
-def _concluded(record: Record, session: Session, counted: int) -> Record:
+def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
     """A record of a matrix with what follows from its pairs, which have so many repetitions that count."""
     if record.wrong:
-        reason = f"{record.wrong} elements differ from the known answer{_where_wrong(record.pairs)}"
+        reason = f"{record.wrong} elements differ from the known answer{_describe_wrong_pairs(record.pairs)}"
         return replace(record, status="wrong", reason=reason)
     if not record.pairs:
-        return replace(record, status="failed", reason=_never_on_time(record))
+        return replace(record, status="failed", reason=_reason_without_times(record))
     late = record.late_discarded
     times_us = [pair.time_us for pair in record.pairs]
     conditions = {
         "oversubscribed": session.oversubscribed,
         "late": late > FLAGGED_LATE * (late + counted),
-        "clock": _doubts_clock(record, times_us, session),
+        "clock": _is_clock_uncertain(record, times_us, session),
     }
     return replace(record, times_us=times_us, flags=raised_flags(conditions))
 
 
-def _where_wrong(pairs: Sequence[PairTimes]) -> str:
+def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
     """The end of a sentence: the first of the pairs that got wrong data, and how many others did."""
     wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
     more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
     return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
 
 
-def _ready(
+def _prepare_with_timer(
     case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
 ) -> tuple[PreparedT | None, Timer | None, str]:
     """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
@@ -333,7 +333,7 @@ def _ready(
     return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
 
 
-def _prepared(case: Case, communicator: Communicator, session: Session) -> Prepared:
+def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
     """Buffers and calls of a case, of as many sets of buffers as must take turns; all ranks together."""
     rotated = case.buffers == "rotated"
     sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
@@ -346,7 +346,7 @@ def _prepared(case: Case, communicator: Communicator, session: Session) -> Prepa
     return prepared
 
 
-def _verified(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
+def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
     """The case as it will be timed, and what verification says of it: in graphs once it has been right without."""
     checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
@@ -370,7 +370,7 @@ def _suit_clock(
     for share in (0.0, PROBING_SHARE):  # the first is for warming up
         affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
         probes = max(1, min(PROBES, int(affordable)))
-        tried = try_out(session.control, timer, prepared.calls, prepared.participants, probes)
+        tried = probe_us(session.control, timer, prepared.calls, prepared.participants, probes)
         lasting_us = session.control.broadcast(min(tried, default=0.0))
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
@@ -427,13 +427,13 @@ def _with_samples(
 ) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
-        return replace(record, status="failed", reason=_never_on_time(record), late_discarded=samples.late)
+        return replace(record, status="failed", reason=_reason_without_times(record), late_discarded=samples.late)
     per = _operations(record)
     conditions = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
-        "clock": _doubts_clock(record, samples.slowest_us(per), session),
+        "clock": _is_clock_uncertain(record, samples.slowest_us(per), session),
         "throttled": bool(record.clocks and record.clocks.slowed_by),
         "in_cache": in_cache,
     }
@@ -441,18 +441,18 @@ def _with_samples(
         record,
         **samples.summary(per),
         late_discarded=samples.late,
-        flags=(*raised_flags(conditions), *samples.doubts(per)),
+        flags=(*raised_flags(conditions), *samples.flags(per)),
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )
 
 
-def _never_on_time(record: Record) -> str:
+def _reason_without_times(record: Record) -> str:
     """Why no repetition counts."""
     return NEVER_QUEUED_IN_TIME if record.loop == "event" else NEVER_ON_TIME
 
 
-def _doubts_clock(record: Record, times_us: Sequence[float], session: Session) -> bool:
+def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:
     """Whether clocks agree too little for an agreed start of what typically takes so long, per operation."""
     lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
     return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)

@@ -69,7 +69,7 @@ def _median_ns(
 ) -> int | None:
     """Median over repetitions of the slowest rank, on every rank; None where all starts were late all the same."""
     for _ in range(ATTEMPTS):
-        times_us = try_out(control, timer, calls, participants, repetitions)
+        times_us = probe_us(control, timer, calls, participants, repetitions)
         median_ns = control.broadcast_int(round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE)
         if median_ns != _ALL_LATE:
             return median_ns
@@ -77,7 +77,7 @@ def _median_ns(
     return None
 
 
-def try_out(
+def probe_us(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> list[float]:
     """The slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""

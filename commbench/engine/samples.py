@@ -87,7 +87,7 @@ class Samples:
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)
         return fields
 
-    def doubts(self, per: int) -> tuple[str, ...]:
+    def flags(self, per: int) -> tuple[str, ...]:
         """The flags that follow from the times within this launch."""
         times_us = self.slowest_us(per)
         return raised_flags({"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)})
@@ -102,7 +102,7 @@ def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:
     return rounded
 
 
-def carried_by(transports: Sequence[str], ranks: Sequence[int]) -> str:
+def join_transports(transports: Sequence[str], ranks: Sequence[int]) -> str:
     """What carried messages between some ranks, from what each rank of the launch says."""
     return "+".join(dict.fromkeys(transports[rank] for rank in ranks if transports[rank]))
 
@@ -131,8 +131,8 @@ def timed_groups(
         return ()
     timed = []
     for group, ranks in zip(_groups(prepared, checked), prepared.active, strict=True):
-        own, transport = samples.within(ranks), carried_by(transports, ranks)
-        timed.append(replace(group, **own.summary(per), transport=transport, flags=own.doubts(per)))
+        own, transport = samples.within(ranks), join_transports(transports, ranks)
+        timed.append(replace(group, **own.summary(per), transport=transport, flags=own.flags(per)))
     return tuple(timed)
 
 

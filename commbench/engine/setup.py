@@ -178,16 +178,16 @@ class Prepared:
 
     def _fill(self) -> None:
         """Receive buffers get bytes that no answer holds, then the inputs are written."""
-        pieces = self.operation.inputs(self.shape) if self.shape else []
-        content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(pieces)
+        spans = self.operation.inputs(self.shape) if self.shape else []
+        content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(spans)
         for buffers in self._sets:
             if buffers.receive is not None:
                 self.communicator.poison(buffers.receive)
-            if pieces:
+            if spans:
                 self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
 
     def _contributions(self) -> list[Span]:
-        """This rank's part in a reduction in place, each piece for the rank that alone holds the result there.
+        """This rank's part in a reduction in place, each span for the rank that alone holds the result there.
 
         That rank adds what it holds again in each repetition. Of an all_reduce there is none such.
         """
@@ -200,11 +200,11 @@ class Prepared:
         return [Span(offset=0, count=self.shape.elements, source=rank, target=keeper)]
 
     def _count_wrong(self) -> int:
-        pieces = self.operation.answer(self.shape) if self.shape else []
-        if not self.shape or not pieces:
+        spans = self.operation.answer(self.shape) if self.shape else []
+        if not self.shape or not spans:
             return 0
         expected = (
-            self.data.neutral(self.operation.receive(self.shape)) if self._accumulates else self.data.answer(pieces)
+            self.data.neutral(self.operation.receive(self.shape)) if self._accumulates else self.data.answer(spans)
         )
         return sum(self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets)
 

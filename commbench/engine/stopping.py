@@ -61,7 +61,7 @@ class Sampler:
     _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
 
-    def settle(self, fixed: FixedSettings | None) -> FixedSettings:
+    def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
         """Warm up, as often as the first launch found necessary or (None) until times are steady; agree on a batch."""
         self._begun = time.perf_counter()
         self._spanned_ns = 0
@@ -93,7 +93,7 @@ class Sampler:
             step = self._agree(self._next_step(samples, gathered, step, batch))
         return samples if self.control.rank == 0 else None
 
-    def go_on(self, seconds: float, batch: int) -> None:
+    def repeat_for(self, seconds: float, batch: int) -> None:
         """Repeat for so many seconds more, and keep no times."""
         repetitions, ends = 1, time.perf_counter() + seconds
         while repetitions := self.control.broadcast_int(repetitions if time.perf_counter() < ends else 0):

@@ -264,7 +264,7 @@ def _requested(case: Case, info: RunInfo) -> Row:
         root=case.root,
         in_place=case.in_place,
         message_bytes=case.message_bytes if OPERATIONS[case.operation].moves_data else None,
-        cadence=case.cadence,
+        cadence=case.mode,
         buffers=case.buffers,
         algorithm_requested="" if case.algorithm == AUTO else case.algorithm,
     )

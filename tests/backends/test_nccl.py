@@ -160,7 +160,7 @@ def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str)
     assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us)), "nothing of what the host does"
     assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
     assert (record.harness_us or 0) > 0
-    assert cadence == case.cadence
+    assert cadence == case.mode
 
 
 def test_instants_are_refused(nccl: ModuleType) -> None:
@@ -270,7 +270,7 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     timed = [record for record in records if record.status == "ok"]
     idle = {"barrier", "broadcast"} if size == 1 else set()
     assert {*names, "barrier"} - idle == {record.case.operation for record in timed}
-    assert {("graph", 0, 0)} == {(r.case.cadence, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
+    assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
 
 
 def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:

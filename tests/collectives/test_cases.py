@@ -144,7 +144,7 @@ def test_names_tell_what_differs_from_the_defaults() -> None:
 
 def test_unsynchronised_operations_are_pipelined() -> None:
     """Call operations that follow each other pipelined."""
-    assert ("isolated", "pipelined") == (make_case().cadence, make_case(sync="none").cadence)
+    assert ("isolated", "pipelined") == (make_case().mode, make_case(sync="none").mode)
 
 
 def test_cadences_and_buffers_are_axes() -> None:
@@ -159,10 +159,10 @@ def test_cadences_and_buffers_are_axes() -> None:
     cases = sweep.cases(2)
     cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto")]
     assert [(*cadence, kind) for cadence in cadences for kind in ("hot", "rotated")] == [
-        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
+        (case.mode, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
     ]
     assert [(*cadence, "hot") for cadence in cadences] == [
-        (case.cadence, case.sync, case.buffers) for case in cases if case.operation == "barrier"
+        (case.mode, case.sync, case.buffers) for case in cases if case.operation == "barrier"
     ]
     assert "nccl all_reduce 8 B float32 sum from a graph in rotated buffers" == str(cases[5])
     assert "barrier" == replace(sweep, sync="barrier", cadences=["graph"]).cases(2)[0].sync

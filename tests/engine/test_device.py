@@ -55,7 +55,7 @@ class SimulatedDevice:
         self.spins.append(cycles / CYCLES_PER_NS)
         self._queue(self.call_ns, cycles / CYCLES_PER_NS)
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """Meet nobody."""
         self._queue(self.call_ns, self.meet_ns)
 
@@ -136,7 +136,7 @@ def sampled(device: SimulatedDevice) -> Samples:
         rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
         timer, calls = opened(control, device), [Call(run=device.operate)]
         sampler = Sampler(control=control, timer=timer, calls=calls, rule=rule, slice_s=60.0, reading_ns=0.0)
-        settled = sampler.settle(None)
+        settled = sampler.warm_up(None)
         return sampler.collect(Samples([0], spanning=False), settled.batch)
 
     samples = run_threads(1, work)[0]

@@ -290,7 +290,7 @@ def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know the power of a counter that steps every 100 ms, which a case of some milliseconds would miss."""
-    watts, step_s, go_on = 50.0, 0.1, Sampler.go_on
+    watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for
     progress, seen = Progress(), []
 
     def noted(sampler: Sampler, seconds: float, batch: int) -> None:
@@ -303,7 +303,7 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     def find() -> EnergyMeter:
         return EnergyMeter({"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))})
 
-    monkeypatch.setattr(Sampler, "go_on", noted)
+    monkeypatch.setattr(Sampler, "repeat_for", noted)
     assert measured(monkeypatch, find, least_s=1.0).energy_J is None
     record = measured(monkeypatch, find, least_s=1.0, energy_s=0.5, progress=progress)
     ((lasted_s, operations),) = seen
@@ -314,7 +314,7 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take no time for what cannot be known."""
-    monkeypatch.setattr(Sampler, "go_on", None)
+    monkeypatch.setattr(Sampler, "repeat_for", None)
     assert measured(monkeypatch, EnergyMeter, least_s=0.0, energy_s=5.0).energy_J is None
 
 

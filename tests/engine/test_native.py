@@ -38,8 +38,8 @@ class Recorded:
 
 def make_timer(
     method: str = "none",
-    meet: Any = (),
-    tell: Any = (),
+    barrier: Any = (),
+    broadcast: Any = (),
     instant: Any = None,
     *,
     slack_ns: int = 1_000_000_000,
@@ -49,7 +49,9 @@ def make_timer(
     progress = Progress()
     plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
     sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
-    calls = SyncCalls(meet=meet, tell=tell, instant=np.zeros(1, dtype=np.int64) if instant is None else instant)
+    calls = SyncCalls(
+        barrier=barrier, broadcast=broadcast, instant=np.zeros(1, dtype=np.int64) if instant is None else instant
+    )
     return NativeTimer(sync, calls, progress), progress
 
 
@@ -113,7 +115,7 @@ def test_ranks_meet_before_every_repetition(method: str) -> None:
     order: list[str] = []
     meet = Recorded(1, act=lambda _: order.append("meet"))
     work = Recorded(1, act=lambda _: order.append("work"))
-    timer, _ = make_timer(method, meet=[(meet.address, 1)])
+    timer, _ = make_timer(method, barrier=[(meet.address, 1)])
     timer.run([call(work)], 2, 2)
     assert 2 * ["meet", "work", "work"] == order
 

@@ -76,7 +76,7 @@ def sample(
         )
         settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
-        settled = sampler.settle(fixed)
+        settled = sampler.warm_up(fixed)
         samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
         return settled, samples, timer.asked, timer.sync.plan.slack_ns
 
@@ -199,7 +199,7 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() ->
         timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
         sampler = Sampler(control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0)
         begun = time.perf_counter()
-        sampler.go_on(0.1, 4)
+        sampler.repeat_for(0.1, 4)
         return time.perf_counter() - begun, timer.asked
 
     (lasted_s, chunks), (_, others) = run_threads(2, work)

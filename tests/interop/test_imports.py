@@ -146,7 +146,7 @@ def test_operations_in_graphs_are_of_that_cadence() -> None:
     texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
     for text, old, new in zip(texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True):
         assert [{"pipelined"}, {"graph"}] == [
-            {record.case.cadence for record in load_text(each).records} for each in (text, text.replace(old, new))
+            {record.case.mode for record in load_text(each).records} for each in (text, text.replace(old, new))
         ]
 
 

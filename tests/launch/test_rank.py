@@ -290,13 +290,13 @@ def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 RANK = """
 import os, signal, sys
-from commbench.engine.control import ThreadControl, _Meeting
+from commbench.engine.control import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.heartbeat import Heart
 from commbench.launch.identity import Identity
 from commbench.launch.protocol import say
 from commbench.engine.timing.loops import Progress
-rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Meeting(1))
+rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 def work(control):
 {body}
     return []

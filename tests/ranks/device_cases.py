@@ -32,7 +32,7 @@ def main() -> None:
     for case in sweep.cases(control.size):
         record = measure(case, communicator, session, launch=0)
         if record:
-            told = {"cadence": case.cadence, "buffers": case.buffers, "message_bytes": case.message_bytes}
+            told = {"cadence": case.mode, "buffers": case.buffers, "message_bytes": case.message_bytes}
             told |= {name: getattr(record, name) for name in ("status", "reason", "wrong", "batch", "flags")}
             told |= {"clocks": asdict(record.clocks) if record.clocks else None}
             told["time_us"] = statistics.median(record.times_us) if record.times_us else None

@@ -77,11 +77,11 @@ class OnHost(TorchNcclCommunicator):
         """An event of the host."""
         return HostEvent()
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """As NCCL does, whose NVLS takes no int8, so that nothing can meet by it."""
         if os.environ.get("NCCL_ALGO") == "nvls":
             raise RuntimeError("no algorithm/protocol available for function AllReduce with datatype ncclInt8")
-        super().meet()
+        super().rendezvous()
 
 
 def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:

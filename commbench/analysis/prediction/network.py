@@ -251,7 +251,7 @@ def _unless(value: object, usual: set[Any], words: str) -> str:
 
 def _counts(case: Case) -> bool:
     moves = case.dtype is not None and OPERATIONS[case.operation].moves_data
-    return moves and case.pattern != "matrix" and case.cadence == "isolated"
+    return moves and case.pattern != "matrix" and case.mode == "isolated"
 
 
 def _key(record: Record) -> CurveKey:

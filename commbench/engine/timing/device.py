@@ -26,7 +26,7 @@ class DeviceClock(Protocol):
     def spin(self, cycles: int) -> None:
         """Queue something that keeps the stream busy for so many cycles of the device's clock."""
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """Queue something tiny that ends only when every rank's device has begun it."""
 
     def new_event(self) -> Any:  # noqa: ANN401 - the device's own
@@ -110,7 +110,7 @@ class EventTimer:
                 first = perf_counter_ns()
                 if cycles:
                     device.spin(cycles)
-                device.meet()
+                device.rendezvous()
                 counters[0] += 1
                 device.record(begun)
                 run_once()

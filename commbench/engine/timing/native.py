@@ -36,12 +36,12 @@ _is_late = njit(nogil=True, cache=True)(is_late)
 
 @dataclass(frozen=True, kw_only=True)
 class SyncCalls:
-    """The control plane's own C calls: ``meet`` before every repetition, ``tell`` to broadcast ``instant``."""
+    """The control plane's own C calls: ``barrier`` before every repetition, ``broadcast`` to broadcast ``instant``."""
 
-    meet: Sequence[tuple[int, ...]]
-    tell: Sequence[tuple[int, ...]]
+    barrier: Sequence[tuple[int, ...]]
+    broadcast: Sequence[tuple[int, ...]]
     instant: NDArray[np.int64]
-    """One 64-bit integer, the memory that ``tell`` broadcasts from rank 0."""
+    """One 64-bit integer, the memory that ``broadcast`` broadcasts from rank 0."""
 
 
 def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
@@ -132,8 +132,8 @@ def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
 @njit(nogil=True, cache=True)
 def _align(
     method: int,
-    meet: Table,
-    tell: Table,
+    barrier: Table,
+    broadcast: Table,
     instant: NDArray[np.int64],
     slack_ns: int,
     origin_ns: int,
@@ -150,11 +150,11 @@ def _align(
     """
     if method == 0:
         return False
-    _issue(meet)
+    _issue(barrier)
     if method != ROUND_TIME:
         return False
     instant[0] = _now(clock, timespec) + slack_ns
-    _issue(tell)
+    _issue(broadcast)
     target = instant[0] + offset_ns + round(drift * (instant[0] - origin_ns))
     if _is_late(_now(clock, timespec), target, 0):
         return True
@@ -170,8 +170,8 @@ def _timed_loop(
     first: int,
     batch: int,
     method: int,
-    meet: Table,
-    tell: Table,
+    barrier: Table,
+    broadcast: Table,
     instant: NDArray[np.int64],
     slack_ns: int,
     origin_ns: int,
@@ -189,7 +189,7 @@ def _timed_loop(
     for repetition in range(start.shape[0]):
         table = tables[(first + repetition) % tables.shape[0]]
         late[repetition] = _align(
-            method, meet, tell, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
+            method, barrier, broadcast, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
         )
         counters[0] += 1
         begun = _now(clock, timespec)
@@ -209,8 +209,8 @@ class NativeTimer:
     def __init__(self, sync: Synchroniser, calls: SyncCalls, progress: Progress) -> None:
         self.sync = sync
         self._instant = calls.instant
-        self._meet = call_table(calls.meet)
-        self._tell = call_table(calls.tell)
+        self._barrier = call_table(calls.barrier)
+        self._broadcast = call_table(calls.broadcast)
         self._counters = progress.counters
         libc = ctypes.CDLL(None)
         self._clock = address_of(libc.clock_gettime)
@@ -251,8 +251,8 @@ class NativeTimer:
                 order.first,
                 order.batch,
                 METHODS.index(plan.method),
-                self._meet,
-                self._tell,
+                self._barrier,
+                self._broadcast,
                 self._instant,
                 plan.slack_ns,
                 here.origin_ns,
