@@ -24,7 +24,7 @@ from commbench.ddp.local_step import (
     median_step,
     trainable,
 )
-from commbench.ddp.traces import DTYPES, Trace, TracedParameter
+from commbench.ddp.traces import DTYPES, Conditions, Trace, TracedParameter
 from commbench.ddp.watching import Iteration, Watch
 from commbench.errors import InputError
 from commbench.system.host import cpu_model
@@ -154,7 +154,7 @@ class Recording:
             recorded=self._conditions(iterations, step),
         )
 
-    def _conditions(self, iterations: Sequence[Iteration], step: LocalStep) -> dict[str, Any]:
+    def _conditions(self, iterations: Sequence[Iteration], step: LocalStep) -> Conditions:
         passes = int(np.median([len(iteration.passes) for iteration in iterations]))
         method = (
             f"median of {len(iterations)} steps of a training script, {passes} backward pass"
@@ -232,7 +232,7 @@ def record(
     return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))
 
 
-def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Mapping[str, Any]) -> Trace:
+def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Conditions) -> Trace:
     """Return the trace of a model's trainable parameters and one of its steps."""
     return Trace(
         name=name or type(model).__name__.lower(),
@@ -254,7 +254,7 @@ def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, record
     )
 
 
-def conditions(model: nn.Module, how: str) -> dict[str, Any]:
+def conditions(model: nn.Module, how: str) -> Conditions:
     """Return the method, processor and software of a recording."""
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from commbench.errors import InputError
 
@@ -26,6 +26,8 @@ FORMAT, VERSION = "commbench-trace", 1
 #: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
 SHIPPED = ("bert-base", "gpt2-small", "many-tiny", "resnet50")
 DEVICES = ("cpu", "cuda")
+#: Method, processor and software of a recording.
+Conditions: TypeAlias = Mapping[str, str | int]
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
 #: 0.1 us: finer than any gradient is timed, and short in the file.
@@ -62,7 +64,7 @@ class Trace:
     optimizer_ms: float
     parameters: tuple[TracedParameter, ...]
     """In the order in which the model registers them."""
-    recorded: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Conditions = field(default_factory=dict)
     """The method and the machine of the recording."""
 
     @property

@@ -113,10 +113,10 @@ class Stopwatch:
 class Hook(ABC):
     """A DDP communication hook: averages each bucket of gradients over the ranks of the model's process group.
 
-    A subclass implements `launch`. It may issue one native asynchronous collective and do local work when that is
-    done, or put all its collectives in one job for the `comm_thread`; it never issues a collective from a callback,
-    because Gloo runs callbacks in an order that differs between ranks and pairs collectives by the order of issue.
-    One object serves one model.
+    A subclass implements `launch`. It may issue one asynchronous collective and do local work afterwards, or put all its
+    collectives in one job for the communication thread. It must not issue a collective from a callback: Gloo pairs
+    collectives by the order of issue, and runs callbacks in an order that differs between ranks. One object serves one
+    model.
     """
 
     name: ClassVar[str]

@@ -66,7 +66,7 @@ class PowerSGD(FeedbackHook):
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
         seed: of the first right factors, which are the same on all ranks.
 
-    All its collectives run on the `comm_thread` of the model's process group, on a GPU on a `comm_stream`.
+    All its collectives run on the communication thread of the model's process group, or on a GPU on a separate stream.
     """
 
     name: ClassVar[str] = "powersgd"
