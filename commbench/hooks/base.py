@@ -113,7 +113,7 @@ class Stopwatch:
 class Hook(ABC):
     """A DDP communication hook: averages each bucket of gradients over the ranks of the model's process group.
 
-    A subclass implements `launch`. It may issue one asynchronous collective and do local work afterwards, or put all its
+    A subclass implements `launch`. It may issue one asynchronous collective with local work after it, or put all its
     collectives in one job for the communication thread. It must not issue a collective from a callback: Gloo pairs
     collectives by the order of issue, and runs callbacks in an order that differs between ranks. One object serves one
     model.
