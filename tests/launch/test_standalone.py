@@ -1,5 +1,7 @@
 """Tests of launches that a person starts by mpirun or torchrun, with a script in place of the command line."""
 
+import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -7,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,17 @@ import pytest
 from builders import make_case, make_record
 from launching import Recorder, make_request, marked_environment, mpirun, open_store, wait_until
 
+from commbench.collectives.cases import Case, Sweep
+from commbench.engine.control import run_threads
+from commbench.errors import InputError
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, SessionStarted, SilentListener
+from commbench.launch.identity import Identity
 from commbench.launch.ledger import Ledger
-from commbench.launch.standalone import OwnLaunch
-from commbench.results import load_run
-from commbench.results.plan import TimePlan, plan_launch
+from commbench.launch.standalone import OwnLaunch, _Standalone
+from commbench.results import Store, load_run
+from commbench.results.plan import RunRequest, Stage, TimePlan, plan_launch
+from commbench.results.record_types import AnyRecord
 
 pytestmark = pytest.mark.mpi
 
@@ -95,6 +102,7 @@ def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
     return info["status"], [(entry["launch"], entry["status"]) for entry in info["launches"]], counts
 
 
+@pytest.mark.slow
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     """Give a loop of mpiruns the files that the conductor writes."""
     path = tmp_path / "run"
@@ -105,7 +113,7 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     assert 5 == len((path / "collectives.csv").read_text().splitlines())
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: str) -> None:
     """Make a launch of each stage with the same ranks, one stage on the records of the other."""
     path = tmp_path / "run"
@@ -117,12 +125,14 @@ def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: s
     assert "completecomplete" == path.with_suffix(".finished").read_text()
 
 
+@pytest.mark.slow
 def test_a_stage_with_nothing_to_do_ends_the_invocation(tmp_path: Path) -> None:
     """Be complete without it."""
     assert 0 == start(tmp_path / "run", more="none").returncode
     assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
     """Keep what the stage before it has measured."""
     refused = start(tmp_path / "run", more="refuse")
@@ -132,6 +142,7 @@ def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run.finished").exists()
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
     """Leave the run partial: no case has a launch."""
     assert 0 != start(tmp_path / "run", more="late").returncode
@@ -188,6 +199,7 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
     """End between stages, interrupted, and go on with the next stage the next time."""
     path = tmp_path / "run"
@@ -198,6 +210,7 @@ def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> N
     assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     """Leave the case where it is."""
     path = tmp_path / "run"
@@ -205,6 +218,133 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
     assert 0 != start(path, harm=harm).returncode
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
+
+
+SIDE = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_gather"]).cases(2)
+CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+FIRST, SECOND = (make_request(cases, name=name) for cases, name in ((CASES, "first"), (SIDE, "second")))
+
+
+class Invocation:
+    """One invocation on two ranks that are threads, on the fake backend."""
+
+    def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
+        self.finished: list[str] = []
+        identities = [Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)]
+        self.ranks = [
+            _Standalone(stages, identity, lambda: self.open(path, seed), SilentListener(), self.finish)
+            for identity in identities
+        ]
+
+    def open(self, path: Path, seed: int) -> Store:
+        """Open or resume the run."""
+        self.store = Store.open(path, {"plan": {"seed": seed}})
+        return self.store
+
+    def finish(self, store: Store) -> None:
+        """Note the status of the run when it was printed."""
+        self.finished.append(store.info["status"])
+
+    def run(self, at_case: Callable[[int], None] = lambda _: None) -> int:
+        """Measure; call ``at_case`` when rank 0 begins a case; return rank 0's exit code."""
+        rank_0 = self.ranks[0]
+        begun = itertools.count(1)
+        enter = rank_0.heart.enter
+
+        def noting(case: int, text: str) -> None:
+            enter(case, text)
+            if case >= 0:
+                at_case(next(begun))
+
+        rank_0.heart.enter = noting  # type: ignore[method-assign]
+        try:
+            run_threads(2, lambda control: self.ranks[control.rank]._work(control))
+        finally:
+            self.store.close()
+        return rank_0.code
+
+
+@pytest.fixture
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the signals of the test's process alone."""
+    monkeypatch.setattr("commbench.launch.standalone.SignalFeed", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_signals")
+def test_an_invocation_on_threads_adds_a_launch_to_every_stage(tmp_path: Path) -> None:
+    """Make a launch of each stage with the same ranks, one stage on the records of the other."""
+
+    def second(records: Sequence[AnyRecord]) -> RunRequest:
+        assert {record.case.operation for record in records if isinstance(record.case, Case)} >= {"all_reduce"}
+        return SECOND
+
+    invocations = [Invocation(tmp_path / "run", [lambda _: FIRST, second]) for _ in range(2)]
+    assert [0, 0] == [invocation.run() for invocation in invocations]
+    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(tmp_path / "run")
+    assert [["complete"]] * 2 == [invocation.finished for invocation in invocations]
+
+
+@pytest.mark.usefixtures("no_signals")
+def test_a_stage_without_a_request_ends_the_invocation(tmp_path: Path) -> None:
+    """Be complete without it."""
+    assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: None]).run()
+    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("no_signals")
+def test_a_refused_stage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keep what the stage before it has measured, and end with code 2."""
+
+    def refuse(_: Sequence[AnyRecord]) -> RunRequest:
+        raise InputError("Nothing to go on with.")
+
+    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, refuse])
+    assert 2 == invocation.run()
+    assert 1 == capsys.readouterr().err.count("commbench: Nothing to go on with.")
+    assert ("partial", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
+    assert [] == invocation.finished
+
+
+@pytest.mark.usefixtures("no_signals")
+def test_a_time_limit_begins_no_further_stage(tmp_path: Path) -> None:
+    """Leave the run partial, with code 3: no case has a launch."""
+    late = dataclasses.replace(FIRST, time_limit_s=0.001)
+    assert 3 == Invocation(tmp_path / "run", [lambda _: late, lambda _: SECOND]).run()
+    assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("no_signals")
+@pytest.mark.parametrize(
+    ("case", "ending", "measured", "reason"),
+    [(3, "interrupted", 3, "interrupted by SIGINT"), (4, "ok", 4, "interrupted by SIGINT between stages")],
+)
+def test_ctrl_c_begins_no_further_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, case: int, ending: str, measured: int, reason: str
+) -> None:
+    """Finish the case that is being measured and begin no other, nor another stage."""
+    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
+
+    def interrupt(begun: int) -> None:
+        if begun == case:
+            for rank in invocation.ranks:
+                rank._on_signal(signal.SIGINT)
+
+    assert 128 + signal.SIGINT == invocation.run(interrupt)
+    assert 1 == capsys.readouterr().err.count("commbench: finishing the case; press Ctrl-C again to stop now.")
+    assert ("interrupted", [(0, ending)], [measured, 0, 0]) == state(tmp_path / "run")
+    assert reason == json.loads((tmp_path / "run" / "run.json").read_text())["reason"]
+
+
+@pytest.mark.usefixtures("no_signals")
+def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refuse with one sentence of rank 0, with code 2, and write nothing."""
+    assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST]).run()
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    other = Invocation(tmp_path / "run", [lambda _: FIRST], seed=2)
+    other.store = Store.open(tmp_path / "other", {})
+    assert 2 == other.run()
+    assert 1 == capsys.readouterr().err.count("holds a run with another plan (seed is 1 there and 2 here)")
+    assert before == (tmp_path / "run" / "run.json").read_bytes()
 
 
 def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
@@ -294,6 +434,7 @@ def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None
     assert "in the way" == (tmp_path / "run").read_text()
 
 
+@pytest.mark.slow
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
     """Refuse another plan, and other conditions, with one sentence of rank 0."""
     path = tmp_path / "run"
