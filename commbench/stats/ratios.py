@@ -26,7 +26,7 @@ Outlook = Literal["settles", "near", "noisy"]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The launches needed for an interval outside the margin with a probability of 80 %, if the ratio is as observed."""
+    """The launches needed for an interval outside the margin with 80 % probability, if the ratio is as observed."""
 
     outlook: Outlook
     """``settles``: the further launches decide; ``near``: the ratio is too near the margin for any practical number;
