@@ -36,7 +36,7 @@ class DeviceMpiCommunicator(CupyMemory):
     def __init__(
         self,
         control: Control,
-        carrier: Any,  # noqa: ANN401 - see the class
+        carrier: MpiCommunicator,
         parent: DeviceMpiCommunicator | None = None,
     ) -> None:
         self._control = control
@@ -65,36 +65,35 @@ class DeviceMpiCommunicator(CupyMemory):
     @property
     def takes_gpu_memory(self) -> bool:
         """Whether the carrier's library accepts GPU memory."""
-        return bool(self._carrier.takes_gpu_memory)
+        return self._carrier.takes_gpu_memory
 
     def library(self) -> str:
         """Return the MPI library, e.g. ``Open MPI 5.0.11``."""
-        return str(self._carrier.library())
+        return self._carrier.library()
 
     def transport(self) -> str:
         """Return the carrier's answer."""
-        return str(self._carrier.transport())
+        return self._carrier.transport()
 
     def algorithm(self, operation: str) -> str:
         """Return the carrier's answer."""
-        return str(self._carrier.algorithm(operation))
+        return self._carrier.algorithm(operation)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """Return the carrier's loop on the host: an operation has ended when MPI's function has returned."""
-        timer: Timer = self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
-        return timer
+        return self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
 
     def null_calls(self) -> list[Call]:
         """Return the carrier's calls."""
-        return list(self._carrier.null_calls())
+        return self._carrier.null_calls()
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return the carrier's offset."""
-        return int(self._carrier.result_offset(operation, shape))
+        return self._carrier.result_offset(operation, shape)
 
     def _split(self, groups: Sequence[Group]) -> DeviceMpiCommunicator | None:
         part = self._carrier.split(groups)
-        return None if part is None else type(self)(self._control, part, self)
+        return type(self)(self._control, part, self) if isinstance(part, MpiCommunicator) else None
 
     def close(self) -> None:
         """Free the communicator; the carrier frees its own parts."""
@@ -194,7 +193,7 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
     def __init__(
         self,
         control: Control,
-        carrier: Any,  # noqa: ANN401 - see the class
+        carrier: MpiCommunicator,
         parent: DeviceMpiCommunicator | None = None,
     ) -> None:
         if not carrier.takes_gpu_memory:
