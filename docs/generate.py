@@ -346,13 +346,14 @@ def _fields(cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] 
     """The fields of a dataclass by what stands under them in its source, else by the column of that name."""
     said, hints = _docstrings_of_fields(cls), get_type_hints(cls)
     columns = {f.name: f.metadata.get("about") for f in dataclasses.fields(TrainingRow)}
+    keys = {f.name: f.metadata["key"] for f in dataclasses.fields(cls) if "key" in f.metadata}
     lines = []
     for name in [*before, *(f.name for f in dataclasses.fields(cls)), *after]:
         about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or columns.get(name) or SAID.get(name)
         if not about:
             raise ValueError(f"{cls.__name__}.{name} has no description; write one under it, or in SAID.")
         kinds = [kind for word, kind in KINDS.items() if word in str(hints.get(name))]
-        lines.append((f"`{name}`", ": ".join([*kinds[:1], _clause(about)])))
+        lines.append((f"`{keys.get(name, name)}`", ": ".join([*kinds[:1], _clause(about)])))
     return _table(("field", "what"), lines)
 
 

@@ -52,7 +52,7 @@ class RunRequest:
     """So many launches are made whatever ``aim_s`` says, and for as long as ``whole_limit_s`` lasts."""
     first_launch: int = 0
     """Launches below this number are left as they are: they were made for a stage before this one."""
-    settles: bool = False
+    is_fixed_length: bool = False
     """Whether what follows is decided from all of its launches: no launch is then added to them, also where mpirun or
     torchrun starts a launch of each stage at a time."""
     later_slices: float = 0.0

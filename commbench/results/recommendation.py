@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
@@ -161,8 +161,8 @@ class Recommendation:
     """All settings that were measured again beside the baseline, the fastest first."""
     cost: Cost | None = None
     """Of ``best``; None where that is the baseline or the workload has no loss."""
-    doubts: tuple[str, ...] = ()
-    """Each a clause."""
+    warnings: tuple[str, ...] = field(default=(), metadata={"key": "doubts"})
+    """What limits the conclusion, each a clause."""
     max_accuracy_loss: float | None = None
     """What a setting that alters learning may lose; None: that was not judged."""
     too_costly: tuple[str, ...] = ()
@@ -184,7 +184,8 @@ class Recommendation:
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
-        return {"schema": RECOMMENDATION_SCHEMA, **dataclasses.asdict(self), "paragraph": paragraph(self)}
+        values = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+        return {"schema": RECOMMENDATION_SCHEMA, **values, "paragraph": paragraph(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
@@ -194,12 +195,18 @@ class Recommendation:
             InputError: it is something else.
         """
         try:
+            if isinstance(data, Mapping):
+                data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
             found = read_as(cls, data)
             for choice in (found.baseline, found.best, found.best_uncompressed, *found.alternatives):
                 choice.case.checked()
         except InputError as error:
             raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
         return found
+
+
+#: Keys of ``recommendation.json`` that differ from the field's name.
+_KEYS = {each.name: each.metadata["key"] for each in dataclasses.fields(Recommendation) if "key" in each.metadata}
 
 
 def headline(found: Recommendation) -> str:
@@ -215,7 +222,7 @@ def headline(found: Recommendation) -> str:
 
 
 def paragraph(recommendation: Recommendation) -> str:
-    """What was found, for people: the best without compression, the best with it, its cost, and doubts."""
+    """Return the conclusion for people: the best without compression, the best with it, its cost, and warnings."""
     found = recommendation
     sentences = [f"{headline(found)} {found.reason}"]
     plain, best = found.best_uncompressed, found.best
@@ -233,8 +240,8 @@ def paragraph(recommendation: Recommendation) -> str:
         sentences.append(found.search.sentence)
     if found.surer:
         sentences.append(found.surer)
-    if doubts := doubts_sentence(found):
-        sentences.append(doubts)
+    if warnings := warnings_sentence(found):
+        sentences.append(warnings)
     return " ".join(sentences)
 
 
@@ -247,9 +254,9 @@ def learning_cost(found: Recommendation) -> str:
     return _cost_sentence(found.cost, found.best)
 
 
-def doubts_sentence(found: Recommendation) -> str:
-    """What makes it doubtful, in one sentence; empty where nothing does."""
-    return f"Doubts: {'; '.join(found.doubts)}." if found.doubts else ""
+def warnings_sentence(found: Recommendation) -> str:
+    """Return the warnings in one sentence; empty if there are none."""
+    return f"Warnings: {'; '.join(found.warnings)}." if found.warnings else ""
 
 
 def _without_compression(plain: Choice, baseline: Choice) -> str:
@@ -270,7 +277,7 @@ def _cost_sentence(cost: Cost, best: Choice) -> str:
         text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
         text += f"; in equal time {best.name} learnt no more than the default"
-    return f"{text}; so few steps do not show what a whole training loses."
+    return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 
 def _accuracy_sentence(found: Recommendation) -> str:

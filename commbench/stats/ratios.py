@@ -21,14 +21,14 @@ MOST_LAUNCHES = 40
 #: A ratio that is nearer to the margin than this share is on neither side of it for any practical number of launches.
 _TOO_NEAR = 0.004
 
-Outlook = Literal["settles", "near", "noisy"]
+DecisionForecast = Literal["settles", "near", "noisy"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """The launches needed for an interval outside the margin with 80 % probability, if the ratio is as observed."""
 
-    outlook: Outlook
+    forecast: DecisionForecast
     """``settles``: the further launches decide; ``near``: the ratio is too near the margin for any practical number;
     ``noisy``: launches or runs differ too much, so that more than `MOST_LAUNCHES` are needed."""
     low: int = 0
@@ -71,15 +71,15 @@ def further_launches(
     reach = reach or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
     per_launch = reach * _MEDIAN * math.sqrt(sides)
     if distance < _TOO_NEAR and spread * per_launch < margin * math.sqrt(launches):
-        return Effort(outlook="near")
+        return Effort(forecast="near")
     left = max(distance, _TOO_NEAR) ** 2 - (reach * fixed) ** 2
     if left <= 0:
-        return Effort(outlook="noisy")
+        return Effort(forecast="noisy")
     needs = [math.ceil((per_launch * end) ** 2 / left) for end in _spread_ends(spread, freedom)]
     low, high = (max(fewest, launches + 1, need) - launches for need in needs)
     if low + launches > MOST_LAUNCHES:
-        return Effort(outlook="noisy")
-    return Effort(outlook="settles", low=low, high=None if high + launches > MOST_LAUNCHES else high)
+        return Effort(forecast="noisy")
+    return Effort(forecast="settles", low=low, high=None if high + launches > MOST_LAUNCHES else high)
 
 
 def _spread_ends(spread: float, freedom: int) -> tuple[float, float]:

@@ -196,7 +196,7 @@ def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
 def with_search(
     found: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> Recommendation:
-    """The recommendation with how it was searched for, and a doubt where predictions may have missed a faster setting.
+    """Return the recommendation with its search, and a warning where predictions may have missed a faster setting.
 
     That is where the best of the settings that were only predicted, were its prediction off by the median error of
     speedups at held-out settings, would beat the choice by more than the margin of 2 %: but never by more than what
@@ -209,12 +209,12 @@ def with_search(
         info: as ``run.json`` holds it, see `prediction_rows`.
 
     Returns:
-        The same where the run is no tuning; with a doubt that says why where it could not predict anything.
+        The same where the run is no tuning; with a warning that says why where it could not predict anything.
     """
     collectives = list(collectives)
     rows = prediction_rows(collectives, trainings, info)
-    if not rows and (doubt := _unpredicted(collectives, trainings, info)):
-        return dataclasses.replace(found, doubts=(*found.doubts, doubt))
+    if not rows and (warning := _unpredicted(collectives, trainings, info)):
+        return dataclasses.replace(found, warnings=(*found.warnings, warning))
     afresh, rounds = (_measured_settings(trainings, phase) for phase in (CONFIRM, SWEEP))
     baseline = setting_of(found.baseline)
     others = [row for row in rows if setting_of(_choice(row)) != baseline]
@@ -230,8 +230,8 @@ def with_search(
         speedup_error=accuracy.speedup_error if accuracy else None,
         held_out=accuracy.settings if accuracy else 0,
     )
-    doubt = _doubt(found, rows, unmeasured, search.speedup_error)
-    return dataclasses.replace(found, search=search, doubts=(*found.doubts, *([doubt] if doubt else [])))
+    warning = _warning(found, rows, unmeasured, search.speedup_error)
+    return dataclasses.replace(found, search=search, warnings=(*found.warnings, *([warning] if warning else [])))
 
 
 def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: RunInfo) -> str:
@@ -256,7 +256,7 @@ def _choice(row: PredictionRow) -> Choice:
     return Choice(**{name: getattr(row, name) for name in known})
 
 
-def _doubt(
+def _warning(
     found: Recommendation, rows: Iterable[PredictionRow], unmeasured: Sequence[PredictionRow], error: float | None
 ) -> str:
     """Whether a setting that was only predicted may be faster than the choice; empty if not."""

@@ -69,9 +69,9 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str,
         level=level,
         fewest=fewest_launches(level),
     )
-    if effort.outlook == "near":
+    if effort.forecast == "near":
         return f"The gain lies so near the margin of {100 * margin:g} % that more launches would hardly decide."
-    if effort.outlook == "noisy":
+    if effort.forecast == "noisy":
         return (
             f"Launches differ by {100 * math.expm1(spread):.2g} %, which is too much to tell a gain beyond "
             f"{100 * margin:g} % with {MOST_LAUNCHES} of them: a quieter machine helps more than further launches."

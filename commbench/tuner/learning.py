@@ -13,7 +13,7 @@ from commbench.results.trained import EqualLosses, Trained, falls, median, paire
 from commbench.stats import Interval
 
 
-def accuracy_doubt(
+def accuracy_warning(
     one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], allowed: float, *, decides: bool
 ) -> str:
     """Why a setting may lose more accuracy than is allowed, as a clause; empty if it may not.

@@ -32,7 +32,7 @@ from commbench.results.trained import (
 )
 from commbench.stats import MARGIN
 from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
-from commbench.tuner.learning import accuracy_doubt
+from commbench.tuner.learning import accuracy_warning
 from commbench.tuner.snippet import keep_snippet, snippet_of
 from commbench.units import counted
 
@@ -144,7 +144,7 @@ class _Compared:
         if allowed is not None:
             fit = [one for one in others if not unfit[one.case]]
             decides = phase == CONFIRM
-            costly = {one.case: accuracy_doubt(one, base, losses, allowed, decides=decides) for one in fit}
+            costly = {one.case: accuracy_warning(one, base, losses, allowed, decides=decides) for one in fit}
         unfit |= costly
         return cls(
             case=case,
@@ -272,7 +272,7 @@ class _Decision:
             launches=launches,
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
-            doubts=self._doubts(best, launches, level),
+            warnings=self._warnings(best, launches, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
             surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
@@ -371,14 +371,14 @@ class _Decision:
         both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
         return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
 
-    def _doubts(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
+    def _warnings(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
         where = condition_flags(self.group.case.backend, self.info)
         members = [one for one in (self.group.baseline, best) if one]
-        humps = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
+        is_bimodal = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
         few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
         judged = {
             few: 1 < launches < stats.fewest_launches(level),
-            "launches fall in two humps, and a training is one launch": humps,
+            "launches are bimodal, and a training is one launch": is_bimodal,
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
             "the network was emulated": "emulated" in where,
             "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
@@ -388,7 +388,7 @@ class _Decision:
             unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
             left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
             judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
-        return tuple(doubt for doubt, is_raised in judged.items() if is_raised)
+        return tuple(warning for warning, is_raised in judged.items() if is_raised)
 
 
 def _cost_of(best: Trained, group: _Compared) -> Cost | None:

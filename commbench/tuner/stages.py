@@ -259,7 +259,7 @@ class TuningPlan:
             case_timeout_s=self.case_timeout_s,
             time_limit_s=limit_s,
             whole_limit_s=self.time_limit_s,
-            settles=True,
+            is_fixed_length=True,
         )
 
     def round_request(self, number: int, records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -347,7 +347,7 @@ class TuningPlan:
             whole_limit_s=self.time_limit_s,
             first_launch=first_launch,
             fewest_launches=fewest_launches,
-            settles=True,
+            is_fixed_length=True,
             depends=name != CALIBRATE,
         )
 

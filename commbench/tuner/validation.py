@@ -218,7 +218,7 @@ def held_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) ->
 
 
 def held_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
-    """Likewise of speedups over the default, in which what slows a whole launch cancels out; the default has none."""
+    """Predicted speedups over the default beside measured ones; effects on a whole launch cancel out."""
     base = predicted_ms[sweep.baseline.case]
     found = {}
     for case, step_ms in predicted_ms.items():

@@ -413,7 +413,7 @@ def test_training_with_other_threads_is_refused() -> None:
 
 def test_the_table_has_the_words_of_the_csv() -> None:
     """Call it near in both where a ratio lies near the margin."""
-    assert ["near", "noisy"] == [further_of(Effort(outlook=outlook)) for outlook in ("near", "noisy")]
+    assert ["near", "noisy"] == [further_of(Effort(forecast=forecast)) for forecast in ("near", "noisy")]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:
@@ -445,13 +445,13 @@ def test_launches_that_would_settle_a_case_are_named() -> None:
         one.comparison.further
         for table in tables
         for one in table.cases
-        if one.comparison.further and one.comparison.further.outlook == "settles"
+        if one.comparison.further and one.comparison.further.forecast == "settles"
     ]
     typical = int(np.median([effort.high or 34 for effort in named]))
     assert 2 < typical < 35
     again = [compare(run("a", 6 + typical), run("b", 6 + typical, 1.09)) for _ in range(60)]
     assert sum(table.counts[Verdict.SLOWER] for table in again) >= 40
     shown = next(
-        t for t in tables if t.cases[0].comparison.further and t.cases[0].comparison.further.outlook == "settles"
+        t for t in tables if t.cases[0].comparison.further and t.cases[0].comparison.further.forecast == "settles"
     )
     assert "1 inconclusive case would be settled by" in " ".join(render(shown).split())

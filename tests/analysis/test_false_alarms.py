@@ -51,7 +51,7 @@ def times_longer(script: Script, factor: float) -> Script:
 @pytest.mark.parametrize(
     "script",
     [QUIET, replace(QUIET, launch_effect=0.1), replace(QUIET, slow_launches=0.3)],
-    ids=["quiet", "noisy", "two humps"],
+    ids=["quiet", "noisy", "two modes"],
 )
 def test_equal_runs_are_rarely_called_different(script: Script) -> None:
     """Call at most 5 % of the cases of 20 A/A pairs faster or slower."""

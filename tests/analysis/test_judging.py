@@ -9,17 +9,17 @@ import pytest
 from commbench.analysis.stragglers.judging import ALPHA, Floats, judge, launches_needed, rank_sum_p
 
 
-def equals(units: int, launches: int, seed: int, *, humps: float = 0.0) -> Floats:
-    """Return logarithms of equals: 5 % of noise, 1 % far off, launches apart, a share of values in a slow hump."""
+def equals(units: int, launches: int, seed: int, *, modes: float = 0.0) -> Floats:
+    """Return logarithms of equals: 5 % of noise, 1 % far off, launches apart, a share of values in a slow mode."""
     random = np.random.default_rng(seed)
     values = random.normal(0, 0.05, (launches, units)) + random.normal(0, 0.1, (launches, 1))
     values += (random.random(values.shape) < 0.01) * random.exponential(1.0, values.shape)
-    return np.asarray(values + (random.random(values.shape) < humps) * math.log(0.95 / 0.64))
+    return np.asarray(values + (random.random(values.shape) < modes) * math.log(0.95 / 0.64))
 
 
 @pytest.mark.parametrize(("ranks", "launches"), [(2, 3), (4, 6), (7, 4)])
-def test_rank_sum_counts_arrangements(ranks: int, launches: int) -> None:
-    """Agree with counting all arrangements."""
+def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
+    """Agree with counting all orders."""
     sums = [sum(line) for line in itertools.product(range(1, ranks + 1), repeat=launches)]
     for total in range(launches, launches * (ranks + 1) // 2):
         assert pytest.approx(sum(s <= total for s in sums) / len(sums)) == rank_sum_p(total, ranks, launches)
@@ -113,13 +113,13 @@ def test_unit_that_lacks_a_launch_is_left_out() -> None:
     assert math.isnan(judgement.effects[0])
 
 
-@pytest.mark.parametrize("humps", [0.0, 0.3])
+@pytest.mark.parametrize("modes", [0.0, 0.3])
 @pytest.mark.parametrize("units", [4, 12, 100])
-def test_equals_are_left_alone(units: int, humps: float) -> None:
-    """Name anything in at most 1 % of runs of equals, with tails and with humps."""
+def test_equals_are_left_alone(units: int, modes: float) -> None:
+    """Name anything in at most 1 % of runs of equals, with tails and with modes."""
     runs = 400
     alarms = sum(
-        bool(judge(equals(units, 6, seed=s, humps=humps), alpha=ALPHA, minority=False).slow) for s in range(runs)
+        bool(judge(equals(units, 6, seed=s, modes=modes), alpha=ALPHA, minority=False).slow) for s in range(runs)
     )
     assert ALPHA * runs >= alarms
 

@@ -213,7 +213,7 @@ def noisy_network(truth: StepModel, seed: int) -> MeasuredNetwork:
 
 
 @pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
-def test_noise_of_small_messages_does_not_spoil_predictions(hook: str) -> None:
+def test_noise_of_small_messages_does_not_distort_predictions(hook: str) -> None:
     """Predict other bucket sizes nearly as well where two launches of a loaded machine disagree on small messages."""
     truth = make_truth()
     case = make_training_case(hook)

@@ -196,18 +196,18 @@ def logs_as_matrix(logs: np.ndarray) -> Matrix:
 def noise(kind: str, hosts: int, spread: float, random: np.random.Generator, launches: int = 6) -> np.ndarray:
     """Return what launches make of equals: noise per pair and launch, 1 % of pairs far off, and of a kind besides.
 
-    ``launches`` in two humps, ``hosts`` disturbed for a launch, or 30 % of ``pairs`` in a slow hump.
+    ``launches`` in two modes, ``hosts`` disturbed for a launch, or 30 % of ``pairs`` in a slow mode.
     """
     shape = (launches, hosts, hosts)
     logs = random.normal(0, spread, shape) + (random.random(shape) < 0.01) * random.exponential(1.0, shape)
-    slow_hump = math.log(0.95 / 0.64)
+    slow_mode = math.log(0.95 / 0.64)
     if kind == "launches":
-        logs += (random.random((launches, 1, 1)) < 0.4) * slow_hump
+        logs += (random.random((launches, 1, 1)) < 0.4) * slow_mode
     if kind == "hosts":
         disturbed = random.normal(0, 0.05, (launches, hosts))
         logs += np.maximum(disturbed[:, :, None], disturbed[:, None, :])
     if kind == "pairs":
-        logs += (random.random(shape) < 0.3) * slow_hump
+        logs += (random.random(shape) < 0.3) * slow_mode
     return np.asarray(logs)
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow]
 MATRIX = ("matrix", "-c", "bandwidth", "--backend", "mpi", "--sizes", "8K", "-n", "4", "--launches", "6")
 
 
-def suspects_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
+def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     """Measure the matrix in a lab of four hosts; return kind, name and factor of who is named."""
     records = records_from_lab(out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280)
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
@@ -27,7 +27,7 @@ def suspects_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
 
 def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
     """Name exactly the host whose link has a quarter of the others' rate, none of its links, and by how much."""
-    ((kind, name, factor),) = suspects_of(tmp_path / "r", "--slow", "host2=25mbit")
+    ((kind, name, factor),) = stragglers_of(tmp_path / "r", "--slow", "host2=25mbit")
     assert ("host", "host2") == (kind, name)
     assert 2.5 < factor < 5.5
 
@@ -35,4 +35,4 @@ def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_equal_hosts_are_left_alone(tmp_path: Path, attempt: int) -> None:
     """Name nobody where all links have the same rate."""
-    assert [] == suspects_of(tmp_path / f"r{attempt}")
+    assert [] == stragglers_of(tmp_path / f"r{attempt}")

@@ -56,7 +56,7 @@ def test_paragraph_of_a_compressed_best() -> None:
         "Without compression nothing faster than the default was found.",
         "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
         "accuracy is 0.7 against 0.75 (paired: -0.05",
-        "so few steps do not show what a whole training loses.",
+        "40 steps are too few to judge the effect on learning.",
     ):
         assert part in text
     assert "learnt no more" not in text
@@ -93,7 +93,7 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
         ({"emulated": True}, "emulated"),
     ],
 )
-def test_doubts_are_said(info: dict[str, Any], said: str) -> None:
+def test_warnings_are_listed(info: dict[str, Any], said: str) -> None:
     """Repeat in the paragraph what makes the numbers doubtful."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     assert said in paragraph(decide(records, **info))
@@ -112,7 +112,7 @@ def test_a_shared_gpu_is_a_doubt(backend: str, *, is_doubted: bool) -> None:
 def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_doubt(flags: list[str]) -> None:
     """Doubt what rests on such a launch."""
     found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
-    assert bool(flags) == ("a GPU was slowed down" in found.doubts)
+    assert bool(flags) == ("a GPU was slowed down" in found.warnings)
 
 
 def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
@@ -121,7 +121,7 @@ def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
     found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
     assert ("change", "none") == (found.verdict, found.best.hook)
     expected = "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
-    assert (expected,) == found.doubts
+    assert (expected,) == found.warnings
 
 
 def test_loss_that_is_no_number_is_left_out() -> None:
@@ -143,15 +143,15 @@ def test_fresh_launches_are_those_with_both() -> None:
     assert "In 4 fresh launches" in found.reason
 
 
-def test_few_and_two_humped_launches_are_doubts() -> None:
-    """Doubt an interval from few launches, and a median of two humps."""
+def test_few_and_bimodal_launches_are_warnings() -> None:
+    """Warn of an interval from few launches, and of a bimodal median."""
     few = [
         *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
         *make_training_launches([15] * 3, confirmed(FIVE)),
     ]
     assert "only 3 fresh launches" in paragraph(decide([*sweep(five=15), *few]))
-    humps = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
-    assert "two humps" in paragraph(decide([*sweep(five=10), *fresh(), *humps]))
+    bimodal = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
+    assert "bimodal" in paragraph(decide([*sweep(five=10), *fresh(), *bimodal]))
 
 
 def test_file_holds_the_contract() -> None:

@@ -125,7 +125,7 @@ def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> No
     assert "What this does to learning was not measured" in first[1]
     assert "learning" not in first[2]
     assert "loss" not in first[2]
-    assert all("Doubts: the network was emulated." in text for text in first)
+    assert all("Warnings: the network was emulated." in text for text in first)
 
 
 def test_a_default_that_did_not_train_is_not_recommended() -> None:

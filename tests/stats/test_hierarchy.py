@@ -199,11 +199,11 @@ def test_what_two_runs_cannot_show_is_not_detectable() -> None:
 def test_launches_cannot_settle_what_runs_leave_open() -> None:
     """Call a case noisy where runs differ by more than its distance to the margin; settle it where they agree."""
     generator = np.random.default_rng(11)
-    for between, outlook in ((0.05, "noisy"), (0.0, "settles")):
+    for between, forecast in ((0.05, "noisy"), (0.0, "settles")):
         *runs, b = equal_case(generator, 5, between=between, within=0.03)
         (one,) = compared([[*runs, 1.05 * b * median_of_runs(runs) / float(np.median(b))]])
         assert one.further is not None
-        assert outlook == one.further.outlook
+        assert forecast == one.further.forecast
 
 
 def test_one_run_is_as_without_runs() -> None:

@@ -164,7 +164,7 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
     found = decide([*sweep(five=19), *records], first_look=4)
     assert ("change", 0.975, 6) == (found.verdict, found.level, found.launches)
     assert found.reason.startswith("In 6 fresh launches ")
-    assert any("only 6 fresh launches" in doubt for doubt in found.doubts)
+    assert any("only 6 fresh launches" in warning for warning in found.warnings)
 
 
 def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
@@ -220,17 +220,17 @@ def test_faster_of_two_sure_gains_is_best() -> None:
     assert ["topk", "none"] == [one.hook for one in found.alternatives]
 
 
-def test_sure_gain_beats_a_larger_doubtful_one() -> None:
+def test_sure_gain_beats_a_larger_uncertain_one() -> None:
     """Change to what is surely faster rather than to what may be."""
-    doubtful = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
-    found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *doubtful])
+    uncertain = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
+    found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *uncertain])
     assert ("change", "none", "5") == (found.verdict, found.best.hook, found.best.bucket_cap_mb)
 
 
 def test_default_is_kept_only_against_all() -> None:
     """Stay undecided while one alternative may be faster."""
-    doubtful = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
-    found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *doubtful])
+    uncertain = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
+    found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
     assert "inconclusive" == found.verdict
     assert "topk:0.01 with 5 MiB buckets" in found.reason
 

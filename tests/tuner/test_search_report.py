@@ -72,20 +72,20 @@ def test_a_sweep_was_not_searched() -> None:
     assert found is with_search(found, [], trainings, {})
 
 
-def test_no_doubt_where_communication_does_not_matter() -> None:
-    """Keep without a doubt about predictions where not even perfect overlap would gain anything."""
+def test_no_warning_where_communication_does_not_matter() -> None:
+    """Keep without a warning about predictions where not even perfect overlap would gain anything."""
     world = World(plan=make_plan(make_facts(4, 0.05)), link=Link(latency_us=10.0, gbit=100.0))
     found = conclude(world, play(world).records)
     assert found.search is not None
     assert found.search.predicted
-    assert not [doubt for doubt in found.doubts if "predicted" in doubt]
+    assert not [warning for warning in found.warnings if "predicted" in warning]
 
 
-@pytest.mark.parametrize(("shortfall", "doubted"), [(0.999, True), (0.5, False)])
-def test_doubt_what_predictions_cannot_tell_apart(
-    monkeypatch: pytest.MonkeyPatch, shortfall: float, *, doubted: bool
+@pytest.mark.parametrize(("shortfall", "is_raised"), [(0.999, True), (0.5, False)])
+def test_warn_of_what_predictions_cannot_tell_apart(
+    monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
 ) -> None:
-    """Doubt a choice that a predicted setting comes nearer to than predictions err, and only then."""
+    """Warn about a choice that a predicted setting comes nearer to than predictions err, and only then."""
     world = World(plan=make_plan(), misfit=0.2)
     records = play(world).records
     first = conclude(world, records)
@@ -102,4 +102,4 @@ def test_doubt_what_predictions_cannot_tell_apart(
     found = conclude(world, records)
     assert found.search is not None
     assert (found.search.speedup_error or 0) > 0.022
-    assert doubted == any("only predicted" in doubt for doubt in found.doubts)
+    assert is_raised == any("only predicted" in warning for warning in found.warnings)

@@ -124,7 +124,7 @@ def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> N
     assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
 
 
-def test_blocks_in_turns_blame_the_one_that_runs(tmp_path: Path) -> None:
+def test_blocks_in_turns_report_the_running_case(tmp_path: Path) -> None:
     """Take a case that begins again for the one that fails, and a record of another for no end of it."""
     script = """
 session()

@@ -74,7 +74,7 @@ def test_the_stages_follow_each_other() -> None:
         assert (LOCAL, "default") == names(request.cases)[-1]
     assert len(first.cases) > len(second.cases) >= len(third.cases)
     assert ("none", "default") == names(confirm.cases)[0]
-    assert all(request.settles for request in played.requests)
+    assert all(request.is_fixed_length for request in played.requests)
     assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
 
 
@@ -232,7 +232,7 @@ def test_a_network_that_is_not_known_ends_in_a_conclusion_that_says_so() -> None
     found = with_search(conclude(world, records), [], training_records(records), world.plan.info)
     assert "inconclusive" == found.verdict
     assert "fastest alternative of the calibration but was not measured again" in found.reason
-    assert any(doubt.startswith("no setting could be predicted: No curve was measured") for doubt in found.doubts)
+    assert any(warning.startswith("no setting could be predicted: No curve was measured") for warning in found.warnings)
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:

@@ -96,7 +96,7 @@ def differences(baselines: Sequence[RunInfo], b: RunInfo, *, carriers: Collectio
 
     Args:
         baselines: each as ``run.json`` holds it.
-        b: likewise.
+        b: what ``run.json`` of B holds.
         carriers: the backends of the cases to be compared, and `TRAINING` where there are configurations among them,
             whose rows say nothing of their library.
     """

@@ -132,8 +132,8 @@ def further_of(effort: Effort | None) -> str:
     """How many more launches of each run would settle it: ``4-12``, ``16+``, or why none would."""
     if effort is None:
         return ""
-    if effort.outlook != "settles":
-        return effort.outlook
+    if effort.forecast != "settles":
+        return effort.forecast
     if effort.high is None:
         return f"{effort.low}+"
     return f"{effort.low}" if effort.low == effort.high else f"{effort.low}-{effort.high}"
@@ -169,8 +169,8 @@ def _on_few_baselines(table: ComparisonTable) -> list[str]:
 def _on_inconclusive(table: ComparisonTable) -> list[str]:
     """How many more launches would settle what is undecided."""
     efforts = [one.comparison.further for one in table.cases if one.comparison.further]
-    settled = [effort for effort in efforts if effort.outlook == "settles"]
-    counts = Counter(effort.outlook for effort in efforts)
+    settled = [effort for effort in efforts if effort.forecast == "settles"]
+    counts = Counter(effort.forecast for effort in efforts)
     lines = []
     if settled:
         low, high = min(effort.low for effort in settled), max(effort.high or effort.low for effort in settled)

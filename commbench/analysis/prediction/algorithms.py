@@ -23,7 +23,7 @@ def forms_of(
     """The textbook times that may be those of an operation, by algorithm: one where the backend's is known.
 
     Args:
-        operation: as in ``collectives.csv``, likewise the next two.
+        operation: as in ``collectives.csv``.
         backend: the algorithm of gloo is known; other libraries choose by message size and number of ranks.
         pattern: see `GROWING_PATTERNS`.
         ranks_per_node: ranks of each host.

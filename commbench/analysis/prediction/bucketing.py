@@ -44,8 +44,8 @@ _DECIMALS = 9
 def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     """Bucket sizes as ``bucket_cap_mb`` writes them, ``default`` first, no two with the same layout.
 
-    A geometric series from 0.25 MiB, or a fourth of a model of less than 1 MiB, to one bucket for the whole model; of
-    more than ``most`` every so manieth is left, the ends always.
+    A geometric series from 0.25 MiB, or a fourth of a model of less than 1 MiB, to one bucket for the whole model; if
+    more than ``most`` remain, keep an evenly spaced subset that includes both ends.
     """
     total_mb, smallest = _total_mb(facts), _smallest_mb(facts)
     count = math.ceil(math.log(max(1.0, total_mb / smallest), STEP))

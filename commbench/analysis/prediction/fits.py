@@ -168,7 +168,7 @@ def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> lis
 
     Args:
         sizes: bytes, ascending, shape (points,).
-        times_us: above 0, likewise.
+        times_us: above 0, shape (points,).
         noise: how far the times themselves may be off.
     """
     count = len(sizes)

@@ -38,7 +38,7 @@ class FittedHop:
 
     form: Form
     alpha_us: float
-    """Start of one message where every rank has a core of its own; likewise the next two."""
+    """Start of one message. This and the next two hold where every rank has a core of its own."""
     local_us_per_byte: float = 0.0
     """A rank's own work for a byte that it sends, whatever the link: copying, protocol, reducing."""
     link_excess: float = 0.0

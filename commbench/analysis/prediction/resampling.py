@@ -98,7 +98,7 @@ def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | N
 
 
 def parameter_interval(centre: float, resampled: Floats, launches: int, *, least: float = 0.0) -> Interval | None:
-    """Return likewise that of a parameter, which may be 0 and is at least ``least``: with its own spread."""
+    """Return the 95 % interval of a parameter, which may be 0 and is at least ``least``; None for one launch."""
     if launches < _LEAST:
         return None
     if launches in STUDENT_T_975:

@@ -59,7 +59,7 @@ class StepModel:
     reference: TrainingCase
     """The step without DDP that it is calibrated on: a prediction shares its workload, batch and precision."""
     forward_ms: float
-    """Of the step without DDP, as all ranks measured it side by side; likewise the next three."""
+    """Of the step without DDP, as all ranks measured it side by side; so are the next three."""
     backward_ms: float
     optimizer_ms: float
     other_ms: float
@@ -148,7 +148,7 @@ class StepModel:
         model = dataclasses.replace(self, hooks=costs)
         observe = model._observed  # noqa: SLF001 - of the same class
         calibration = fit_sharing({hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()})
-        return dataclasses.replace(model, calibration=calibration)._shared(calibration.likely)  # noqa: SLF001 - likewise
+        return dataclasses.replace(model, calibration=calibration)._shared(calibration.likely)  # noqa: SLF001 - of the same class
 
     def _shared(self, sharings: Mapping[str, Sharing]) -> StepModel:
         """The model in which hooks share as given."""

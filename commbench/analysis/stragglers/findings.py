@@ -85,7 +85,7 @@ class Findings:
 
     families: Sequence[Family] = ()
     remarks: Sequence[str] = ()
-    """Sentences about what could not be told, and doubts."""
+    """Warnings: one sentence for each question that the data cannot answer."""
 
     @property
     def stragglers(self) -> list[Straggler]:
@@ -133,7 +133,7 @@ def make_family(
 
     Args:
         kind: of the units, as in `Straggler`.
-        measured: likewise.
+        measured: as in `Straggler`.
         values: logarithms of times, (launches, units); a unit that lacks a launch is not judged.
         say: how to speak of a slow unit.
         level: how probable a false alarm in this family may be.

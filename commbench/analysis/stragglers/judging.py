@@ -2,7 +2,7 @@
 
 A *unit* is a host, a rank, a link or a group. It is called slow only where three things come together: it is slower
 than its peers by an amount that matters, by more than its peers differ among themselves, and so steadily over launches
-that chance does not explain it, also not chance that is heavy-tailed or has two humps. Values are natural logarithms of
+that chance does not explain it, also not chance that is heavy-tailed or has two modes. Values are natural logarithms of
 times, so that differences are ratios.
 """
 
@@ -136,7 +136,7 @@ def _rank_sums(relative: Floats, asked: NDArray[np.bool_], apart: NDArray[np.boo
     In each launch the unit gets a rank among itself and its peers, 1 the slowest. If it were one of them, each rank
     would be equally likely in each launch, whatever the distribution of times. Units that were slow in every launch are
     ``apart``: no peers, or two slow units would hide each other. Those slow in some launches stay, for where times have
-    two humps it is them that show how often the slow one comes.
+    two modes it is them that show how often the slow one comes.
     """
     others = np.sort(relative[:, ~apart], axis=1)
     count, launches = others.shape[1], len(relative)

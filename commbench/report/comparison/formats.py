@@ -113,9 +113,9 @@ def _row(one: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable
         baselines=one.baselines,
         launches_a=comparison.launches_a,
         launches_b=comparison.launches_b,
-        further=effort.outlook if effort else "",
-        further_launches_low=effort.low if effort and effort.outlook == "settles" else None,
-        further_launches_high=effort.high if effort and effort.outlook == "settles" else None,
+        further=effort.forecast if effort else "",
+        further_launches_low=effort.low if effort and effort.forecast == "settles" else None,
+        further_launches_high=effort.high if effort and effort.forecast == "settles" else None,
         forced=table.is_forced,
     )
 
