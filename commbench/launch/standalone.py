@@ -225,7 +225,7 @@ class _Standalone:
         return None
 
     def _due(self, request: RunRequest | None, store: Store) -> RunRequest | None:
-        """Return the request if this invocation makes a launch of it: see `RunRequest.is_fixed_length` and ``depends``."""
+        """Return the request if this invocation launches it: see `RunRequest.is_fixed_length` and ``depends``."""
         if request is None or not request.is_fixed_length:
             return request
         launch, launches = next_launch(request, store.records), request.budget.launches
