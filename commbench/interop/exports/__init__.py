@@ -1,4 +1,4 @@
-"""Runs in the forms of other tools: metrics, data frames, trials of experiment trackers, rules for NCCL."""
+"""Exports of runs: metrics for Prometheus, Parquet tables, trials of experiment trackers, tuner rules for NCCL."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from commbench.results import Run
 
 __all__ = ["EXPORTS"]
 
-#: For each ``--format`` what writes a run to ``--out``, or to a place of its own, and returns where that is.
+#: The export of each ``--format``: writes a run to the given path, or to a default, and returns the destination.
 EXPORTS: Mapping[str, Callable[[Run, Path | None], Path | str]] = {
     "openmetrics": write_openmetrics,
     "parquet": write_parquet,

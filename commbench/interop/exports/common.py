@@ -1,4 +1,4 @@
-"""Shared by all exports: labels of runs and cases, and packages that only one export needs."""
+"""Shared by the exports: labels of cases, start times of runs, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from commbench.results.info import RunInfo
 
 Labels = Mapping[str, str]
 
-#: Labels that name a collective case, whatever was measured; a case that differs in more says so in ``variant``.
+#: Labels of a collective case; ``variant`` holds every other difference from the defaults.
 CASE_LABELS = ("backend", "operation", "pattern", "group", "ranks", "dtype", "message_bytes", "variant")
-#: Labels that name a training configuration.
+#: Labels of a training configuration.
 TRAINING_LABELS = (
     *("workload", "backend", "ranks", "batch_per_rank", "hook", "bucket_cap_mb", "precision", "accumulation"),
     "variant",
@@ -28,20 +28,20 @@ TRAINING_LABELS = (
 
 
 def texts(labels: Mapping[str, object]) -> dict[str, str]:
-    """Labels as text, empty where one does not apply."""
+    """Return labels as text; empty if a label does not apply."""
     return {name: "" if value is None else str(value) for name, value in labels.items()}
 
 
 def case_labels(rows: Sequence[Row]) -> list[Labels]:
-    """The labels `CASE_LABELS` of each row.
+    """Return the labels `CASE_LABELS` of each row.
 
-    How ranks started together and the timed loop are named only where cases differ in nothing else: both may change
-    from run to run by themselves, and a series should not end for that.
+    ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else. Both can change
+    from run to run by default, and that must not end a time series.
     """
     plain = [_case_labels(row) for row in rows]
-    seen = Counter(tuple(labels.values()) for labels in plain)
+    counts = Counter(tuple(labels.values()) for labels in plain)
     return [
-        labels if seen[tuple(labels.values())] == 1 else _case_labels(row, row.sync, row.loop)
+        labels if counts[tuple(labels.values())] == 1 else _case_labels(row, row.sync, row.loop)
         for row, labels in zip(rows, plain, strict=True)
     ]
 
@@ -61,7 +61,7 @@ def _case_labels(row: Row, *more: str) -> Labels:
 
 
 def training_labels(row: TrainingRow) -> Labels:
-    """The labels `TRAINING_LABELS` of a row."""
+    """Return the labels `TRAINING_LABELS` of a row."""
     hook = hook_words(row.hook, row.density, row.hook_options)
     words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
     values = (
@@ -72,33 +72,33 @@ def training_labels(row: TrainingRow) -> Labels:
 
 
 def began_s(info: RunInfo) -> float | None:
-    """When a run began, in seconds of Unix time; None where ``run.json`` does not say."""
+    """Return when a run began, in seconds of Unix time; None if ``run.json`` does not state it."""
     return _seconds(info.get("started"))
 
 
 def dated_s(info: RunInfo) -> float | None:
-    """When a run began, else when another tool's output was imported, by which a reader finds it; likewise."""
+    """Return when a run began, else when it was imported, in seconds of Unix time; None if neither is stated."""
     return _seconds(info.get("started") or info.get("imported_at"))
 
 
 def _seconds(text: str | None) -> float | None:
-    """A moment in ISO 8601; None where it is none."""
+    """Return the Unix time of a text in ISO 8601; None if the text is not a time."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError, OSError):  # also a year that the system's clock cannot have
         return None
 
 
-def needed(module: str, *, package: str, style: str) -> Any:  # noqa: ANN401 - a module that need not be installed
-    """Import a module of an optional package.
+def import_optional(module: str, *, package: str, style: str) -> Any:  # noqa: ANN401 - a module that need not be installed
+    """Import a module of an optional package and return it.
 
     Args:
         module: its full name.
-        package: what pip calls the package.
+        package: the package's name for pip.
         style: the value of ``--format`` that needs it.
 
     Raises:
-        InputError: the package is not there.
+        InputError: the package is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""A run as metrics of a monitoring system, in base units, and as an OpenMetrics file for node_exporter."""
+"""A run as metrics in base units, and as an OpenMetrics file for the textfile collector of node_exporter."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A gauge, as monitoring systems know it."""
+    """A gauge of a monitoring system."""
 
     name: str
-    """With its base unit at the end."""
+    """Ends with the base unit."""
     help: str
     labels: tuple[str, ...] = ()
-    """Their names, in the order of writing; each sample has all of them."""
+    """Names of the labels, in output order; each sample has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +49,24 @@ class Sample:
     """One value of a metric."""
 
     name: str
-    """Of the `Metric`."""
+    """The name of the `Metric`."""
     labels: Labels
     value: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A metric that is a column of a table, in another unit."""
+    """A column of a table that becomes a metric in base units."""
 
     column: str
     unit: float
-    """The column times this is the metric."""
+    """Factor from the column's unit to the base unit."""
     help: str
 
 
 _US, _MS, _MB, _GB = 1e-6, 1e-3, 1e6, 1e9
 
-#: What a row of ``collectives.csv`` becomes.
+#: Metrics of a row of ``collectives.csv``.
 COLLECTIVE = {
     "commbench_collective_seconds": _Column(
         column="time_us", unit=_US, help="Time of one operation: median over launches of the slowest rank's median."
@@ -85,7 +85,7 @@ COLLECTIVE = {
     ),
 }
 
-#: What a row of ``ddp.csv`` becomes.
+#: Metrics of a row of ``ddp.csv``.
 TRAINING = {
     "commbench_training_step_seconds": _Column(
         column="step_ms", unit=_MS, help="Optimiser step: median over launches of the slowest rank's median."
@@ -100,10 +100,10 @@ TRAINING = {
         column="local_step_ms", unit=_MS, help="The step without DDP, same launches."
     ),
     "commbench_training_exposed_communication_seconds": _Column(
-        column="exposed_comm_ms", unit=_MS, help="What a step waits for communication."
+        column="exposed_comm_ms", unit=_MS, help="Time that a step waits for communication."
     ),
     "commbench_training_sent_bytes": _Column(
-        column="sent_MB_per_step", unit=_MB, help="Bytes that a rank really sends in a step."
+        column="sent_MB_per_step", unit=_MB, help="Bytes that a rank sends in a step, counted by the hook."
     ),
     "commbench_training_speedup_ratio": _Column(
         column="speedup", unit=1.0, help="Time per sample of DDP's default over that of this configuration."
@@ -118,18 +118,18 @@ TRAINING = {
 
 _RUN_INFO = ("run", "suite", "status", "launcher", "world_size", "nodes", "version", "git_commit", "emulated")
 _WINNER = ("workload", "ranks")
-#: Every metric, in the order of writing.
+#: All metrics, in output order.
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(name="commbench_run_info", help="The run behind these metrics; always 1.", labels=_RUN_INFO),
+        Metric(name="commbench_run_info", help="The run that these metrics are from; always 1.", labels=_RUN_INFO),
         Metric(name="commbench_run_start_timestamp_seconds", help="When the run began, in Unix time."),
         Metric(name="commbench_run_complete", help="1 if every planned case was measured, else 0."),
-        Metric(name="commbench_cases", help="Cases of the run by how they ended.", labels=("kind", "status")),
-        Metric(name="commbench_flagged_cases", help="Cases of the run by doubt.", labels=("kind", "flag")),
+        Metric(name="commbench_cases", help="Cases of the run by status.", labels=("kind", "status")),
+        Metric(name="commbench_flagged_cases", help="Cases of the run by flag.", labels=("kind", "flag")),
         Metric(
             name="commbench_backend_info",
-            help="What carried the operations; always 1.",
+            help="Library and transport of the operations; always 1.",
             labels=("backend", "library", "transport"),
         ),
         *(Metric(name=name, help=column.help, labels=CASE_LABELS) for name, column in COLLECTIVE.items()),
@@ -137,14 +137,18 @@ METRICS: Mapping[str, Metric] = {
         Metric(name="commbench_slow_compared", help="Hosts, ranks, links and groups compared with their peers."),
         Metric(
             name="commbench_slow_factor_ratio",
-            help="How many times as long one takes as its typical peer; only of those found slow, at its worst.",
+            help="Time of a straggler over that of its typical peer, at the worst; only for stragglers.",
             labels=("kind", "name"),
         ),
         *(Metric(name=name, help=column.help, labels=TRAINING_LABELS) for name, column in TRAINING.items()),
-        Metric(name="commbench_training_ok", help="1 if it has a sound time, else 0.", labels=TRAINING_LABELS),
+        Metric(
+            name="commbench_training_ok",
+            help="1 if the configuration has a sound time, else 0.",
+            labels=TRAINING_LABELS,
+        ),
         Metric(
             name="commbench_recommendation_info",
-            help="What the run recommends; always 1.",
+            help="The setting that the run recommends; always 1.",
             labels=(*_WINNER, "verdict", "setting"),
         ),
         Metric(
@@ -167,12 +171,12 @@ METRICS: Mapping[str, Metric] = {
 
 
 def metrics_of(run: Run) -> list[Sample]:
-    """Every sample of a run, in the order of `METRICS`; what a run does not have has no samples."""
-    found = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_suspects(run)]
+    """Return all samples of a run, in the order of `METRICS`."""
+    samples = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_stragglers(run)]
     if run.recommendation:
-        found += _of_recommendation(run.recommendation)
-    order = {name: place for place, name in enumerate(METRICS)}
-    return sorted(found, key=lambda sample: order[sample.name])
+        samples += _of_recommendation(run.recommendation)
+    order = {name: position for position, name in enumerate(METRICS)}
+    return sorted(samples, key=lambda sample: order[sample.name])
 
 
 def _of_run(run: Run) -> Iterable[Sample]:
@@ -195,7 +199,10 @@ def _of_run(run: Run) -> Iterable[Sample]:
 
 
 def _counted(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable[Sample]:
-    """How many rows there are of each status, zeros too so that an alert can tell none from unknown, and flag."""
+    """Yield the number of rows of each status, and of each flag that occurs.
+
+    A status without rows has the sample 0, so that an alert can tell "none" from "unknown".
+    """
     if not rows:
         return
     statuses = Counter(row.status for row in rows)
@@ -219,24 +226,25 @@ def _of_training(rows: Sequence[TrainingRow]) -> Iterable[Sample]:
         yield _sample("commbench_training_ok", labels, float(row.status == "ok"))
 
 
-def _of_suspects(run: Run) -> Iterable[Sample]:
+def _of_stragglers(run: Run) -> Iterable[Sample]:
     findings = straggler_findings(run)
     if not findings.comparisons:
         return
     yield _sample("commbench_slow_compared", value=findings.comparisons)
     by_name = sorted(findings.stragglers, key=lambda straggler: (straggler.kind, straggler.name))
-    for (kind, name), found in itertools.groupby(by_name, key=lambda straggler: (straggler.kind, straggler.name)):
-        worst = max(straggler.factor for straggler in found)
+    for (kind, name), members in itertools.groupby(by_name, key=lambda straggler: (straggler.kind, straggler.name)):
+        worst = max(straggler.factor for straggler in members)
         yield _sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
 
 
-def _of_recommendation(found: Recommendation) -> Iterable[Sample]:
-    labels = {"workload": found.workload, "ranks": found.world_size}
+def _of_recommendation(recommendation: Recommendation) -> Iterable[Sample]:
+    labels = {"workload": recommendation.workload, "ranks": recommendation.world_size}
     name = "commbench_recommendation_speedup"
-    yield _sample("commbench_recommendation_info", {**labels, "verdict": found.verdict, "setting": found.best.name})
-    if found.speedup is not None:
-        yield _sample(f"{name}_ratio", labels, found.speedup)
-    for end, bound in zip(("low", "high"), found.speedup_ci or (), strict=False):
+    setting = {"verdict": recommendation.verdict, "setting": recommendation.best.name}
+    yield _sample("commbench_recommendation_info", {**labels, **setting})
+    if recommendation.speedup is not None:
+        yield _sample(f"{name}_ratio", labels, recommendation.speedup)
+    for end, bound in zip(("low", "high"), recommendation.speedup_ci or (), strict=False):
         yield _sample(f"{name}_ci_{end}_ratio", labels, bound)
 
 
@@ -252,22 +260,22 @@ def _sample(name: str, labels: Mapping[str, object] | None = None, value: float 
 
 
 SUFFIX = ".prom"
-#: Begins the names of files that are made up here.
+#: Start of default file names.
 PREFIX = "commbench_"
-#: node_exporter runs as a user of its own and must be able to read what root wrote.
+#: File mode: node_exporter runs as another user and must be able to read files that root wrote.
 MODE = 0o644
 
 
 def write_openmetrics(run: Run, out: Path | None = None) -> Path:
-    """Write a run's metrics, all at once: the collector finds the old file or the new one.
+    """Write a run's metrics and return the file, which replaces an older one in one step.
 
     Args:
-        run: what to tell of.
-        out: a file whose name ends in ``.prom``, or a directory to make one in; by default the run's own. The name of
-            the file is the label ``benchmark`` of every sample, so that no two files of a directory clash.
+        run: the run to export.
+        out: a file whose name ends in ``.prom``, or a directory for it; by default the run's directory. The name of
+            the file is the label ``benchmark`` of every sample, so that files in one directory do not clash.
 
     Raises:
-        InputError: the name does not end in ``.prom``, which the collector would not read, or cannot be written.
+        InputError: the name does not end in ``.prom``, or the file cannot be written.
     """
     file = out if out is not None and not out.is_dir() else (out or run.path) / _default_name(run)
     if file.suffix != SUFFIX:
@@ -279,11 +287,11 @@ def write_openmetrics(run: Run, out: Path | None = None) -> Path:
 
 
 def render_openmetrics(samples: Iterable[Sample], *, benchmark: str) -> str:
-    """Samples, those of a metric together, in the text format 0.0.4 of Prometheus and in OpenMetrics 1.0 at once.
+    """Render samples, sorted by metric, as text that is both Prometheus text format 0.0.4 and OpenMetrics 1.0.
 
-    That is: gauges only, no timestamps (the collector refuses them), no empty lines, ``# EOF`` at the end, which is a
-    comment to Prometheus. Sources: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics 1.0
-    specification.
+    The text has gauges only, no timestamps (the collector refuses them) and no empty lines. It ends with ``# EOF``,
+    which is a comment in Prometheus' format. Sources: prometheus.io/docs/instrumenting/exposition_formats and the
+    OpenMetrics 1.0 specification.
     """
     lines = []
     for name, members in itertools.groupby(samples, key=lambda sample: sample.name):
@@ -299,7 +307,7 @@ def _line(sample: Sample, benchmark: str) -> str:
 
 
 def _escaped(text: str, *, quotes: bool = True) -> str:
-    """Text as both formats take it: backslash and line feed escaped, in labels the double quote too."""
+    """Return text with backslash and line feed escaped, and the double quote too in labels."""
     text = text.replace("\\", r"\\").replace("\n", r"\n")
     return text.replace('"', r"\"") if quotes else text
 

@@ -1,4 +1,4 @@
-"""A run in which NCCL was asked for several algorithms, as the configuration of NCCL's example tuner plugin."""
+"""Rules for NCCL's example tuner plugin, from a run that measured several of NCCL's algorithms."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from commbench.results import Run
 from commbench.results.overhead import ALIKE
 from commbench.results.sharing import measures_interconnect
 
-#: As the plugin reads them (NCCL, plugins/tuner/example, README); -1 is any.
+#: Columns of the plugin's configuration (NCCL, plugins/tuner/example, README); -1 stands for any.
 HEADING = (
     *("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels"),
     *("nNodes", "nRanks", "numPipeOps", "regBuff"),
 )
-#: The plugin takes every line for a rule that does not begin so; none may have more than 254 characters.
+#: Start of a comment; the plugin reads every other line as a rule. A line has at most 254 characters.
 _COMMENT = "# "
 _WARNING = (
     "As shipped, the plugin has NCCL use one channel for whatever no rule covers: set *nChannels to 0 instead of 1 at "
     "the beginning of its pluginGetCollInfo."
 )
-#: Its names of algorithms, where ours are without underscores.
+#: The plugin's names of algorithms that have no underscore in commbench.
 _NAMES = {"collnetdirect": "collnet_direct", "collnetchain": "collnet_chain", "nvlstree": "nvls_tree"}
 _ANY = -1
 FILE = "nccl_tuner.csv"
-#: What a rule can be for, beside sizes.
-_TOLD_APART = ("operation", "group_size", "nodes")
-#: What rows that are compared have alike, and the plugin does not know.
+#: Columns that a rule can distinguish, beside message sizes.
+_RULE_COLUMNS = ("operation", "group_size", "nodes")
+#: Columns that must be equal in compared rows and that a rule cannot distinguish.
 _CONDITIONS = ("backend", "loop", *(name for name in ALIKE if name != "algorithm_requested"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What carries an operation fastest from one message size to another."""
+    """The fastest algorithm, protocol and channels of an operation in a range of message sizes."""
 
     operation: str
     least_bytes: int
     most_bytes: int
     choice: Choice
-    """Whole: the plugin takes a number of channels that is left out for one channel, whatever its README says."""
+    """States all three parts: despite its README the plugin reads a missing number of channels as 1."""
     nodes: int | None
     ranks: int | None
 
     @property
     def line(self) -> tuple[object, ...]:
-        """As the plugin reads it."""
+        """The rule as a row of the plugin's file."""
         algorithm = _NAMES.get(self.choice.algorithm, self.choice.algorithm)
         return (
             *(self.operation.replace("_", ""), self.least_bytes, self.most_bytes, algorithm, self.choice.protocol),
@@ -65,14 +65,14 @@ class Rule:
 
 
 def write_nccl_tuner(run: Run, out: Path | None) -> Path:
-    """Write the rules of a run to ``out``, by default a file in the run's directory.
+    """Write the rules of a run to ``out``, by default a file in the run's directory, and return the file.
 
     Raises:
-        InputError: it shows no algorithm to be faster than NCCL's own choice, or its ranks shared a GPU.
+        InputError: no algorithm was faster than NCCL's own choice, or ranks shared a GPU.
     """
     rules = rules_of(all_rank_rows(run))
     if not rules:
-        if any(_counts(row) and not measures_interconnect(row) for row in all_rank_rows(run)):
+        if any(_is_usable(row) and not measures_interconnect(row) for row in all_rank_rows(run)):
             raise InputError(
                 f"The ranks of run {run.name} shared a GPU, where what is fastest is no rule for an interconnect; "
                 "measure with a GPU for each rank (a smaller -n)."
@@ -93,38 +93,38 @@ def write_nccl_tuner(run: Run, out: Path | None) -> Path:
 
 
 def rules_of(rows: Iterable[Row]) -> list[Rule]:
-    """Where something asked for was surely faster than NCCL's own choice, which rules elsewhere.
+    """Return a rule for each range of sizes in which a requested choice was faster than NCCL's own choice.
 
-    Surely: its interval lies wholly below that of ``auto`` at the same size, of the same backend, in the same data type
-    and whatever else rows have alike; and it does so wherever it was tried, for a rule is for all of these. Between two
-    sizes with the same choice it holds, too; between others up to the middle, and nothing is said of smaller and larger
-    sizes than were measured. What ranks did that share a GPU does not count.
+    A choice is faster if its interval lies wholly below that of ``auto`` at the same size, backend, data type and all
+    other columns that rows share. It must be so in all rows that tried the choice, because the rule covers all of them.
+    A rule reaches from size to size if both have the same choice, else to the middle between them. Sizes outside the
+    measured range get no rule. Rows of ranks that share a GPU do not count.
     """
-    counted = [row for row in rows if _counts(row) and measures_interconnect(row)]
-    return [rule for members in _parted(counted, _TOLD_APART) for rule in _rules_by_size(members)]
+    usable_rows = [row for row in rows if _is_usable(row) and measures_interconnect(row)]
+    return [rule for members in _grouped(usable_rows, _RULE_COLUMNS) for rule in _rules_by_size(members)]
 
 
-def _counts(row: Row) -> bool:
+def _is_usable(row: Row) -> bool:
     usual = find_operation(row.operation).has_nccl_algorithms and row.pattern == "flat" and row.backend in NCCL_BACKENDS
     return usual and row.status == "ok" and row.time_us is not None and row.message_bytes is not None
 
 
-def _parted(rows: Iterable[Row], names: Sequence[str]) -> list[list[Row]]:
-    """Rows that are alike in some columns together, in the order of the first of them."""
-    found: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
+def _grouped(rows: Iterable[Row], names: Sequence[str]) -> list[list[Row]]:
+    """Return groups of rows that are equal in the named columns, in the order of their first rows."""
+    groups: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        found[tuple(getattr(row, name) for name in names)].append(row)
-    return list(found.values())
+        groups[tuple(getattr(row, name) for name in names)].append(row)
+    return list(groups.values())
 
 
 def _rules_by_size(rows: Sequence[Row]) -> list[Rule]:
-    by_size = {members[0].message_bytes or 0: members for members in _parted(rows, ("message_bytes",))}
+    by_size = {members[0].message_bytes or 0: members for members in _grouped(rows, ("message_bytes",))}
     sizes = sorted(by_size)
     middles = [(below + above) // 2 for below, above in itertools.pairwise(sizes)]
     ranges = zip([sizes[0], *(middle + 1 for middle in middles)], [*middles, sizes[-1]], strict=True)
-    found = [(*ends, _better(by_size[size])) for ends, size in zip(ranges, sizes, strict=True)]
+    choices = [(*ends, _best_choice(by_size[size])) for ends, size in zip(ranges, sizes, strict=True)]
     rules = []
-    for choice, members in itertools.groupby(found, key=lambda part: part[2]):
+    for choice, members in itertools.groupby(choices, key=lambda part: part[2]):
         parts = list(members)
         if choice is not None:
             rules.append(
@@ -140,28 +140,28 @@ def _rules_by_size(rows: Sequence[Row]) -> list[Rule]:
     return rules
 
 
-def _better(rows: Sequence[Row]) -> Choice | None:
-    """Of what ran at one size, what gains most over NCCL's own choice, wherever it was tried and at the least."""
+def _best_choice(rows: Sequence[Row]) -> Choice | None:
+    """Return the choice whose smallest gain over NCCL's own choice is largest, at one size; None without one."""
     shares: defaultdict[Choice, list[float]] = defaultdict(list)
-    for alike in _parted(rows, _CONDITIONS):
+    for alike in _grouped(rows, _CONDITIONS):
         own = next((row for row in alike if not row.algorithm_requested), None)
         for row in alike:
-            choice = _ran(row)
+            choice = _measured_choice(row)
             if row.algorithm_requested and choice is not None:
                 shares[choice].append(_share(row, own))
-    most = {choice: max(found) for choice, found in shares.items() if max(found) < 1}
-    return min(most, key=lambda choice: most[choice], default=None)
+    largest_shares = {choice: max(members) for choice, members in shares.items() if max(members) < 1}
+    return min(largest_shares, key=lambda choice: largest_shares[choice], default=None)
 
 
 def _share(row: Row, own: Row | None) -> float:
-    """The time that a row takes of that of NCCL's own choice, at the most that their intervals leave open."""
+    """Return the largest ratio of the row's time to that of NCCL's own choice that their intervals allow."""
     if own is None or own.time_us_ci_low is None or row.time_us_ci_high is None:
         return math.inf
     return row.time_us_ci_high / own.time_us_ci_low
 
 
-def _ran(row: Row) -> Choice | None:
-    """What the row says that ran; None where it does not say it whole, or where launches differ."""
+def _measured_choice(row: Row) -> Choice | None:
+    """Return the choice that ran; None if the row states it in part only, or if launches differ."""
     try:
         choice = Choice.parse(row.algorithm or "auto")
     except InputError:

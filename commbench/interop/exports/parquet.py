@@ -1,4 +1,4 @@
-"""A run's tables, and every single repetition and step, as Parquet files for data frames and SQL."""
+"""A run's tables, and every repetition and step, as Parquet files for data frames and SQL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.records import OverlapRow, Row
 from commbench.errors import InputError
-from commbench.interop.exports.common import needed
+from commbench.interop.exports.common import import_optional
 from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.info import RunInfo
@@ -42,17 +42,17 @@ class Table:
 def write_parquet(run: Run, out: Path | None = None) -> Path:
     """Write one file for each table that the run has, and return their directory.
 
-    The columns are those of the CSV files, with types, what they are, and no rounding; ``repetitions`` and ``steps``
-    hold the samples. What ``run.json`` says is in the metadata of each file under ``commbench``.
+    The columns are those of the CSV files, with types, documentation and no rounding. The tables ``repetitions`` and
+    ``steps`` hold the samples. The metadata of each file hold the contents of ``run.json`` under ``commbench``.
 
     Args:
-        run: what to tell of.
-        out: the directory; by default ``parquet`` in the run's own.
+        run: the run to export.
+        out: the directory; by default ``parquet`` in the run's directory.
 
     Raises:
         InputError: pyarrow is not installed, or the directory cannot be written.
     """
-    parquet = needed("pyarrow.parquet", package="pyarrow", style="parquet")
+    parquet = import_optional("pyarrow.parquet", package="pyarrow", style="parquet")
     folder = out or run.path / FOLDER
     with refusing(folder, InputError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
 
 
 def _arrow(table: Table, info: RunInfo) -> Any:  # noqa: ANN401 - pyarrow's
-    arrow = needed("pyarrow", package="pyarrow", style="parquet")
+    arrow = import_optional("pyarrow", package="pyarrow", style="parquet")
     types = {"string": arrow.string(), "Int64": arrow.int64(), "Float64": arrow.float64(), "boolean": arrow.bool_()}
     fields = [
         arrow.field(str(name), types[str(dtype)], metadata={"about": table.about.get(str(name), "")})
@@ -75,7 +75,7 @@ def _arrow(table: Table, info: RunInfo) -> Any:  # noqa: ANN401 - pyarrow's
 
 
 def tables_of(run: Run) -> list[Table]:
-    """Return the tables of a run that have a line."""
+    """Return the tables of a run that have at least one row."""
     samples = [(record.case, record.launch, record.times_us) for record in run.records]
     steps = [(record.case, record.launch, record.step_ms) for record in run.training_records]
     made = [

@@ -1,4 +1,4 @@
-"""A run in experiment trackers: trials with settings and metrics over steps, for MLflow and TensorBoard."""
+"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings, and metrics over steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commbench.ddp.plan.cases import SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.engine.flags import join_flags, split_flags
 from commbench.errors import InputError
-from commbench.interop.exports.common import Labels, case_labels, dated_s, needed, training_labels
+from commbench.interop.exports.common import Labels, case_labels, dated_s, import_optional, training_labels
 from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.info import RunInfo
@@ -34,26 +34,26 @@ class Point:
     """One value of one metric."""
 
     metric: str
-    """In the words of the CSV files, below the operation's name or ``training``."""
+    """The CSV column, after the operation's name or ``training`` and a slash."""
     value: float
     step: int
-    """Of a collective the message in bytes, of a loss the optimiser step, else 0."""
+    """For a collective the message size in bytes, for a loss the optimiser step, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What was measured under one setting: a curve of a collective over message sizes, or a training configuration."""
+    """The metrics of one setting: a collective over message sizes, or a training configuration."""
 
     name: str
     settings: Labels
-    """What was chosen; what does not apply is left out."""
+    """The labels that apply."""
     notes: Labels
-    """``status`` and ``flags``, over all its rows."""
+    """``status`` and ``flags`` of all rows of the trial."""
     points: Sequence[Point]
 
 
 def trials_of(run: Run) -> list[Trial]:
-    """The curves of a run, then its training configurations; those without any time, too."""
+    """Return the collectives of a run, then its training configurations, including trials without a time."""
     return [*_curves(run), *(_configuration(row, run.training_records) for row in run.training_rows)]
 
 
@@ -109,15 +109,15 @@ def _trial(labels: Labels, outcomes: Sequence[tuple[str, str]], points: Sequence
 
 
 def _name(settings: Mapping[str, str]) -> str:
-    """The settings in a line that is unique among trials."""
+    """Return the settings in one line, unique among trials."""
     forms = {"ranks": "{} ranks", "batch_per_rank": "batch {}", "bucket_cap_mb": "buckets {}", "accumulation": "x{}"}
     return " ".join(forms.get(name, "{}").format(value) for name, value in settings.items())
 
 
 EXPERIMENT = "commbench"
-#: By which an exported run is known again.
+#: Tag that identifies an exported run.
 TAG = "commbench.known_by"
-#: MLflow takes so many metrics at once.
+#: Most metrics that MLflow accepts in one call.
 BATCH = 1000
 
 
@@ -125,20 +125,20 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
     """Log a run to the experiment ``commbench`` and return the address of the store.
 
     Args:
-        run: what to tell of.
-        out: an SQLite file, made if need be; by default what ``MLFLOW_TRACKING_URI`` names, else MLflow's own choice.
+        run: the run to export.
+        out: an SQLite file, created if missing; by default the store of ``MLFLOW_TRACKING_URI``, else MLflow's own.
 
     Raises:
-        InputError: MLflow is not installed, has this run already, or cannot use the store.
+        InputError: MLflow is not installed, already holds this run, or cannot use the store.
     """
-    mlflow = needed("mlflow", package="mlflow", style="mlflow")
+    mlflow = import_optional("mlflow", package="mlflow", style="mlflow")
     address = f"sqlite:///{out.absolute()}" if out else str(mlflow.get_tracking_uri())
     try:
         _log(run, mlflow.MlflowClient(tracking_uri=address))
     except mlflow.exceptions.MlflowException as error:
-        said = " ".join(str(error).split()).rstrip(".")
+        message = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"MLflow cannot log to {address} ({said}); give --out FILE.db, or a server in MLFLOW_TRACKING_URI."
+            f"MLflow cannot log to {address} ({message}); give --out FILE.db, or a server in MLFLOW_TRACKING_URI."
         ) from error
     return address
 
@@ -147,9 +147,9 @@ def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
     experiment = client.get_experiment_by_name(EXPERIMENT)
     number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
     name, began = str(run.info.get("run_id") or run.path.name), dated_s(run.info) or time.time()
-    known_by = re.sub(r"[^\w.-]", "_", f"{name}_{began:.0f}")  # free of what MLflow's search would have quoted
+    known_by = re.sub(r"[^\w.-]", "_", f"{name}_{began:.0f}")  # no character that MLflow's search requires to be quoted
     if client.search_runs([number], f"tags.`{TAG}` = '{known_by}'", max_results=1):
-        raise InputError(f"MLflow has {name} in the experiment {EXPERIMENT} already; delete it there to log it anew.")
+        raise InputError(f"MLflow already has {name} in the experiment {EXPERIMENT}; delete it there to log it again.")
     began_ms = int(1000 * began)
 
     def create(title: str, tags: Mapping[str, str]) -> str:
@@ -164,7 +164,7 @@ def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
 
 
 def _conditions(info: RunInfo) -> dict[str, str]:
-    """What a reader wants to know of a run beside its numbers."""
+    """Return the tags of a run: suite, status, command, hosts and versions."""
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or []
     stated = {
@@ -178,7 +178,7 @@ def _conditions(info: RunInfo) -> dict[str, str]:
 
 
 def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  # noqa: ANN401 - MLflow's client
-    entities = needed("mlflow.entities", package="mlflow", style="mlflow")
+    entities = import_optional("mlflow.entities", package="mlflow", style="mlflow")
     settings = [entities.Param(name, value) for name, value in trial.settings.items()]
     points = [entities.Metric(point.metric, point.value, began_ms, point.step) for point in trial.points]
     client.log_batch(run_id, params=settings)
@@ -187,24 +187,24 @@ def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  
 
 
 FOLDER = "tensorboard"
-#: Ends the names of our event files, so that a later export replaces them and nothing else.
+#: Suffix of commbench's event files: a later export replaces only these files.
 SUFFIX = ".commbench"
 
 
 def write_tensorboard(run: Run, out: Path | None = None) -> Path:
-    """Write a log directory for ``tensorboard --logdir`` and return it; what was exported there before is replaced.
+    """Write a log directory for ``tensorboard --logdir`` and return it; an earlier export there is replaced.
 
-    Steps are message sizes of collectives and optimiser steps of losses. Settings are hyperparameters, which the tab
-    HPARAMS sorts by any metric.
+    The step of a collective is its message size, that of a loss the optimiser step. Settings are hyperparameters: the
+    tab HPARAMS sorts them by any metric.
 
     Args:
-        run: what to tell of.
-        out: the directory; by default ``tensorboard`` in the run's own.
+        run: the run to export.
+        out: the directory; by default ``tensorboard`` in the run's directory.
 
     Raises:
         InputError: tensorboard is not installed, or the directory cannot be written.
     """
-    needed("tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard")
+    _tensorboard("summary.writer.event_file_writer")
     folder = out or run.path / FOLDER
     wall_time = dated_s(run.info) or 0.0
     with refusing(folder, InputError):
@@ -215,11 +215,19 @@ def write_tensorboard(run: Run, out: Path | None = None) -> Path:
     return folder
 
 
+def _tensorboard(module: str) -> Any:  # noqa: ANN401 - a module of TensorBoard
+    return import_optional(f"tensorboard.{module}", package="tensorboard", style="tensorboard")
+
+
 def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
-    writers = needed("tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard")
-    events = needed("tensorboard.compat.proto.event_pb2", package="tensorboard", style="tensorboard")
-    summaries = needed("tensorboard.compat.proto.summary_pb2", package="tensorboard", style="tensorboard")
-    hyperparameters = needed("tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard")
+    writers = import_optional(
+        "tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard"
+    )
+    events = _tensorboard("compat.proto.event_pb2")
+    summaries = _tensorboard("compat.proto.summary_pb2")
+    hyperparameters = import_optional(
+        "tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard"
+    )
     chosen = hyperparameters.hparams_pb(dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time)
     writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
 
@@ -234,5 +242,5 @@ def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
 
 
 def _file_name(name: str) -> str:
-    """A trial's name as that of a directory."""
+    """Return a trial's name as the name of a directory."""
     return re.sub(r"[^\w .,:=+-]", "_", name)
