@@ -1,0 +1,248 @@
+"""The recipes of docs/extending.md work: each is applied to a copy of the package, and what it adds is used."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+#: A step of a recipe: the line that says what to do with a file, and the code.
+STEP = re.compile(r"^((?:New file|Append to|Import in) `[^\n]*):\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INSTRUCTION = re.compile(
+    r"(?P<action>New file|Append to|Import in) (?:`(?P<name>\w+)` in )?"
+    r"`(?P<file>[\w./]+\.py)`(?:, after `(?P<after>\w+)`)?"
+)
+#: How long one command may take on a busy machine.
+TIMEOUT_S = 120
+
+#: The program of the recipe for a launcher: it starts ranks on this host.
+START = f"""#!{sys.executable}
+import os, socket, subprocess, sys
+ranks, program = int(sys.argv[2]), sys.argv[3:]
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+started = []
+for rank in range(ranks):
+    place = dict(START_ID="1", RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks)
+    place |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    started.append(subprocess.Popen(program, env=os.environ | {{name: str(value) for name, value in place.items()}}))
+sys.exit(max(rank.wait() for rank in started))
+"""
+
+
+class Copy:
+    """A copy of the package, to which one recipe was applied."""
+
+    def __init__(self, folder: Path, section: str) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "commbench", folder / "commbench")
+        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+        steps = STEP.findall(section)
+        assert steps, "the section has no step that names its file"
+        for words, code in steps:
+            self._apply(words, code)
+
+    def _apply(self, words: str, code: str) -> None:
+        """Do what a step of a recipe says."""
+        step = INSTRUCTION.fullmatch(words)
+        assert step, f"not understood: {words}"
+        file = self.folder / step["file"]
+        if step["action"] == "New file":
+            assert not file.exists()
+            file.write_text(code)
+            return
+        source = file.read_text()
+        if step["name"]:
+            file.write_text(with_element(source, step["name"], code, after=step["after"]))
+        elif step["action"] == "Import in":
+            last = max(node.end_lineno or 0 for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
+            lines = source.splitlines(keepends=True)
+            file.write_text("".join([*lines[:last], code, *lines[last:]]))
+        else:
+            file.write_text(f"{source}\n\n{code}")
+
+    def run(self, *command: str, path: Path | None = None) -> str:
+        """Return what a Python command prints that uses the copy; it must succeed."""
+        environ = {**os.environ, "PYTHONPATH": str(self.folder), "OMPI_MCA_btl": "^ofi"}
+        environ["PATH"] = f"{path}:{environ['PATH']}" if path else environ["PATH"]
+        python = [sys.executable, *command]
+        done = subprocess.run(
+            python, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert not done.returncode, done.stderr + done.stdout
+        return done.stdout
+
+    def measure(self, *options: str, role: str = "rank", path: Path | None = None) -> list[dict[str, str]]:
+        """Return the rows of a run with these options, by default on this process as the only rank."""
+        self.run("-m", "commbench", "run", *options, "--sizes", "1K", "--role", role, "--out", "out", path=path)
+        with (self.folder / "out" / "collectives.csv").open(newline="") as table:
+            return list(csv.DictReader(table))
+
+
+def with_element(source: str, name: str, code: str, *, after: str | None) -> str:
+    """Return a module's source with an element more in the collection that ``name`` holds or is taken from."""
+    values = [
+        node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else node.iter
+        for node in ast.walk(ast.parse(source))
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For)) and isinstance(target, ast.Name) and target.id == name
+    ]
+    (value,) = values
+    while not isinstance(value, (ast.Tuple, ast.Dict, ast.List)):
+        value = value.args[-1] if isinstance(value, ast.Call) else value.generators[0].iter  # type: ignore[union-attr]
+    if after is None:
+        line, column = value.end_lineno, value.end_col_offset - 1
+    else:
+        assert not isinstance(value, ast.Dict)
+        (before,) = (element for element in value.elts if ast.unparse(element) == after)
+        line, column = before.end_lineno, before.end_col_offset
+    lines = source.splitlines(keepends=True)
+    place = sum(map(len, lines[: (line or 1) - 1])) + len(lines[(line or 1) - 1].encode()[:column].decode())
+    comma = "" if re.search(r"[,(\[{]\s*$", source[:place]) else ","
+    end = "," if after is None else ""
+    return f"{source[:place]}{comma}\n{code.rstrip()}{end}\n{source[place:]}"
+
+
+@pytest.fixture
+def apply(tmp_path: Path) -> Callable[[str], Copy]:
+    """Return a function that applies the recipe below a heading to a copy of the package."""
+
+    def make(heading: str) -> Copy:
+        return Copy(tmp_path / "copy", PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0])
+
+    return make
+
+
+def test_every_step_is_applied() -> None:
+    """Leave no Python code of the page out but the two examples for a script of one's own."""
+    others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
+    assert ["from commbench.hooks import Guard", "import commbench"] == [code.splitlines()[0] for code in others]
+
+
+def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
+    """Measure the new operation with each of its reductions, and list it."""
+    pytest.importorskip("mpi4py", reason="connects the only rank")
+    copy = apply("An operation")
+    rows = copy.measure("-c", "reduce_broadcast", "--backend", "fake", "--redop", "sum,max")
+    assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
+        (row["operation"], row["redop"], row["status"]) for row in rows
+    }
+    assert "reduce_broadcast" in copy.run("-m", "commbench", "run", "--help")
+
+
+def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
+    """Verify and measure an operation of the new backend; state as unsupported what it leaves out."""
+    pytest.importorskip("mpi4py", reason="connects the only rank")
+    rows = apply("A backend").measure("-c", "all_reduce,all_gather", "--backend", "memcpy")
+    assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
+        (row["backend"], row["transport"], row["status"], row["wrong"]) for row in rows
+    ]
+
+
+def test_a_hook_is_swept(apply: Callable[[str], Copy]) -> None:
+    """Accept the new hook on the command line, predict its messages, average a gradient, and write the snippet."""
+    pytest.importorskip("torch")
+    copy = apply("A hook")
+    program = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from commbench.ddp.plan.cases import TrainingSweep
+from commbench.hooks import make_hook
+from commbench.hooks.message import BucketShape
+from commbench.hooks.registry import find_hook
+from commbench.tuner.snippet import snippet_of
+
+sweep = TrainingSweep(workload="mlp", bucket_caps=["default"], hooks=["scaled:scale=4"])
+(case,) = (case for case in sweep.cases(ranks=2, batch=8) if case.hook == "scaled")
+bucket = BucketShape(elements=10, world_size=2)
+print(case.hook, case.hook_options)
+messages = find_hook("scaled").messages_of(bucket, density=None, options=case.options)
+print([message.message_bytes for message in messages])
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(3, 1))
+hook = make_hook(case.hook, density=case.density, options=case.options).register(model)
+model(torch.ones(1, 3)).sum().backward()
+print(hook.scale, model.module.weight.grad.tolist())
+dist.destroy_process_group()
+print(snippet_of(case))
+"""
+    sent, message_bytes, gradient, *snippet = copy.run("-c", program).splitlines()
+    assert ("scaled scale=4", "[40]") == (sent, message_bytes)
+    assert "4.0 [[1.0, 1.0, 1.0]]" == gradient
+    assert "from commbench.hooks import Scaled" in snippet
+    assert "Scaled(scale=4).register(model)" in snippet
+
+
+def test_a_workload_is_loaded(apply: Callable[[str], Copy]) -> None:
+    """Load the new workload by its name, as two ranks see it, and list it."""
+    pytest.importorskip("torch")
+    program = """
+import torch
+from commbench.ddp.workloads import load_workload
+from commbench.errors import InputError
+
+first, second = (load_workload("linear", seed=1, rank=rank, world_size=2, batch_size=4) for rank in (0, 1))
+print(torch.equal(first.model.weight, second.model.weight), torch.equal(first.batches[0], second.batches[0]))
+print(first.loss(first.model, first.batches[0]).shape)
+try:
+    load_workload("none_such", seed=1, rank=0, world_size=1)
+except InputError as error:
+    print(error)
+"""
+    same, shape, names = apply("A workload").run("-c", program).splitlines()
+    assert "True False" == same
+    assert "torch.Size([])" == shape
+    assert "linear" in names
+
+
+def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -> None:
+    """Start two ranks by the new launcher, which connect without MPI and are one launch."""
+    pytest.importorskip("torch")
+    program = tmp_path / "bin" / "start"
+    program.parent.mkdir()
+    program.write_text(START)
+    program.chmod(0o755)
+    copy = apply("A launcher")
+    options = ["-c", "all_reduce", "--backend", "fake", "-n", "2", "--oversubscribe", "--launcher", "start"]
+    (row,) = copy.measure(*options, "--launches", "1", role="conductor", path=program.parent)
+    assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
+
+
+def test_a_figure_is_drawn(apply: Callable[[str], Copy]) -> None:
+    """Draw the new figure of a kept run."""
+    run = ROOT / "results" / "quick_xeon2core_20261121"
+    program = f"""
+from commbench import load_run
+from commbench.report.figures import all_figures
+
+(drawing,) = [drawing for drawing in all_figures([load_run({str(run)!r})]) if drawing.name == "skew"]
+print(len(drawing.png) > 1000)
+"""
+    assert "True" == apply("A figure").run("-c", program).strip()
+
+
+def test_an_import_is_read(apply: Callable[[str], Copy]) -> None:
+    """Recognise output of the new tool, read its times, and say what was assumed."""
+    copy = apply("An import")
+    (copy.folder / "mybench.txt").write_text("mybench allreduce 4 1024 12.5\nmybench allreduce 4 2048 15\n")
+    printed = copy.run("-m", "commbench", "import", "mybench.txt", "--out", "out")
+    with (copy.folder / "out" / "collectives.csv").open(newline="") as table:
+        rows = [
+            (row["operation"], row["world_size"], row["message_bytes"], row["time_us"]) for row in csv.DictReader(table)
+        ]
+    assert [("all_reduce", "4", "1024", "12.5"), ("all_reduce", "4", "2048", "15")] == [
+        (name, ranks, size, f"{float(time):g}") for name, ranks, size, time in rows
+    ]
+    assert "the backend was mpi" in printed
