@@ -28,7 +28,7 @@ from commbench.launch.launchers import Launcher, check_slots, choose_launcher
 from commbench.report.comparison import render_comparison
 from commbench.report.comparison.formats import ComparisonRow, comparison_rows
 from commbench.results import Store
-from commbench.results.plan import RunRequest, frozen_values, single_stage
+from commbench.results.plan import RunRequest, fixed_settings, single_stage
 from commbench.results.tables import csv_text
 from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS, Budget
@@ -85,8 +85,8 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
             # A run of one launch more than there are has only that one to make.
             budget = replace(requests[side].budget, launches=launch + 1)
             # Both sides keep what the very first launch found: one experiment, whose launches differ in name only.
-            frozen = frozen_values(stores["a"].records)
-            request = replace(requests[side], budget=budget, frozen=frozen)
+            fixed = fixed_settings(stores["a"].records)
+            request = replace(requests[side], budget=budget, fixed=fixed)
             code = conduct(single_stage(request), stores[side], launcher, display, fail_fast=True)
             if code:
                 reason = stores[side].info.get("reason") or "wrong data"

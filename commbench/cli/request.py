@@ -25,7 +25,7 @@ from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
-from commbench.results.plan import RunRequest, frozen_values
+from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import BUDGETS, Budget
 from commbench.system.gpus import gpu_addresses
 from commbench.system.software import git_commit
@@ -258,7 +258,7 @@ def make_request(
         budget=budget,
         case_timeout_s=case_timeout_s,
         time_limit_s=time_limit_s,
-        frozen=frozen_values(load_run(like).records) if like else {},
+        fixed=fixed_settings(load_run(like).records) if like else {},
     )
 
 

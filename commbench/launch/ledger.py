@@ -302,7 +302,7 @@ class LaunchLedger:
                 measuring_s=self._measuring_s,
                 status=ending.status,
                 reason=ending.reason,
-                culprit=ending.failed_rank.to_json() if ending.failed_rank else None,
+                failed_rank=ending.failed_rank.to_json() if ending.failed_rank else None,
             )
         )
         if ending.status == "ok":

@@ -157,7 +157,7 @@ class _Duty:
                 return False
             self._begin(index, case, number=index)
             communicator = communicators[case.backend]
-            self._finish(measure(case, communicator, session, launch=self.plan.launch, fixed=planned.frozen))
+            self._finish(measure(case, communicator, session, launch=self.plan.launch, fixed=planned.fixed))
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:

@@ -20,49 +20,49 @@ from commbench.results.record_types import AnyCase, AnyRecord, collective_record
 from commbench.stats.budgets import Budget
 from commbench.units import counted
 
-#: A record with one of these needs no second try; a case that failed or hung is tried again on resume.
+#: A record with one of these statuses is finished; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
-#: A collective that has failed so often no longer keeps a launch by hand unfinished.
+#: A collective that has failed so many times no longer keeps a launch by hand unfinished.
 _TRIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a run, or a stage of it, is to measure: the cases, of one kind, and how, the same in every launch."""
+    """What a run, or one stage of it, measures in every launch: cases of one record type, and how."""
 
     cases: Sequence[AnyCase]
     ranks: int
     seed: int
     budget: Budget
     case_timeout_s: float = 60.0
-    """A case that makes no progress for so long is hung, in seconds."""
+    """A case without progress for so many seconds is hung."""
     time_limit_s: float | None = None
-    """Wall time that the run may take up to the end of this stage, in seconds; None: as long as it needs."""
+    """Wall time of the run up to the end of this stage, in seconds; None: no limit."""
     whole_limit_s: float | None = None
-    """Wall time that all stages may take, which ``fewest_launches`` of this one may use up; None: ``time_limit_s``."""
-    frozen: Mapping[str, FixedSettings] = field(default_factory=dict)
-    """By case key, what another run has fixed that this one is to be compared with; the first launch finds the rest."""
+    """Wall time of all stages, which the ``fewest_launches`` of this one may use up; None: ``time_limit_s``."""
+    fixed: Mapping[str, FixedSettings] = field(default_factory=dict)
+    """Settings by case key that a run to compare with has fixed; the first launch fixes the others."""
     training: Terms | None = None
     """How training cases are trained; None for collectives."""
     name: str = "collectives"
-    """What ``launches`` in run.json calls the stage, in a word."""
+    """The stage's name among ``launches`` in run.json."""
     aim_s: float | None = None
-    """What all launches together should take, in seconds: a launch is left out rather than exceed it."""
+    """Target for the time of all launches, in seconds: a launch that would exceed it is left out."""
     fewest_launches: int = 1
-    """So many launches are made whatever ``aim_s`` says, and for as long as ``whole_limit_s`` lasts."""
+    """Launches that are made whatever ``aim_s`` is, and as long as ``whole_limit_s`` lasts."""
     first_launch: int = 0
-    """Launches below this number are left as they are: they were made for a stage before this one."""
+    """Number of the first launch; launches below it belong to an earlier stage."""
     is_fixed_length: bool = False
-    """Whether what follows is decided from all of its launches: no launch is then added to them, also where mpirun or
-    torchrun starts a launch of each stage at a time."""
+    """Whether later stages depend on all launches of this one: then no launch is added, also under mpirun or torchrun,
+    where each invocation makes one launch of each stage."""
     later_slices: float = 0.0
-    """Time slices of stages after it whose length it fixes, as the first that trains does: under a time limit its own
-    are so short that these fit in, too."""
+    """Time slices of later stages whose length this stage fixes, as the first that trains does. Under a time limit its
+    own slices are short enough for these to fit in."""
     later_launches: int = 0
-    """Launches of these."""
+    """Launches of these stages."""
     depends: bool = False
-    """Whether it is decided from all launches of the stages before it: it then waits for them, and for a launch of its
-    own, where mpirun or torchrun starts them."""
+    """Whether the stage is planned from all launches of the stages before it. Under mpirun or torchrun it waits for
+    them, and for an invocation of its own."""
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -74,44 +74,43 @@ class RunRequest:
                 raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
     def slices(self, cases: Iterable[AnyCase]) -> float:
-        """How long ``cases`` may take in one launch, in time slices: one each, and more for the matrix of pairs."""
+        """Return the time slices that ``cases`` may take in one launch: one each, more for the matrix of pairs."""
         return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
 
 
 def budget_fields(request: RunRequest) -> dict[str, Any]:
-    """What run.json is to say of the budget, as the summary needs to know it."""
+    """Return the budget's entries of run.json, which the summary uses."""
     return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}
 
 
-#: Part of a run: given all records so far when the stages before it are finished, it says what to measure.
-#: None: nothing.
+#: Plans one part of a run from all records of the parts before it; returns None if there is nothing to measure.
 Stage = Callable[[Sequence[AnyRecord]], RunRequest | None]
 
 
 def single_stage(request: RunRequest) -> list[Stage]:
-    """The stages of a run that is planned as a whole."""
+    """Return the only stage of a run that is planned as a whole."""
     return [lambda _: request]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCase:
-    """A case and what an earlier launch has fixed about it; None in a case's first launch, and of training."""
+    """A case, and the settings that an earlier launch has fixed; None in a case's first launch, and for training."""
 
     case: AnyCase
-    frozen: FixedSettings | None = None
+    fixed: FixedSettings | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """All that the ranks of one launch need to know, as rank 0 receives and broadcasts it."""
+    """The plan of one launch, as rank 0 receives and broadcasts it."""
 
     launch: int
     budget: Budget
     cases: Sequence[PlannedCase]
-    """In the order in which collectives are measured; of training in the order of the request, its baseline first."""
+    """Collectives in the order of measuring; training cases in the order of the request, the baseline first."""
     case_timeout_s: float = 60.0
     deadline_s: float | None = None
-    """No case is begun later than so many seconds after the ranks came together."""
+    """No case begins later than so many seconds after the ranks came together."""
     training: Terms | None = None
     """How the cases are trained; None for collectives."""
 
@@ -127,7 +126,7 @@ class LaunchPlan:
         cases = [
             PlannedCase(
                 case=case_class(**planned["case"]),
-                frozen=FixedSettings(**planned["frozen"]) if planned["frozen"] else None,
+                fixed=FixedSettings(**planned["fixed"]) if planned["fixed"] else None,
             )
             for planned in data["cases"]
         ]
@@ -138,12 +137,11 @@ class LaunchPlan:
 def missing_cases(
     request: RunRequest, records: Iterable[AnyRecord], launch: int, left_out: Collection[str] = ()
 ) -> list[AnyCase]:
-    """The cases that ``launch`` has yet to measure, but for those whose keys are ``left_out``.
+    """Return the cases that ``launch`` has yet to measure, without the keys in ``left_out``.
 
-    Collectives come in the launch's own shuffled order, but last those that have failed in it, or elsewhere and never
-    succeeded: what follows a case that fails again waits for a new start. Training comes in the order of the request,
-    as the ranks shuffle it. What is trained is compared within a launch, so all of it trains again where some of it is
-    missing.
+    Collectives come in the launch's own shuffled order. Cases that have failed in this launch, or in another one and
+    never succeeded, come last: cases after one that fails again wait for new ranks. Training cases come in the order of
+    the request, as the ranks shuffle them. They are compared within a launch, so if one is missing, all train again.
     """
     records = list(records)
     done = {record.case.key for record in records if record.launch == launch and record.status in DONE}
@@ -154,7 +152,7 @@ def missing_cases(
 
 
 def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int) -> list[AnyCase]:
-    """The request's collectives in the order in which ``launch`` measures them."""
+    """Return the request's collectives in the order in which ``launch`` measures them."""
     failed = [record for record in records if record.status not in DONE]
     good = {record.case.key for record in records if record.status in DONE}
     broken = {record.case.key for record in failed if record.launch == launch or record.case.key not in good}
@@ -162,23 +160,23 @@ def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int)
     return sorted(order, key=lambda case: case.key in broken)
 
 
-def frozen_values(records: Iterable[AnyRecord]) -> dict[str, FixedSettings]:
-    """By case key, what the lowest launch that measured a collective has fixed for all others."""
+def fixed_settings(records: Iterable[AnyRecord]) -> dict[str, FixedSettings]:
+    """Return by case key the settings that the lowest launch of a collective has fixed for all others."""
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
-    found = {record.case.key: fixed_settings_of(record) for record in ordered if record.status == "ok"}
-    return {key: frozen for key, frozen in found.items() if frozen}
+    by_key = {record.case.key: fixed_settings_of(record) for record in ordered if record.status == "ok"}
+    return {key: settings for key, settings in by_key.items() if settings}
 
 
 def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
-    """Steps of a block, early ones included, which whatever was trained first has fixed; None before that."""
+    """Return the steps of a block, early steps included, as the first trained case fixed them; None before that."""
     trained = (record.block_steps for record in training_records(records) if record.status == "ok")
     return next((steps for steps in trained if steps), None)
 
 
 def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | None:
-    """Seconds of a case's time slice where they are fixed: the blocks of training last as those that were made.
+    """Return the seconds of a case's time slice if they are fixed: training blocks last as long as earlier blocks.
 
-    None before any were, and of collectives, which take what they are given.
+    None before the first block, and for collectives, which fit into any slice.
     """
     if request.training is None:
         return None
@@ -199,9 +197,9 @@ def plan_launch(
 ) -> LaunchPlan:
     """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case.
 
-    All launches that train, of all stages, make as many steps as the first: only that one's blocks can be shortened.
+    All training launches of all stages make as many steps as the first one: only its blocks can be shortened.
     """
-    frozen = {**frozen_values(records), **request.frozen}
+    fixed = {**fixed_settings(records), **request.fixed}
     terms = _terms(request, records)
     if terms and terms.steps:
         slice_s = slice_seconds(request, records)
@@ -212,7 +210,7 @@ def plan_launch(
     return LaunchPlan(
         launch=launch,
         budget=dataclasses.replace(request.budget, slice_s=slice_s),
-        cases=[PlannedCase(case=case, frozen=frozen.get(case.key)) for case in missing],
+        cases=[PlannedCase(case=case, fixed=fixed.get(case.key)) for case in missing],
         case_timeout_s=request.case_timeout_s,
         deadline_s=deadline_s,
         training=terms,
@@ -227,10 +225,10 @@ def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
 
 
 def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
-    """Which launch an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one.
+    """Return the launch that an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one.
 
-    A case that has failed does not keep a launch unfinished for ever: of training none that could not be trained in
-    it, of collectives none that has also failed another time, in this launch or any other.
+    A failed case does not keep a launch unfinished for ever. A training case is tried once per launch; a collective is
+    given up once it has failed twice, in any launch.
     """
     asked = {case.key for case in request.cases}
     begun = sorted({r.launch for r in records if r.case.key in asked and r.launch >= request.first_launch})
@@ -262,12 +260,12 @@ def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:
-    """Whether ``launch`` is better left out: with it, all of the request would take longer than it should.
+    """Whether ``launch`` is left out because all launches of the request would exceed its target time.
 
     Args:
         request: the stage.
-        entries: how the launches of the run went, as `launch_entry` states it; the last of the stage is the measure.
-        launch: one that has begun is completed.
+        entries: the launches of the run in run.json; a launch is expected to take as long as the stage's last one.
+        launch: its number; a launch that has begun is completed.
     """
     if request.aim_s is None or launch < request.fewest_launches:
         return False
@@ -290,15 +288,13 @@ def launch_entry(
     measuring_s: float,
     status: str,
     reason: str = "",
-    culprit: Mapping[str, object] | None = None,
+    failed_rank: Mapping[str, object] | None = None,
 ) -> Mapping[str, object]:
-    """How one launch went, as ``launches`` in run.json lists it; ``started`` is UTC in ISO 8601, times are seconds.
+    """Return the entry of one launch in ``launches`` of run.json; ``started`` is UTC in ISO 8601, times are seconds.
 
-    Launches are counted anew in every ``stage``; one that was continued after a failure stands there several times.
-
-    ``startup_s`` is from starting the launcher until all ranks had come together, ``measuring_s`` what the records
-    state as measured, ``other_s`` the rest. ``culprit`` stands there of a failure: see
-    `commbench.launch.diagnosis.Culprit`.
+    Each stage counts its launches from 0; a launch that went on after a failure has several entries. ``startup_s`` is
+    from starting the launcher until all ranks have come together, ``measuring_s`` the sum over the records, ``other_s``
+    the rest. ``culprit`` is the failed rank, see `commbench.launch.diagnosis.FailedRank`.
     """
     return {
         "stage": stage,
@@ -310,37 +306,37 @@ def launch_entry(
         "other_s": round(max(0.0, seconds - startup_s - measuring_s), 3),
         "status": status,
         "reason": reason,
-        **({"culprit": culprit} if culprit else {}),
+        **({"culprit": failed_rank} if failed_rank else {}),
     }
 
 
-#: What is assumed until it has been measured, in seconds: starting a launch; per case, everything but measuring.
+#: Assumed until measured, in seconds: the start of a launch; per case, everything but measuring.
 STARTUP_S = 3.0
 OTHER_S = 0.05
-#: Below this a case's time slice holds too few repetitions to be worth a launch.
+#: A shorter time slice, in seconds, holds too few repetitions to be worth a launch.
 SHORTEST_SLICE_S = 0.02
-#: Kept free at the end of a time limit, for the last launch to leave and for the summary.
+#: Seconds kept free at the end of a time limit, for the last launch to leave and for the summary.
 LEAVING_S = 1.0
 
 
 def dry_run_estimate(slices: float, budget: Budget, launches: int) -> float:
-    """Seconds that a run takes at most if the cases of every launch use up so many whole time slices."""
+    """Return the most seconds that a run takes: the cases of every launch use up ``slices`` whole time slices."""
     return launches * (STARTUP_S + slices * (budget.slice_s + budget.energy_s + OTHER_S))
 
 
 @dataclass(kw_only=True)
 class TimePlan:
-    """Shares the time of a run out among launches and cases, and learns from the launches that are over.
+    """Shares the time of a run among launches and cases, and learns from finished launches.
 
-    All times are in seconds; ``now`` is of any steady clock and the same for all methods. Cases are counted by the
-    time slices that they may take (see `commbench.results.plan.RunRequest.slices`).
+    All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time slices, see
+    `RunRequest.slices`.
     """
 
     budget: Budget
     begun: float
     limit_s: float | None = None
     whole_limit_s: float | None = None
-    """The limit of what is begun with ``whole``; None: ``limit_s``."""
+    """The limit for calls with ``whole``; None: ``limit_s``."""
     startup_s: float = field(default=STARTUP_S, init=False)
     per_slice_s: float | None = field(default=None, init=False)
     other_s: float = field(init=False)
@@ -349,22 +345,22 @@ class TimePlan:
         self.other_s = OTHER_S + self.budget.energy_s
 
     def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
-        """Take over what a finished launch of so many ``slices`` took in all, before and while measuring."""
+        """Learn from a finished launch of ``slices``: its time in all, before the session and while measuring."""
         self.startup_s = startup_s
         if slices:
             self.per_slice_s = max(0.0, seconds - startup_s) / slices
             self.other_s = max(0.0, seconds - startup_s - measuring_s) / slices
 
     def left_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Time left until the limit; None without a limit."""
+        """Return the time left until the limit; None without a limit."""
         limit_s = self.whole_limit_s if whole and self.whole_limit_s is not None else self.limit_s
         return None if limit_s is None else self.begun + limit_s - LEAVING_S - now
 
     def slice_s(self, now: float, *, slices: float, launches: int, whole: bool = False) -> float | None:
-        """How long a time slice is where ``launches`` launches have still to measure so many ``slices`` together.
+        """Return the length of a time slice if ``launches`` have still to measure ``slices`` in all.
 
-        (time left - launches * start-up) / slices, less what a case costs beside measuring; never more than the
-        budget's slice, and None, which means the budget's, without a limit.
+        It is (time left - launches * start-up) / slices, less what a case costs beside measuring, and at most the
+        budget's slice. None stands for the budget's slice if there is no limit.
         """
         left = self.left_s(now, whole=whole)
         if left is None or not slices:
@@ -373,21 +369,21 @@ class TimePlan:
         return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
     def fits(self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None) -> bool:
-        """Whether a launch of so many slices would end before the limit.
+        """Whether a launch of ``slices`` would end before the limit.
 
-        ``slice_s`` is how long they are where that is fixed; None: they may be as short as any.
+        ``slice_s`` is their length if it is fixed; None: they may be as short as `SHORTEST_SLICE_S`.
         """
         left = self.left_s(now, whole=whole)
         shortest = SHORTEST_SLICE_S if slice_s is None else slice_s
         return left is None or left >= self.startup_s + slices * (shortest + self.other_s)
 
     def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
-        """How long after its ranks have come together a launch that is started now may begin cases."""
+        """Return how long after its session a launch that is started now may begin cases; None: without a limit."""
         left = self.left_s(now, whole=whole)
         return None if left is None else max(0.0, left - self.startup_s)
 
     def eta_s(self, now: float, *, slices: float, launches: int, slice_s: float | None = None) -> float:
-        """Time until so many slices, of ``slice_s`` where that is fixed, and ``launches`` further starts are done."""
+        """Return the time for ``slices``, of length ``slice_s`` if that is fixed, and for ``launches`` further starts."""
         assumed = self.budget.slice_s if slice_s is None else slice_s
         per_slice = assumed + self.other_s if self.per_slice_s is None else self.per_slice_s
         eta = launches * self.startup_s + slices * per_slice

@@ -48,8 +48,8 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
 
 def test_later_launches_keep_what_the_first_found_out(tmp_path: Path) -> None:
     """Freeze warm-up and batch."""
-    check = "assert plan.launch == 0 or all(p.frozen.warmups == 7 for p in plan.cases)\n"
-    check += "assert plan.launch == 1 or not any(p.frozen for p in plan.cases)\n"
+    check = "assert plan.launch == 0 or all(p.fixed.warmups == 7 for p in plan.cases)\n"
+    check += "assert plan.launch == 1 or not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, check + ALL)[0]
 
 

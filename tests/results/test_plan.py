@@ -12,7 +12,7 @@ from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
-from commbench.results.plan import LaunchPlan, PlannedCase, RunRequest, exceeds_aim, frozen_values, launch_entry, missing_cases, next_launch, plan_launch, single_stage, slice_seconds, steps_of_blocks
+from commbench.results.plan import LaunchPlan, PlannedCase, RunRequest, exceeds_aim, fixed_settings, launch_entry, missing_cases, next_launch, plan_launch, single_stage, slice_seconds, steps_of_blocks
 from commbench.stats.budgets import BUDGETS
 
 TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)
@@ -33,7 +33,7 @@ def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[in
 
 def test_a_plan_comes_back_as_it_went() -> None:
     """Carry a plan in one line of JSON."""
-    planned = [PlannedCase(case=CASES[0], frozen=FixedSettings(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
+    planned = [PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
     assert plan == LaunchPlan.from_json(plan.to_json())
     assert "\n" not in plan.to_json()
@@ -54,7 +54,7 @@ def test_training_keeps_the_order_of_the_request() -> None:
     assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
     assert [] == missing_cases(request, [make_trained(case, launch=1) for case in TRAINED], 1)
     assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
-    assert not any(planned.frozen for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
+    assert not any(planned.fixed for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
 
 
 def test_all_launches_make_as_many_steps_as_the_first() -> None:
@@ -142,7 +142,7 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
         CASES[0].key: FixedSettings(warmups=4, batch=2, sync="round-time"),
         CASES[1].key: FixedSettings(warmups=5, batch=1, sync="round-time"),
     }
-    assert expected == frozen_values(records)
+    assert expected == fixed_settings(records)
 
 
 def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
@@ -151,7 +151,7 @@ def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
     assert {CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
-        p.case: p.frozen for p in plan.cases
+        p.case: p.fixed for p in plan.cases
     }
     assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)
     assert request.budget == plan_launch(request, [], 0).budget
@@ -228,10 +228,10 @@ def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
     """Batch and warm up as the run does that this one is to be compared with."""
     case = make_case()
     request = RunRequest(
-        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], frozen={case.key: FixedSettings(warmups=9, batch=4)}
+        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], fixed={case.key: FixedSettings(warmups=9, batch=4)}
     )
     (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
-    assert FixedSettings(warmups=9, batch=4) == planned.frozen
+    assert FixedSettings(warmups=9, batch=4) == planned.fixed
 
 
 def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:

@@ -120,7 +120,7 @@ def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
 def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> None:
     """Put the baseline first, whatever the launch: the ranks shuffle by themselves."""
     script = f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
-    script += "assert not any(p.frozen for p in plan.cases)\n"
+    script += "assert not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
 
 
