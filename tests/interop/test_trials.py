@@ -1,6 +1,7 @@
-"""Tests of runs as trials with settings and metrics, and of what TensorBoard and MLflow make of them."""
+"""Tests of runs as trials with settings and metrics, and of their export to TensorBoard and MLflow."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,27 +127,36 @@ def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- MLflow
 
 
-@pytest.fixture
-def mlflow(tmp_path: Path) -> Iterator[Any]:
-    """MLflow, with whatever it leaves in the working directory left in a temporary one."""
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """MLflow, whose files in the working directory go to a temporary directory."""
     module = pytest.importorskip("mlflow", reason="needs mlflow")
     pytest.importorskip("sqlalchemy", reason="needs MLflow's own store, which mlflow-skinny lacks")
     before = Path.cwd()
-    os.chdir(tmp_path)
+    os.chdir(tmp_path_factory.mktemp("mlflow"))
     yield module
     os.chdir(before)
 
 
-@pytest.mark.filterwarnings("ignore")  # what MLflow's dependencies warn of is theirs
-def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new store with one run, logged once: creating the tables of a store takes seconds."""
+    assert mlflow is not None
+    path = tmp_path_factory.mktemp("store") / "runs.db"
+    assert f"sqlite:///{path}" == write_mlflow(make_both(), path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of MLflow's dependencies
+def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Path) -> None:
     """Read back the conditions of the parent, and the settings and curves of its children."""
     run = make_both()
-    client = mlflow.MlflowClient(tracking_uri=write_mlflow(run, tmp_path / "runs.db"))
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}")
     number = client.get_experiment_by_name("commbench").experiment_id
-    found = client.search_runs([number], max_results=100)
-    (parent,) = [each for each in found if "mlflow.parentRunId" not in each.data.tags]
+    logged = client.search_runs([number], max_results=100)
+    (parent,) = [each for each in logged if "mlflow.parentRunId" not in each.data.tags]
     assert ("mine", "commbench run") == (parent.info.run_name, parent.data.tags["commbench.command"])
-    children = {each.info.run_name: each for each in found if each is not parent}
+    children = {each.info.run_name: each for each in logged if each is not parent}
     assert {trial.name for trial in trials_of(run)} == set(children)
     assert {parent.info.run_id} == {each.data.tags["mlflow.parentRunId"] for each in children.values()}
     curve = children["mpi all_reduce flat 2 ranks float32"]
@@ -157,29 +167,29 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_mlflow_takes_a_run_once(mlflow: Any, tmp_path: Path) -> None:
-    """Refuse to log a run again, and log another of the same name that began at another time."""
-    assert mlflow is not None
-    run = make_both()
-    write_mlflow(run, tmp_path / "runs.db")
+def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
+    """Refuse to log a run again, and log another run of the same name that began at another time."""
+    copy = shutil.copy(store, tmp_path / "runs.db")
+    run = make_run([])
     with pytest.raises(InputError, match="already"):
-        write_mlflow(run, tmp_path / "runs.db")
+        write_mlflow(run, copy)
     later = Run(path=run.path, info={**run.info, "started": "2026-11-22T00:00:00+00:00"}, records=run.records)
-    write_mlflow(later, tmp_path / "runs.db")
+    write_mlflow(later, copy)
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_mlflow_takes_an_imported_run_once(mlflow: Any, tmp_path: Path) -> None:
-    """Know again by its import a run of which nobody says when it was measured, and date it so."""
-    run = make_both()
+def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
+    """Identify and date a run by its import if it does not state when it was measured."""
+    copy = shutil.copy(store, tmp_path / "runs.db")
+    run = make_run([])
     info = {name: value for name, value in run.info.items() if name != "started"}
     imported = Run(path=run.path, info={**info, "imported_at": "2026-11-22T00:00:00+00:00"}, records=run.records)
-    address = write_mlflow(imported, tmp_path / "runs.db")
+    address = write_mlflow(imported, copy)
     with pytest.raises(InputError, match="already"):
-        write_mlflow(imported, tmp_path / "runs.db")
+        write_mlflow(imported, copy)
     client = mlflow.MlflowClient(tracking_uri=address)
-    (first, *_) = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
-    assert 1795305600000 == first.info.start_time
+    (latest, *_) = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
+    assert 1795305600000 == latest.info.start_time
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
