@@ -20,7 +20,7 @@ from rich.table import Table
 from commbench.cli.terminal import make_console
 from commbench.results.trained import Speedup
 from commbench.stats import MARGIN, Floats, launch_interval, median
-from commbench.tuner.recommendation import judge, level_of
+from commbench.tuner.decision import judge, level_of
 
 #: Launches of the first look and of the second.
 LOOKS = ((4, 0), (4, 2), (4, 4), (6, 0), (6, 2), (6, 6), (10, 0), (10, 3), (10, 10), (20, 0), (20, 20))

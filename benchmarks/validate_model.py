@@ -48,7 +48,7 @@ from commbench.results.recommendation import setting_of
 from commbench.results.tables import csv_text
 from commbench.results.trained import speedup_of
 from commbench.stats import Interval
-from commbench.tuner.accuracy import prediction_rows
+from commbench.tuner.predictions import prediction_rows
 from commbench.tuner.validation import (
     Exhaustive,
     Held,

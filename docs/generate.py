@@ -27,7 +27,7 @@ from commbench.results import load_run
 from commbench.results.pairs import PairRow
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Search
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
-from commbench.tuner.accuracy import PredictionRow
+from commbench.tuner.predictions import PredictionRow
 
 PAGE = Path(__file__).parent / "columns.md"
 FOLDER = Path(__file__).parent / "figures"

@@ -26,7 +26,7 @@ from commbench.report.training import render_cost, render_predictions, render_re
 from commbench.results import Run
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:

@@ -28,8 +28,8 @@ from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.accuracy import with_search
-from commbench.tuner.recommendation import recommend
+from commbench.tuner.decision import recommend
+from commbench.tuner.predictions import with_search
 from commbench.tuner.sweep import TrainingPlan
 
 #: The default sweep: enough to see a trend in a minute.

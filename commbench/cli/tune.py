@@ -32,7 +32,7 @@ from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.launch.probe import probe_workload
 from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS, TuningBudget
-from commbench.tuner.recommendation import INSTRUMENTS
+from commbench.tuner.decision import INSTRUMENTS
 from commbench.tuner.stages import TuningPlan
 
 #: All bucket sizes with different layouts.

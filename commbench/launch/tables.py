@@ -10,7 +10,7 @@ from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICT
 from commbench.results.record_types import collective_records
 from commbench.results.sharing import of_interconnect
 from commbench.results.tables import table_csv, table_of
-from commbench.tuner.accuracy import PredictionRow, prediction_rows
+from commbench.tuner.predictions import PredictionRow, prediction_rows
 
 
 def write_tables(store: Store) -> list[Row]:

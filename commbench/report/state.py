@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_duration
 
 _KINDS = {"cpu": "processors", "gpu": "GPUs"}

@@ -21,7 +21,7 @@ from commbench.results import PREDICTIONS, Run
 from commbench.results.info import Launch
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.stats import family_hint
-from commbench.tuner.accuracy import Accuracy, PredictionRow, held_out_accuracy
+from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, format_time, three_digits
 
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}

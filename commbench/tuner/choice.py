@@ -22,9 +22,8 @@ from commbench.errors import InputError
 from commbench.hooks.registry import parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.summary import latest
-from commbench.tuner.posterior import network_spread
-from commbench.tuner.recommendation import comparable
-from commbench.tuner.rounds import Standing
+from commbench.tuner.decision import comparable
+from commbench.tuner.rounds import Standing, network_spread
 
 #: Buckets whose messages are timed, in bytes of gradients: the whole model, at most the larger, and down by the factor.
 SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4

@@ -29,7 +29,7 @@ from commbench.results.record_types import AnyRecord, collective_records, traini
 from commbench.results.trained import median, trained
 from commbench.stats.budgets import BUDGETS, TuningBudget
 from commbench.tuner.choice import Chooser, network_cases
-from commbench.tuner.recommendation import recommend
+from commbench.tuner.decision import recommend
 from commbench.tuner.rounds import Standing, can_gain
 from commbench.tuner.sweep import training_request
 from commbench.units import counted

@@ -14,7 +14,7 @@ from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats.budgets import Budget, TrainingBudget
-from commbench.tuner.recommendation import candidates
+from commbench.tuner.decision import candidates
 from commbench.units import counted
 
 #: Share of the time aimed at that the sweep may take; the rest confirms what it finds.

@@ -19,8 +19,8 @@ from commbench.results.info import RunInfo
 from commbench.results.recommendation import Recommendation, setting_of
 from commbench.results.trained import Trained, speedup_of, trained
 from commbench.stats import MARGIN, Interval
+from commbench.tuner.decision import INSTRUMENTS
 from commbench.tuner.effort import exhaustive_steps
-from commbench.tuner.recommendation import INSTRUMENTS
 
 #: An interval of a ratio that is wider excludes nothing worth excluding: nothing was shown by it.
 WIDEST = 0.20

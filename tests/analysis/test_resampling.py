@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import POWERS, launches_of, one
 
-from commbench.analysis.prediction.resampling import (
+from commbench.analysis.prediction.fits import (
     RESAMPLES,
     interval_of,
     medians_over_launches,

@@ -7,8 +7,14 @@ import pytest
 from builders import KIB, MIB
 from laws import COARSE, POWERS, launches_of, one, three, two
 
-from commbench.analysis.prediction.fits import Segment, fit_line, fit_segments, lines_at
-from commbench.analysis.prediction.resampling import medians_over_launches, noise_of
+from commbench.analysis.prediction.fits import (
+    Segment,
+    fit_line,
+    fit_segments,
+    lines_at,
+    medians_over_launches,
+    noise_of,
+)
 from commbench.stats import Floats
 
 

@@ -43,7 +43,7 @@ def rows_of(run_path: Path) -> dict[str, Table]:
     from commbench.results import load_run
     from commbench.results.pairs import PAIR_COLUMNS
     from commbench.results.tables import csv_text
-    from commbench.tuner.accuracy import PREDICTION_COLUMNS, predictions
+    from commbench.tuner.predictions import PREDICTION_COLUMNS, predictions
 
     run = load_run(run_path)
     tables: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
@@ -65,8 +65,8 @@ def documents_of(run_path: Path) -> dict[str, Json]:
     """Return what is computed of a run beside its tables; ``conclusion`` is the recommendation, made anew."""
     from commbench.analysis.runs import network_model, straggler_findings
     from commbench.results import load_run
-    from commbench.tuner.accuracy import with_search
-    from commbench.tuner.recommendation import recommend
+    from commbench.tuner.decision import recommend
+    from commbench.tuner.predictions import with_search
 
     run = load_run(run_path)
     found = recommend(run.training_records, run.info) if run.training_records else None

@@ -20,7 +20,7 @@ from commbench.report.figures.buckets import (
 from commbench.report.figures.words import groups
 from commbench.results import Run
 from commbench.results.record_types import collective_records, training_records
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 
 STEPS = {
     ("none", "default"): 20.0,

@@ -18,7 +18,7 @@ from builders import make_info, make_launches, make_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 from commbench.analysis.runs import straggler_findings
 from commbench.analysis.runs import network_model
 from commbench.errors import InputError

@@ -12,8 +12,8 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.results.trained import Trained, equal_losses
+from commbench.tuner.decision import candidates
 from commbench.tuner.learning import accuracy_warning, difference_interval
-from commbench.tuner.recommendation import candidates
 
 ALLOWED = 0.01
 

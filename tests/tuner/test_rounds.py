@@ -11,8 +11,7 @@ from commbench.analysis.prediction.steps import StepPrediction
 from commbench.analysis.prediction.timeline import BucketPrediction
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.tuner.posterior import LAUNCH_SPREAD, MODEL_ERROR
-from commbench.tuner.rounds import Standing, can_gain
+from commbench.tuner.rounds import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
 
 BASE = make_training_case()
 #: By hook, a number each: milliseconds predicted; the default takes 100.

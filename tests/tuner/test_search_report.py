@@ -10,9 +10,9 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.report.training import prediction_title
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.results.record_types import AnyRecord, collective_records, training_records
-from commbench.tuner import accuracy as searched
-from commbench.tuner.accuracy import PredictionRow, prediction_rows, with_search
-from commbench.tuner.recommendation import recommend
+from commbench.tuner import predictions as searched
+from commbench.tuner.decision import recommend
+from commbench.tuner.predictions import PredictionRow, prediction_rows, with_search
 
 
 def conclude(world: World, records: list[AnyRecord]) -> Recommendation:

@@ -13,7 +13,7 @@ from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
 from commbench.stats import MARGIN
-from commbench.tuner.recommendation import SECOND_LOOK, recommend
+from commbench.tuner.decision import SECOND_LOOK, recommend
 
 BASE, OTHER = make_training_case(phase=CONFIRM), make_training_case(cap="5", phase=CONFIRM)
 #: Simulated tunings for each number of launches.

@@ -14,7 +14,7 @@ from conftest import HERE
 from launching import marked_environment
 
 from commbench.results import load_run
-from commbench.tuner.accuracy import PREDICTION_COLUMNS
+from commbench.tuner.predictions import PREDICTION_COLUMNS
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")

@@ -24,8 +24,8 @@ from commbench.results.recommendation import setting_of
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.results.writing import check_plan
 from commbench.stats.budgets import TUNING_BUDGETS
-from commbench.tuner.accuracy import with_search
-from commbench.tuner.recommendation import Recommendation, recommend
+from commbench.tuner.decision import Recommendation, recommend
+from commbench.tuner.predictions import with_search
 
 #: Rates of a link at which communication decides, matters, and does not.
 RATES = (1.0, 10.0, 1000.0)

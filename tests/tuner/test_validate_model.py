@@ -18,7 +18,7 @@ from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.errors import InputError
 from commbench.results import Run
 from commbench.results.record_types import collective_records, training_records
-from commbench.tuner.recommendation import recommend
+from commbench.tuner.decision import recommend
 from commbench.tuner.validation import Held
 
 BENCHMARKS = HERE.parent / "benchmarks"

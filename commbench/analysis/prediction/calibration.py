@@ -219,7 +219,10 @@ def _allowed(badness: Callable[[float], float], best: float, farthest: float, st
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function is least within a range: a grid, then ever finer around its best point."""
+    """Return where a function is least within a range: a grid, then ever finer around its best point.
+
+    The simulated step has kinks and several local minima, where scipy.optimize.minimize_scalar stops at the nearest.
+    """
     step = (high - low) / (GRID - 1)
     best = min((function(x), x) for x in (low + i * step for i in range(GRID)))
     for _ in range(HALVINGS):

@@ -1,4 +1,4 @@
-"""Fits over message size: alpha + beta n on segments chosen by BIC, and monotone interpolation.
+"""Fits over message size, and the noise and intervals of fits by resampling launches.
 
 Arrays are of shape (..., points): leading axes, such as resamples, are computed at once.
 """
@@ -16,15 +16,16 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.stats import Floats
+from commbench.stats import Floats, Interval
+from commbench.stats.intervals import STUDENT_T_975
 
 
 def isotonic(values: Floats) -> Floats:
     """Return the non-decreasing sequence nearest to ``values`` in the sum of squares, along the last axis.
 
     By the min-max formula g_i = max over j <= i of min over k >= i of mean(values[j..k]) (Robertson, Wright and
-    Dykstra, Order Restricted Statistical Inference, 1988, theorem 1.4.4), which unlike pooling works on all rows at
-    once; O(points^2) memory a row.
+    Dykstra, Order Restricted Statistical Inference, 1988, theorem 1.4.4), which works on all rows at once;
+    scipy.optimize.isotonic_regression takes one row, and there are 1000 resamples. O(points^2) memory a row.
     """
     count = values.shape[-1]
     sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
@@ -37,42 +38,16 @@ def isotonic(values: Floats) -> Floats:
     return np.asarray(np.maximum.accumulate(best, axis=-1))  # rounding must not make a step down
 
 
-def monotone_slopes(x: Floats, y: Floats) -> Floats:
-    """Return the slope of ``y`` (..., points) at each of ``x`` (points) for pieces that are monotone where ``y`` is.
-
-    Inside it is the weighted harmonic mean of the neighbouring secants (Fritsch and Butland, SIAM J. Sci. Stat. Comput.
-    5, 1984), at the ends the three-point formula kept within the bounds of Fritsch and Carlson. Needs 2 points.
-    """
-    steps = np.diff(x)
-    secants = np.diff(y, axis=-1) / steps
-    if len(x) == 2:  # noqa: PLR2004 - a straight line
-        return np.concatenate([secants, secants], axis=-1)
-    before, after = secants[..., :-1], secants[..., 1:]
-    weights = 2 * steps[1:] + steps[:-1], steps[1:] + 2 * steps[:-1]
-    same_way = before * after > 0
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where a secant is 0 the slope is
-        mean = (weights[0] + weights[1]) / (weights[0] / before + weights[1] / after)
-    inner = np.where(same_way, mean, 0.0)
-    first = _end_slope(steps[0], steps[1], secants[..., 0], secants[..., 1])
-    last = _end_slope(steps[-1], steps[-2], secants[..., -1], secants[..., -2])
-    return np.concatenate([first[..., None], inner, last[..., None]], axis=-1)
-
-
-def _end_slope(step: float, next_step: float, secant: Floats, next_secant: Floats) -> Floats:
-    """The three-point slope at an end, no steeper than 3 secants and never against the nearest one."""
-    slope = ((2 * step + next_step) * secant - step * next_secant) / (step + next_step)
-    bounded = np.where(np.abs(slope) > 3 * np.abs(secant), 3 * secant, slope)
-    return np.asarray(np.where(slope * secant <= 0, 0.0, bounded))
-
-
 def monotone_cubics(x: Floats, y: Floats) -> Floats:
     """Return the coefficients of the cubic between each two neighbours, shape (..., points - 1, 4), lowest first.
 
-    They are of the place within the piece, from 0 at its lower end to 1 at its upper.
+    They are of the place within the piece, from 0 at its lower end to 1 at its upper. The cubics are monotone where
+    ``y`` is (PCHIP: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5, 1984). Needs 2 points.
     """
-    steps, rises, slopes = np.diff(x), np.diff(y, axis=-1), monotone_slopes(x, y)
-    start, end = steps * slopes[..., :-1], steps * slopes[..., 1:]
-    return np.stack([y[..., :-1], start, 3 * rises - 2 * start - end, start + end - 2 * rises], axis=-1)
+    from scipy.interpolate import PchipInterpolator  # loading it takes long, and most commands fit nothing
+
+    powers = np.moveaxis(PchipInterpolator(x, y, axis=-1).c, (0, 1), (-1, -2))[..., ::-1]
+    return np.asarray(powers * np.diff(x)[:, None] ** np.arange(4))
 
 
 AnyFloat = TypeVar("AnyFloat", float, Floats)
@@ -228,3 +203,92 @@ def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float
 def _segment(sizes: Floats, times_us: Floats) -> Segment:
     alpha, beta = fit_line(sizes, times_us).tolist()
     return Segment(from_bytes=int(sizes[0]), to_bytes=int(sizes[-1]), alpha_us=alpha, beta_us_per_byte=beta)
+
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_SEED = 20_261_121
+#: Half the width of a 95 % interval over the median absolute error, where errors are normal.
+_HALF_WIDTH = 1.96 / 0.6745
+#: Fewer launches on both sides of a median than this have no spread to speak of.
+_LEAST = 2
+
+
+def reach(error: float, doublings: float = 1.0) -> float:
+    """Return half the width, in natural logarithms, of a 95 % interval of predictions with a median absolute error.
+
+    That error is one of each doubling, of ranks for instance, and independent of those of the others.
+    """
+    return _HALF_WIDTH * math.log1p(error) * math.sqrt(doublings)
+
+
+def table_of(launches_us: Sequence[Sequence[float | None]]) -> Floats:
+    """Return the times of shape (sizes, launches), NaN where a launch has none."""
+    return np.array([[math.nan if time is None else time for time in row] for row in launches_us])
+
+
+def medians_over_launches(table: Floats) -> Floats:
+    """Return the median of what is not NaN along the last axis, NaN where all is; shape without that axis.
+
+    As `numpy.nanmedian`, which is ten times as slow and warns of what has no median.
+    """
+    ordered = np.sort(table, axis=-1)  # NaN last
+    counts = np.isfinite(table).sum(axis=-1, keepdims=True)
+    middles = (np.take_along_axis(ordered, np.maximum((counts - less) // 2, 0), axis=-1) for less in (1, 0))
+    return np.where(counts > 0, np.mean([*middles], axis=0), math.nan)[..., 0]
+
+
+def noise_of(table: Floats) -> Noise:
+    """Return how far medians over launches are off, from how far launches differ; shape (sizes, launches).
+
+    What a launch has in common at all sizes is taken out, for it moves a curve and does not bend it. The variance is
+    the median over sizes, since at some a launch strays far, divided by the median of chi-square over its mean
+    (Wilson and Hilferty, PNAS 17, 1931). A median's error is sqrt(pi / 2) that of a mean.
+    """
+    logs = np.log(table[np.isfinite(table).sum(axis=1) >= _LEAST])
+    if not len(logs):
+        return UNKNOWN
+    strayed = logs - medians_over_launches(logs)[:, None]
+    if len(logs) > 1:
+        strayed = strayed - medians_over_launches(strayed.T)
+    counts = np.isfinite(strayed).sum(axis=1)
+    variances = np.nansum(strayed**2, axis=1) / (counts - 1)
+    degrees, launches = float(np.mean(counts - 1)), float(np.mean(counts))
+    variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3 / launches
+    of_median = math.pi / 2 if launches > _LEAST else 1
+    return Noise(error=math.sqrt(variance * of_median), degrees=int((counts - 1).sum()))
+
+
+def resampled_medians(table: Floats) -> Floats:
+    """Return medians over launches drawn with replacement, the same at all sizes, of shape (resamples, sizes).
+
+    The same, since a slow launch is slow at all sizes. Where a resample has drawn no launch that has a size, it says
+    nothing about it and the median stays.
+    """
+    draws = np.random.default_rng(_SEED).integers(0, table.shape[1], (RESAMPLES, table.shape[1]))
+    medians = medians_over_launches(table[:, draws]).T
+    return np.where(np.isfinite(medians), medians, medians_over_launches(table))
+
+
+def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | None:
+    """Return the 95 % interval of a prediction from those of its resamples; None for one launch.
+
+    From 6 launches on these are the resamples' quantiles. Resamples of fewer stray too little and too coarsely: then it
+    is Student's t on logarithms, as for a row of ``collectives.csv``, with the spread of the resamples, whose variance
+    is too small by (n - 1) / n.
+    """
+    logarithm = parameter_interval(math.log(centre), np.log(resampled), launches, least=-math.inf)
+    if logarithm is None:
+        return None
+    return Interval(low=math.exp(logarithm.low), high=math.exp(logarithm.high), level=LEVEL)
+
+
+def parameter_interval(centre: float, resampled: Floats, launches: int, *, least: float = 0.0) -> Interval | None:
+    """Return the 95 % interval of a parameter, which may be 0 and is at least ``least``; None for one launch."""
+    if launches < _LEAST:
+        return None
+    if launches in STUDENT_T_975:
+        reach = STUDENT_T_975[launches] * float(np.std(resampled)) * math.sqrt(launches / (launches - 1))
+        return Interval(low=max(least, centre - reach), high=centre + reach, level=LEVEL)
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return Interval(low=min(low, centre), high=max(high, centre), level=LEVEL)

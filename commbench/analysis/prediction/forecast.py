@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from commbench.analysis.prediction.bucketing import candidate_caps
+from commbench.analysis.prediction.fits import LEVEL
 from commbench.analysis.prediction.growth import GrowingCurve
 from commbench.analysis.prediction.larger import (
     Family,
@@ -19,7 +20,6 @@ from commbench.analysis.prediction.larger import (
     on_own_cores,
 )
 from commbench.analysis.prediction.reasons import Reason
-from commbench.analysis.prediction.resampling import LEVEL
 from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase

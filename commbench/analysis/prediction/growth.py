@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from commbench.analysis.prediction.algorithms import forms_of
 from commbench.analysis.prediction.closed_forms import SHARE_BY_SHARE, Hop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve
-from commbench.analysis.prediction.hops import FittedHop, MeasuredCurve, fit_hop
+from commbench.analysis.prediction.fits import LEVEL, reach
+from commbench.analysis.prediction.hops import FittedHop, MeasuredCurve, fit_hop, forms_of
 from commbench.analysis.prediction.links import Link
 from commbench.analysis.prediction.reasons import Code, UnpredictedError
-from commbench.analysis.prediction.resampling import LEVEL, reach
 from commbench.stats import Floats
 from commbench.units import format_size
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from commbench.analysis.prediction.algorithms import GROWING_PATTERNS
 from commbench.analysis.prediction.calibration import settings_of
 from commbench.analysis.prediction.closed_forms import ALGORITHMS
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.growth import Estimate, GrowingCurve, HeldOut
-from commbench.analysis.prediction.hops import MeasuredCurve
+from commbench.analysis.prediction.hops import GROWING_PATTERNS, MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import SERVERS, CurveKey, Network, NetworkModel

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from commbench.analysis.prediction.breakeven import SPARSEST, BreakEven, BreakEvenSearch
+from commbench.analysis.prediction.fits import reach
 from commbench.analysis.prediction.growth import HeldOut
 from commbench.analysis.prediction.larger import LargerNetwork, best_buckets, on_network, with_density
-from commbench.analysis.prediction.resampling import reach
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.stats import Interval

@@ -20,7 +20,7 @@ from commbench.results.files import refusing
 from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
 from commbench.results.tables import column_types, table_of_columns
-from commbench.tuner.accuracy import PredictionRow, prediction_table
+from commbench.tuner.predictions import PredictionRow, prediction_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

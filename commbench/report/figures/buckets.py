@@ -24,14 +24,14 @@ from commbench.report.figures.words import Group, Trial, groups, left_out, liste
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.recommendation import setting_of
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from commbench.tuner.accuracy import PredictionRow
+    from commbench.tuner.predictions import PredictionRow
 
 
 #: Horizontal offset between series at the same bucket size, and its largest sum, so that intervals stay readable.

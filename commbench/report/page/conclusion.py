@@ -26,7 +26,7 @@ from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, headline, learning_cost, warnings_sentence
 from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.system.environment import differing
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size
 
 #: The definition of bus bandwidth, for the section that shows it.

@@ -20,7 +20,7 @@ from commbench.report.topology import topology_remarks
 from commbench.report.training import render_cost, training_warnings
 from commbench.results import Run
 from commbench.results.recommendation import paragraph
-from commbench.tuner.accuracy import predictions
+from commbench.tuner.predictions import predictions
 
 #: Most names of runs in a title.
 _MOST_NAMED = 3

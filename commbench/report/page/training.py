@@ -22,16 +22,10 @@ from commbench.report.page.parts import (
     number,
     words,
 )
-from commbench.report.training import (
-    hook_label,
-    prediction_title,
-    trained_together,
-    training_title,
-    without_ddp,
-)
+from commbench.report.training import hook_label, prediction_title, trained_together, training_title, without_ddp
 from commbench.results import DDP, MODEL, PREDICTIONS, Run
 from commbench.stats import Interval
-from commbench.tuner.accuracy import PredictionRow, predictions
+from commbench.tuner.predictions import PredictionRow, predictions
 from commbench.units import format_size
 
 _VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}

@@ -13,7 +13,7 @@ from commbench.ddp.plan.cases import CALIBRATE, SWEEP
 from commbench.report.training import render_cost, render_predictions
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.tables import csv_text
-from commbench.tuner.accuracy import PREDICTION_COLUMNS, PredictionRow, held_out_accuracy, prediction_rows
+from commbench.tuner.predictions import PREDICTION_COLUMNS, PredictionRow, held_out_accuracy, prediction_rows
 
 
 def rows_of(world: World, records: list[AnyRecord]) -> list[PredictionRow]:

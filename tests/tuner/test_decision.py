@@ -13,7 +13,7 @@ from training_builders import launches_of, make_training_case, make_training_lau
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation, headline
-from commbench.tuner.recommendation import candidates, recommend
+from commbench.tuner.decision import candidates, recommend
 from commbench.tuner.snippet import keep_snippet, snippet_of
 
 # ------------------------------------------------------------------------------------------------ what to confirm
