@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_recommendation import BASE, FIVE, FP16, TOPK, confirmed, decide
+from test_decision import BASE, FIVE, FP16, TOPK, confirmed, decide
 from training_builders import EVEN, make_training_case, make_training_launches
 
 from commbench.ddp.plan.cases import TrainingCase
