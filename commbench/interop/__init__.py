@@ -1,4 +1,4 @@
-"""Other tools: their output as runs (`imports`), runs in their formats (`exports`).
+"""Other tools: imports of their output as runs, exports of runs to their formats.
 
 Nothing below this package knows the format of another tool.
 """

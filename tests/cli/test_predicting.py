@@ -521,7 +521,7 @@ def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_
     run = write_run(tmp_path / "gpus", network_records((2, 4), backend="nccl"), **info)
     ended, _, said = predict(run, "--world-size", "8")
     assert code == ended, said
-    assert (code == 2) == ("is of ranks that share one" in said)
+    assert (code == 2) == ("comes from ranks that share a GPU" in said)
 
 
 def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path, tmp_path: Path) -> None:

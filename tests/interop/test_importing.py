@@ -67,7 +67,7 @@ def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:
     assert 0 == code
     assert "8 measurements of OSU Micro-Benchmarks v5.6.2." in out
     assert "Assumed: 64 messages were in flight" in out
-    assert "messages of 0 bytes have no place here." in out
+    assert "messages of 0 bytes cannot be imported." in out
     assert {"run.json", "samples.jsonl", "collectives.csv", ".lock"} <= {path.name for path in Path("theirs").iterdir()}
     info = json.loads(Path("theirs/run.json").read_text())
     assert ("import", "complete", 4) == (info["suite"], info["status"], info["world_size"])

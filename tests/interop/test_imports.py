@@ -102,8 +102,8 @@ def test_nccl_tests_with_more_columns() -> None:
         good.cadence,
     )
     assert ("wrong", 12, None) == (wrong.status, wrong.wrong, wrong.busbw_GBps)
-    assert "element type f8e4m3 is not known here" in left_out(imported)
-    assert "broadcast in place has no counterpart here" in left_out(imported)
+    assert "element type f8e4m3 is unknown to commbench" in left_out(imported)
+    assert "broadcast in place has no counterpart in commbench" in left_out(imported)
 
 
 def test_nccl_tests_json() -> None:
@@ -156,7 +156,7 @@ def test_groups_and_cpu_times_are_left_out() -> None:
     for old, new, words in (
         ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
         ("  time   algbw", "cputime   algbw", "times are of the CPU only"),
-        ("all_reduce_perf", "hypercube_perf", "hypercube_perf of nccl-tests has no counterpart here"),
+        ("all_reduce_perf", "hypercube_perf", "hypercube_perf of nccl-tests has no counterpart in commbench"),
     ):
         with pytest.raises(InputError, match=words):
             load_text(text.replace(old, new))
@@ -368,7 +368,7 @@ def test_imb() -> None:
     assert ("float32", 0) == (rows["all_reduce", 4, 1024].dtype, rows["all_reduce", 4, 1024].wrong)
     assert "wrong" == rows["all_reduce", 4, 2048].status
     assert 1.3 == rows["barrier", 4, None].time_us
-    assert "Exchange is left out: both neighbours" in left_out(imported)
+    assert "Exchange is left out: each rank exchanges" in left_out(imported)
     assert "did not measure this size (time-out" in left_out(imported)
     assert "MPI_BYTE is counted as int8" in assumed(imported)
 
@@ -419,7 +419,7 @@ def test_param() -> None:
         reduce.in_place,
     )
     assert ("bfloat16", 1048576, 131072) == (exchange.dtype, exchange.message_bytes, exchange.osu_bytes)
-    assert "PARAM's all_to_allv has no counterpart here" in left_out(imported)
+    assert "PARAM's all_to_allv has no counterpart in commbench" in left_out(imported)
 
 
 def test_param_of_old_versions() -> None:

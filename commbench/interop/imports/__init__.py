@@ -1,4 +1,4 @@
-"""Other tools' output as runs of commbench."""
+"""Imports of other tools' output as runs of commbench."""
 
 from commbench.interop.imports.gathering import TOOLS, Imported, Source, import_outputs
 from commbench.interop.imports.reading import Asked

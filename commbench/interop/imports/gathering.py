@@ -16,16 +16,16 @@ from commbench.interop.imports.reading import Asked, Place, Reading
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A tool, in one format of its output."""
+    """One output format of a tool."""
 
     name: str
-    """As ``--tool`` takes it."""
+    """The value of ``--tool``."""
     title: str
-    """As people call it."""
+    """The tool's usual name."""
     recognises: Callable[[str], bool]
-    """Whether a text is its output."""
+    """Whether a text has this format."""
     read: Callable[[str, str, Asked], Reading]
-    """Reads a text, given what the person calls it and says of it."""
+    """Reads a text, given its name and the options of the import."""
 
 
 TOOLS = {
@@ -41,10 +41,10 @@ TOOLS = {
 
 
 def find_tool(text: str, name: str, asked: str | None = None) -> Tool:
-    """The tool that wrote a text, or the one that the person names.
+    """Return the tool that wrote a text, or the tool named by ``asked``.
 
     Raises:
-        InputError: there is no such tool, or it is output of none.
+        InputError: there is no such tool, or no tool recognises the text.
     """
     if asked is not None and asked not in TOOLS:
         raise InputError(f"Unknown tool {asked!r}; choose from {', '.join(TOOLS)}.")
@@ -57,7 +57,7 @@ def find_tool(text: str, name: str, asked: str | None = None) -> Tool:
     return found
 
 
-#: Outputs are a few kilobytes; what is larger is something else.
+#: Largest accepted file: outputs have a few kilobytes.
 LARGEST_BYTES = 64 * 2**20
 
 
@@ -66,7 +66,7 @@ class Source:
     """An output of a tool."""
 
     name: str
-    """What the person calls it: a path, or ``-``."""
+    """The path as typed, or ``-``."""
     data: bytes
 
     @property
@@ -76,27 +76,27 @@ class Source:
 
     @property
     def text(self) -> str:
-        """It as text; bytes that are none are marked."""
+        """The data as text; invalid bytes are marked."""
         return self.data.decode("utf-8-sig", errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What was read of all outputs."""
+    """The records of all outputs, and the entries of ``run.json``."""
 
     records: Sequence[Record]
     info: dict[str, Any]
     """Entries of ``run.json``."""
     readings: Sequence[tuple[Tool, Reading]]
-    """Each output's, in the order given."""
+    """Tool and reading of each output, in the given order."""
 
 
 def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked: Asked) -> Imported:
-    """Read outputs of other tools; the same case in several of them, or again in one, is a further launch.
+    """Read outputs of other tools; each further occurrence of a case, in any output, is a further launch.
 
     Raises:
-        InputError: one is output of none of the tools, or states less than is needed; two are the same; nothing was
-            found; or a case's times in different outputs mean different things.
+        InputError: no tool recognises an output, or an output lacks a needed fact; two outputs are equal; no output
+            has a measurement; or the times of a case have different meanings.
     """
     _check_distinct(sources)
     readings: list[tuple[Tool, Reading]] = []
@@ -106,7 +106,7 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
         text = source.text
         found = find_tool(text, source.name, tool)
         readings.append((found, found.read(text, source.name, asked)))
-    records = _numbered([record for _, reading in readings for record in reading.records])
+    records = _with_launch_numbers([record for _, reading in readings for record in reading.records])
     if not records:
         reasons = [reason for _, reading in readings for reason in reading.left_out]
         why = f": {'; '.join(reasons[:3])}" if reasons else ""
@@ -120,7 +120,7 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
         "world_size": most,
         **_layout([reading.places[most] for _, reading in readings if most in reading.places]),
     }
-    return Imported(records=[_among(record, most) for record in records], info=info, readings=readings)
+    return Imported(records=[_with_world_size(record, most) for record in records], info=info, readings=readings)
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
@@ -133,8 +133,8 @@ def _check_distinct(sources: Sequence[Source]) -> None:
         known[source.sha256] = source.name
 
 
-def _numbered(records: Iterable[Record]) -> list[Record]:
-    """The records with a launch each: a case's first, second and so on."""
+def _with_launch_numbers(records: Iterable[Record]) -> list[Record]:
+    """Return the records with the launches of each case numbered from 0."""
     seen: dict[tuple[str, int], list[Record]] = {}
     numbered = []
     for record in records:
@@ -146,7 +146,7 @@ def _numbered(records: Iterable[Record]) -> list[Record]:
 
 
 def _check_alike(record: Record, before: Sequence[Record]) -> None:
-    """Refuse a further launch that another time or device makes another measurement."""
+    """Raise `InputError` if a further launch of a case has another meaning of time or another device."""
     for one in before:
         times = [each.stated.time if each.stated else "" for each in (one, record)]
         if times[0] != times[1]:
@@ -160,15 +160,15 @@ def _check_alike(record: Record, before: Sequence[Record]) -> None:
             )
 
 
-def _among(record: Record, most: int) -> Record:
-    """The record of a run on ``most`` ranks: a case on fewer says so, as in a scaling study."""
+def _with_world_size(record: Record, most: int) -> Record:
+    """Return the record for a run on ``most`` ranks: a case on fewer ranks states their number."""
     if record.group_size == most:
         return record
     return dataclasses.replace(record, case=dataclasses.replace(record.case, world_size=record.group_size))
 
 
 def _layout(stated: Sequence[Sequence[Place]]) -> dict[str, Any]:
-    """Where ranks ran, if it is stated and the same in all outputs."""
+    """Return the hosts of the ranks as entries of ``run.json``, if stated and equal in all outputs."""
     hosts = {tuple(place.host for place in sorted(places, key=lambda place: place.rank)) for places in stated}
     if len(hosts) != 1:
         return {}

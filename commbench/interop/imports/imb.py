@@ -1,4 +1,4 @@
-"""Reads what the Intel MPI Benchmarks (IMB-MPI1) print."""
+"""Reads the output of the Intel MPI Benchmarks (IMB-MPI1)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from commbench.interop.imports.reading import (
 
 #: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one message to the next rank.
 OPERATIONS_BY_NAME = {operation.names.imb: operation for operation in OPERATIONS.values() if operation.names.imb}
-#: Why others are left out, where there is more to say than that they have no counterpart.
+#: Reasons to leave a benchmark out, if there is more to state than the missing counterpart.
 _UNLIKE = {
-    "Exchange": "both neighbours are sent to and received from at the same time, which no operation here does",
-    "PingPing": "both ranks send at the same time, which no operation here does",
+    "Exchange": "each rank exchanges with both neighbours at the same time, which no operation of commbench does",
+    "PingPing": "both ranks send at the same time, which no operation of commbench does",
 }
 _DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
 _SETTINGS = {
@@ -39,28 +39,28 @@ _SETTINGS = {
 
 @dataclass(kw_only=True)
 class Benchmark:
-    """One benchmark on one number of processes."""
+    """One table: a benchmark on a number of processes."""
 
     name: str
     processes: int | None = None
     groups: int = 1
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the whole output so far."""
+    """Settings of the output up to this table."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """The words of each line of the table, by the line's number."""
+    """Line number and words of each line of the table."""
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is output of the Intel MPI Benchmarks."""
+    """Return whether a text is output of the Intel MPI Benchmarks."""
     return bool(re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE))
 
 
 def read(text: str, name: str, asked: Asked) -> Reading:
-    """Read what IMB-MPI1 printed; it states the number of processes of every table.
+    """Read the output of IMB-MPI1, which states the number of processes of each table.
 
     Raises:
-        InputError: it does not, and it was not asked; or none of its tables is of as many as was asked.
+        InputError: a table lacks the number and -n was not given; or no table has the number of -n.
     """
     reading = Reading(name=name)
     benchmarks = _benchmarks(text, reading)
@@ -104,7 +104,7 @@ def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
 def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> None:
     name = benchmark.name
     if name not in OPERATIONS_BY_NAME:
-        raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'it has no counterpart here')}")
+        raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'commbench has no such operation')}")
     if benchmark.groups > 1:
         raise LeftOutError(f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told apart")
     operation = OPERATIONS_BY_NAME[name]
@@ -126,7 +126,7 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
 
 
 def _elements(benchmark: Benchmark, operation: Operation, reading: Reading, asked: Asked) -> dict[str, str | None]:
-    """The element type and the reduction."""
+    """Return the fields of `Timed` for element type and reduction."""
     if not operation.moves_data:
         return {"dtype": None}
     name = benchmark.settings.get("reduced" if operation.reduces else "dtype", asked.dtype)
@@ -144,10 +144,10 @@ def _elements(benchmark: Benchmark, operation: Operation, reading: Reading, aske
 def _timed(
     place: int, words: Sequence[str], columns: Sequence[str], operation: Operation, shared: Mapping[str, Any]
 ) -> Timed:
-    """One line of a table.
+    """Parse one line of a table.
 
     Raises:
-        LeftOutError: it holds no measurement.
+        LeftOutError: the line has no measurement.
     """
     if stop := re.search(r"(time-out|out-of-mem).*", " ".join(words)):
         raise LeftOutError(f"line {place}: IMB did not measure this size ({stop[0]:.60})")
@@ -157,7 +157,7 @@ def _timed(
     defects = number(line["defects"]) if "defects" in line else None
     slowest = line.get("t_max[usec]") or line.get("t[usec]")
     if slowest is None:
-        raise LeftOutError(f"IMB's columns {' '.join(columns)} are not known here")
+        raise LeftOutError(f"IMB's columns {' '.join(columns)} are unknown to commbench")
     return Timed(
         **shared,
         message_bytes=operation.message_bytes(whole_number(line.get("#bytes", "0")), shared["ranks"]),

@@ -52,7 +52,7 @@ class Result(TypedDict):
 
 
 class Report(TypedDict, total=False):
-    """The whole file, as far as it is read."""
+    """The entries of the file that are read."""
 
     version: int
     args: Sequence[str]
@@ -62,16 +62,16 @@ class Report(TypedDict, total=False):
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is JSON of nccl-tests, whole or not."""
+    """Return whether a text is JSON of nccl-tests, also if it is cut off."""
     head = text.lstrip("\ufeff \r\n\t")
     return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
 
 
 def read(text: str, name: str, asked: Asked) -> Reading:
-    """Read the JSON of one test; of a file that is cut off the results that are whole.
+    """Read the JSON of one test; of a file that is cut off, read the complete results.
 
     Raises:
-        InputError: it is no JSON of nccl-tests.
+        InputError: the text is not JSON of nccl-tests.
     """
     reading = Reading(name=name)
     try:
@@ -84,7 +84,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
 
 
 def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
-    """The object of a file; the writer ends it last, so that a test that was killed leaves a part."""
+    """Parse a file. The tool closes the object last, so a killed test leaves an incomplete file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -138,7 +138,7 @@ def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> N
 
 
 def _option(report: Mapping[str, Any], short: str, long: str) -> str | None:
-    """What an option was given, the last time; None where it was not."""
+    """Return the last value of an option; None if the option is missing."""
     words = report.get("args", ())
     given = None
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -152,10 +152,10 @@ def _option(report: Mapping[str, Any], short: str, long: str) -> str | None:
 
 
 def _time(average: str | None) -> str:
-    """What times mean under ``--average``.
+    """Return the meaning of times under ``--average``.
 
     Raises:
-        LeftOutError: nothing here is of that kind.
+        LeftOutError: commbench has no such time.
     """
     if average in {None, "1"}:
         return RANK_MEAN
@@ -163,7 +163,7 @@ def _time(average: str | None) -> str:
         return SLOWEST_RANK
     raise LeftOutError(
         {"0": "times are of rank 0 only (-a 0)", "2": "times are of the fastest rank (-a 2)"}.get(
-            str(average), f"what -a {average} means is not known here"
+            str(average), f"what -a {average} means is unknown to commbench"
         )
     )
 
@@ -193,7 +193,7 @@ def _record(result: Mapping[str, Any], key: str, *, in_place: bool, shared: dict
 
 
 def _places(config: Mapping[str, Any]) -> list[Place]:
-    """Every rank's: of a process with several only the first is listed."""
+    """Return the places of all ranks; the file lists only the first rank of each process."""
     per_process = config.get("nthreads", 1) * config.get("ngpus", 1)
     if any("rank" not in device or "hostname" not in device for device in config.get("devices", ())):
         return []

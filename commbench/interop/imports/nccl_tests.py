@@ -1,4 +1,4 @@
-"""Reads what nccl-tests prints, and what commbench prints in its format."""
+"""Reads the output of nccl-tests, and commbench's output in the same format."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _HALF = {"time", "cputime"}
 
 @dataclass(kw_only=True)
 class Block:
-    """One test: what stands above its table."""
+    """One test: the lines above its table, and the table."""
 
     version: str = ""
     library: str = ""
     program: str = ""
     own: bool = False
-    """Whether commbench printed it."""
+    """Whether commbench printed the table."""
     setting: OwnSetting | None = None
-    """What commbench states in one line."""
+    """The conditions, if commbench printed the table."""
     groups: set[int] = field(default_factory=set)
     places: list[Place] = field(default_factory=list)
     settings: dict[str, int] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class Block:
     columns: list[str] = field(default_factory=list)
     """The words of the table's heading."""
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """The words of each line of the table, by the line's number."""
+    """Line number and words of each line of the table."""
     out_of_bounds: int | None = None
-    """From the footer."""
+    """The count in the footer."""
     ended: bool = False
     """Whether there is a footer."""
 
@@ -75,12 +75,12 @@ class Block:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one rank is listed and no other."""
+        """Whether rank 0 is the only listed rank."""
         return [place.rank for place in self.places] == [0]
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is output of nccl-tests, or looks like it."""
+    """Return whether a text is output of nccl-tests, or looks like it."""
     return any(_TABLE.match(line) or line.startswith("# nccl-tests version") for _, line in _lines(text))
 
 
@@ -89,10 +89,10 @@ def _lines(text: str) -> list[tuple[int, str]]:
 
 
 def read(text: str, name: str, asked: Asked) -> Reading:
-    """Read what one or several tests printed.
+    """Read the output of one or more tests.
 
     Raises:
-        InputError: it is not stated, nor asked, which operation ran or on how many ranks.
+        InputError: operation or number of ranks are neither stated nor given as options.
     """
     reading = Reading(name=name)
     blocks = split_blocks(text, reading)
@@ -109,7 +109,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
 
 
 def split_blocks(text: str, reading: Reading) -> list[Block]:
-    """The tests of a text, in their order."""
+    """Split a text into its tests, in order."""
     blocks = [Block()]
     for place, line in whole_lines(text, reading):
         if _BEGIN.match(line) and (blocks[-1].columns or blocks[-1].ended):
@@ -123,7 +123,7 @@ def split_blocks(text: str, reading: Reading) -> list[Block]:
 
 
 def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch for each kind of line
-    """Take in a line above or below a table."""
+    """Parse a line above or below a table."""
     if found := re.match(r"# nccl-tests version (\S+).* nccl-library=(\d+)", line):
         block.version, block.library = found[1], f"NCCL {nccl_version(int(found[2]))}"
     elif found := re.match(r"# Collective test starting: (\S+)", line):
@@ -148,37 +148,37 @@ def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch f
 
 
 def nccl_version(code: int) -> str:
-    """NCCL's version as people write it: 22807 is 2.28.7, and 2708 was 2.7.8."""
+    """Return NCCL's version from its code: 22807 is 2.28.7, and 2708 is 2.7.8."""
     scale = 10_000 if code >= 10_000 else 1000  # noqa: PLR2004 - from 2.9 on
     return f"{code // scale}.{code % scale // 100}.{code % 100}"
 
 
 def operation_of(program: str, name: str, asked: Asked) -> str:
-    """The operation that a program of nccl-tests measures.
+    """Return the operation that a program of nccl-tests measures.
 
     Raises:
-        InputError: it is neither stated nor asked.
-        LeftOutError: there is no such operation here.
+        InputError: the operation is neither stated nor given by --operation.
+        LeftOutError: commbench has no such operation.
     """
     if not program and asked.operation is None:
         raise InputError(f"{name} does not say which operation was timed; say so with --operation.")
     found = OPERATIONS_BY_PROGRAM.get(program) if program else asked.operation
     if found is None:
-        raise LeftOutError(f"{program} of nccl-tests has no counterpart here")
+        raise LeftOutError(f"{program} of nccl-tests has no counterpart in commbench")
     return found
 
 
 def stated_ranks(places: Sequence[Place]) -> int | None:
-    """The number of ranks if each of them is listed; a process with many GPUs lists some of its ranks only."""
+    """Return the number of ranks if all are listed, else None: a process with many GPUs lists only some ranks."""
     ranks = {place.rank for place in places}
     return len(ranks) if ranks and ranks == set(range(len(ranks))) else None
 
 
 def cadence_of(blocking: int, reading: Reading) -> str:
-    """How ranks were synchronised between operations, as `Case.sync` has it.
+    """Return the synchronisation between operations, as in `Case.sync`.
 
     Raises:
-        LeftOutError: there is no such way here.
+        LeftOutError: commbench has no such synchronisation.
     """
     if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
         raise LeftOutError("each operation was waited for without a barrier (-z 2), neither isolated nor back to back")
@@ -209,7 +209,7 @@ def _read_block(block: Block, reading: Reading, asked: Asked) -> None:
 
 
 def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
-    """The fields of `Timed` that a test's rows share."""
+    """Return the fields of `Timed` that all rows of a test share."""
     if block.setting:
         return {"time": SLOWEST_RANK, **block.setting.manner}
     reading.assume(RANKS_AVERAGED)
@@ -226,10 +226,10 @@ def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
 
 
 def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, Any], reading: Reading) -> list[Timed]:
-    """Both halves of a line: out of place and in place.
+    """Parse both halves of a line: out of place and in place.
 
     Raises:
-        LeftOutError: words are missing, or are not what the heading says.
+        LeftOutError: the words do not match the heading.
     """
     columns = [column for column in block.columns if column != "timestamp"]
     stamp = 2 if "timestamp" in block.columns else 0
@@ -251,9 +251,9 @@ def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, An
 
 
 def has_half(operation: str, *, in_place: bool, reading: Reading) -> bool:
-    """Whether there is such a case here; of some operations nccl-tests alone has one in place."""
+    """Return whether commbench has this case; nccl-tests has in-place cases of more operations."""
     if in_place and not OPERATIONS[operation].has_in_place:
-        reading.leave_out(f"{operation} in place has no counterpart here")
+        reading.leave_out(f"{operation} in place has no counterpart in commbench")
         return False
     return True
 
@@ -266,21 +266,21 @@ def timed_half(
     out_of_bounds: int | None,
     **shared: Any,  # noqa: ANN401 - fields of `Timed`
 ) -> Timed:
-    """One half of a line.
+    """Parse one half of a line.
 
     Args:
         case: ``size``, ``type``, ``redop`` and ``root``, as printed.
         half: ``time`` and ``#wrong`` (``error`` in old versions), and ``i_min`` where iterations were timed.
-        in_place: which half it is.
-        out_of_bounds: what the footer counts: old versions have no other count.
+        in_place: whether this is the in-place half.
+        out_of_bounds: count of wrong elements in the footer, the only count of old versions.
         shared: further fields of `Timed`.
 
     Raises:
-        LeftOutError: it is no measurement.
+        LeftOutError: the half has no measurement.
     """
     redop, root = case.get("redop", "none"), case.get("root", "-1")
     if redop == "mulsum":
-        raise LeftOutError("reduction mulsum is not known here")
+        raise LeftOutError("reduction mulsum is unknown to commbench")
     time_us = number(half["time"])
     wrong = half.get("#wrong", "0" if out_of_bounds == 0 else "N/A")
     return Timed(
@@ -298,7 +298,7 @@ def timed_half(
 
 
 def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading) -> None:
-    """See whether the bus bandwidth that is printed is that of so many ranks."""
+    """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
     if "N/A" in {half["algbw"], half["busbw"]}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
@@ -312,6 +312,6 @@ def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading)
 
 
 def _last_digit(word: str) -> float:
-    """The value of a number's last printed digit: 0.01 for 12.34."""
+    """Return the value of a number's last printed digit: 0.01 for 12.34."""
     digits, _, power = word.partition("e")
     return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))

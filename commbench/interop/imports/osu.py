@@ -1,4 +1,4 @@
-"""Reads what the OSU Micro-Benchmarks print, in C and in Python (OMB-Py), and what commbench prints in their format."""
+"""Reads the output of the OSU Micro-Benchmarks in C and Python (OMB-Py), and commbench's output in that format."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: Whose two-sided and collective operations are like those here, and on what buffers may lie (``-d``).
+#: Libraries whose two-sided and collective operations have a counterpart, and devices of buffers (``-d``).
 _LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
 _DATATYPE = "# Datatype:"
 _TITLE = re.compile(r"# ?(OSU|OMB-Py) (\S+) (.*?)(?: (v[\d.]\S*))?\s*$")
-#: The names of columns; units tell two of them apart only.
+#: Names of columns.
 _COLUMN = re.compile(
     r"Avg Latency ?\(us\)|Min Latency ?\(us\)|Max Latency ?\(us\)|Latency ?\(us\)|P\d+ Tail (?:Lat|BW) ?\([^)]*\)"
     r"|Bandwidth ?\([MG]B/s\)|Iterations|Validation|Overall ?\(us\)|Compute ?\(us\)|Pure Comm\.? ?\(us\)"
@@ -43,7 +43,7 @@ _DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
 
 
 def _short(title: str) -> str:
-    """A title without the words that only some versions have."""
+    """Return a title without words that only some versions have."""
     return re.sub(r"( |^)Latency$", "", re.sub(r" ?\bTest$", "", title.strip())).strip()
 
 
@@ -62,30 +62,30 @@ class Test:
     suite: str
     """``OSU`` or ``OMB-Py``."""
     library: str
-    """As in ``MPI`` or ``MPI-CUDA``."""
+    """For example ``MPI`` or ``MPI-CUDA``."""
     title: str
     version: str
     own: bool = False
-    """Whether commbench printed it."""
+    """Whether commbench printed the table."""
     setting: OwnSetting | None = None
     dtype: str | None = None
     on_host: bool = False
-    """Whether it says so of both sides' buffers, although the title names a device."""
+    """Whether both sides' buffers are stated to be on the host, although the title names a device."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """The words of each line of the table, by the line's number."""
+    """Line number and words of each line of the table."""
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is output of OSU's benchmarks."""
+    """Return whether a text is output of OSU's benchmarks."""
     return any(_TITLE.match(line) for _, line in whole_lines(text, Reading(name="")))
 
 
 def read(text: str, name: str, asked: Asked) -> Reading:
-    """Read what one or several tests printed.
+    """Read the output of one or more tests.
 
     Raises:
-        InputError: it is not stated, nor asked, on how many ranks they ran.
+        InputError: the number of ranks is neither stated nor given by -n.
     """
     reading = Reading(name=name)
     for test in _tests(text, reading):
@@ -111,7 +111,7 @@ def _tests(text: str, reading: Reading) -> list[Test]:
 
 
 def _read_comment(line: str, test: Test) -> None:
-    """Take in a line above a table."""
+    """Parse a line above a table."""
     if found := re.match(rf"{_DATATYPE} (\S+?)\.?\s*$", line):
         test.dtype = found[1]
     elif found := re.match(r"# .* on (\w+) \(\w\) and .* on (\w+) \(\w\)", line):
@@ -129,14 +129,14 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
     operation = OPERATIONS_BY_TITLE.get(_short(test.title))
     library, _, device = test.library.partition("-")
     if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
-        raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart here")
+        raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart in commbench")
     if device not in _DEVICES:
-        raise LeftOutError(f"OSU's library {test.library!r} is not known here")
+        raise LeftOutError(f"OSU's library {test.library!r} is unknown to commbench")
     if not test.columns:
         raise LeftOutError(f"OSU's {test.title!r} has no heading over its columns")
     unknown = [column for column in test.columns if not _COLUMN.fullmatch(column)]
     if unknown:
-        raise LeftOutError(f"OSU's {test.title!r} has columns that are not known here ({unknown[0]})")
+        raise LeftOutError(f"OSU's {test.title!r} has columns that are unknown to commbench ({unknown[0]})")
     reading.version = reading.version or f"{test.suite} {test.version}".strip()
     stated = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
     ranks = stated if operation.kind == "pair" and not test.own else reading.ranks(asked, stated, operation.name)
@@ -150,7 +150,7 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
 
 
 def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, asked: Asked) -> dict[str, Any]:
-    """The fields of `Timed` that the lines of a test share, and what had to be assumed for them."""
+    """Return the fields of `Timed` that all lines of a test share, and note the assumptions for them."""
     own = test.setting
     conditions: dict[str, Any] = {}
     library, _, device = test.library.partition("-")
@@ -179,7 +179,7 @@ def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, aske
 
 
 def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> str:
-    """The element type: stated, said by the person, or OSU's default before it was stated."""
+    """Return the element type: stated, else of --dtype, else OSU's default."""
     if test.dtype is not None:
         return _DTYPES.get(test.dtype, test.dtype)
     if asked.dtype is not None:
@@ -191,10 +191,10 @@ def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> 
 
 
 def _timed(test: Test, operation: Operation, words: Sequence[str], shared: Mapping[str, Any]) -> Timed:
-    """One line of a table.
+    """Parse one line of a table.
 
     Raises:
-        LeftOutError: it holds no measurement.
+        LeftOutError: the line has no measurement.
     """
     line = {re.sub(r" ?\((us|B|%)\)", "", column): word for column, word in zip(test.columns, words, strict=True)}
     size = whole_number(line["Size"]) if "Size" in line else 0
@@ -215,10 +215,10 @@ def _timed(test: Test, operation: Operation, words: Sequence[str], shared: Mappi
 def _time(
     line: Mapping[str, str], operation: Operation, message_bytes: int, conditions: dict[str, Any]
 ) -> dict[str, Any]:
-    """The time of one operation in the terms of `Timed`.
+    """Return the fields of `Timed` for the time of one operation.
 
     Raises:
-        LeftOutError: there is none.
+        LeftOutError: the line has no time.
     """
     rate = next((name for name in line if name.startswith("Bandwidth")), None)
     if rate is not None:
@@ -248,7 +248,7 @@ def _time(
 
 
 def _quantiles(line: Mapping[str, str]) -> dict[str, float]:
-    """Those of -z that have a column here; they are of the mean over ranks."""
+    """Return the quantiles of -z for which `Timed` has a field; they are means over ranks."""
     return {
         f"p{percent}_us": number(line[name]) for percent in (25, 75, 95) if (name := f"P{percent} Tail Lat") in line
     }

@@ -1,4 +1,4 @@
-"""Reads what PARAM's communication benchmark (comms.py) prints."""
+"""Reads the output of PARAM's communication benchmark (comms.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: What PARAM calls them (``--backend``), and what commbench calls NCCL through torch, to be compared with its rows.
+#: PARAM's names of backends (``--backend``), and commbench's name of NCCL through torch, for comparisons with it.
 PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
 _RESULT = re.compile(r"\s*COMMS-RES-(?P<name>[a-z_0-9]+)(?:-(?P<dtype>[a-z]+\d+)\S*)?\s+(?P<words>\d.*)$")
 _HEADING = re.compile(r"\s*COMMS-RES\S*\s+(?P<columns>.*\(B\).*)$")
@@ -31,15 +31,15 @@ _OPERATIONS = {name: operation for operation in OPERATIONS.values() for name in 
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is output of PARAM's communication benchmark."""
+    """Return whether a text is output of PARAM's communication benchmark."""
     return "COMMS-RES" in text
 
 
 def read(text: str, name: str, asked: Asked) -> Reading:
-    """Read what PARAM printed.
+    """Read the output of PARAM.
 
     Raises:
-        InputError: it is not stated, nor asked, on how many ranks it ran.
+        InputError: the number of ranks is neither stated nor given by -n.
     """
     reading = Reading(name=name)
     columns: list[str] = []
@@ -48,7 +48,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
         if found := re.search(r"world_size:?\s*=?\s*(\d+)", line):
             world_size = int(found[1])
         elif "COMMS-RES-QUANT" in line:
-            reading.leave_out("times of quantised communication have no place here")
+            reading.leave_out("times of quantised communication cannot be imported")
         elif result := _RESULT.match(line):
             with reading.noting():
                 reading.records.append(
@@ -68,16 +68,16 @@ def _timed(
     reading: Reading,
     asked: Asked,
 ) -> Timed:
-    """One result.
+    """Parse one result.
 
     Raises:
-        LeftOutError: it holds no measurement of an operation that there is here.
+        LeftOutError: the line has no measurement of an operation of commbench.
     """
     name, words = result["name"], result["words"].split()
     if name not in _OPERATIONS:
-        raise LeftOutError(f"PARAM's {name} has no counterpart here")
+        raise LeftOutError(f"PARAM's {name} has no counterpart in commbench")
     if any("nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency")) for column in columns):
-        raise LeftOutError("times beside computing or another collective have no place here")
+        raise LeftOutError("times beside computing or another collective cannot be imported")
     if len(words) != len(columns):
         raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
     line = dict(zip(columns, words, strict=True))
@@ -109,10 +109,10 @@ def _timed(
 def _dtype(
     stated: str | None, line: Mapping[str, str], operation: Operation, *, ranks: int, reading: Reading, asked: Asked
 ) -> str:
-    """The element type: stated, said by the person, or PARAM's default if elements have its size.
+    """Return the element type: stated, else of --dtype, else PARAM's default if elements have its size.
 
     Raises:
-        InputError: it is none of these.
+        InputError: none of these applies.
     """
     if stated or asked.dtype:
         return str(stated or asked.dtype)

@@ -1,4 +1,4 @@
-"""What reading another tool's output gives: records, and sentences on what was assumed and what was left out."""
+"""The result of reading another tool's output: records, assumptions, and lines that were left out with the reason."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from commbench.collectives.patterns import check_pattern, makes_groups
 from commbench.engine.records import Record, Stated
 from commbench.errors import InputError, UnsupportedError
 
-#: What launchers put before every line: mpirun --tag-output and srun --label.
+#: Prefixes that launchers add to lines: mpirun --tag-output and srun --label.
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
-#: What a file says that commbench printed in another tool's format.
+#: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
-#: What the time of a tool means.
+#: Meanings of the time that a tool states.
 RANK_MEAN = "mean over repetitions and ranks"
 SLOWEST_RANK = "mean over repetitions of the slowest rank"
 PAIR_MEAN = "mean over repetitions"
 
 
 class LeftOutError(Exception):
-    """A line, table or file has no place here: the sentence says why."""
+    """A line, table or file cannot be imported; the text is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the person says of outputs that do not state it."""
+    """The options of the import: facts that outputs may not state."""
 
     ranks: int | None = None
     operation: str | None = None
@@ -44,7 +44,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank ran."""
+    """The host and device of a rank."""
 
     rank: int
     host: str
@@ -53,41 +53,41 @@ class Place:
 
 @dataclass(kw_only=True)
 class Reading:
-    """One output of a tool, as far as it has been read."""
+    """The part of a tool's output that has been read."""
 
     name: str
-    """What the person calls it."""
+    """The path as typed."""
     version: str = ""
-    """Of the tool; empty where it is not stated."""
+    """Version of the tool; empty if not stated."""
     records: list[Record] = field(default_factory=list)
     places: dict[int, Sequence[Place]] = field(default_factory=dict)
-    """By number of ranks; only what is stated."""
+    """Hosts and devices by number of ranks, if stated."""
     assumed: dict[str, None] = field(default_factory=dict)
-    """Sentences on what is not stated, in the order found."""
+    """Assumptions about facts that the output does not state, one sentence each, in order."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many lines were left out for each reason."""
+    """Number of left-out lines by reason."""
 
     def assume(self, text: str) -> None:
-        """Note something that is not stated and was taken for granted."""
+        """Note an assumption about a fact that is not stated."""
         self.assumed[text] = None
 
     def leave_out(self, reason: str) -> None:
-        """Note a line that has no place here."""
+        """Count a line that cannot be imported."""
         self.left_out[reason] += 1
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note what has no place here, and go on."""
+        """Count a `LeftOutError` raised inside, and continue."""
         try:
             yield
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
     def ranks(self, asked: Asked, stated: int | None, what: str) -> int:
-        """On how many ranks something ran: what is stated, else what the person says.
+        """Return the number of ranks: the stated number, else that of -n.
 
         Raises:
-            InputError: neither is known, or both and they differ.
+            InputError: neither is given, or both are given and differ.
         """
         if stated is None and asked.ranks is None:
             raise InputError(f"{self.name} does not say on how many ranks {what} ran; say so with -n.")
@@ -98,7 +98,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSetting:
-    """What commbench states in one line above a table that it prints in another tool's format."""
+    """The conditions that commbench states above a table in another tool's format."""
 
     backend: str
     ranks: int | None
@@ -112,12 +112,15 @@ class OwnSetting:
 
     @property
     def manner(self) -> dict[str, Any]:
-        """The fields of `Timed` that say how operations followed each other, and in which buffers."""
+        """The fields of `Timed` for synchronisation, graphs and buffers."""
         return {"sync": self.sync, "graph": self.graph, "buffers": self.buffers}
 
 
 def own_setting(line: str) -> OwnSetting | None:
-    """Read such a line; None if it is none. A library's name may have commas and comes before the words looked for."""
+    """Parse the line of conditions; None for another line.
+
+    A library's name may contain commas; it stands before the searched words.
+    """
     found = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
     if not found:
         return None
@@ -136,7 +139,7 @@ def own_setting(line: str) -> OwnSetting | None:
 
 
 def whole_lines(text: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """The lines by number, without what launchers put before them; one that does not end is left out."""
+    """Yield the complete lines with their numbers, without prefixes of launchers; count an unterminated last line."""
     *lines, rest = text.split("\n")
     for number, line in enumerate(lines, start=1):
         yield number, _LABEL.sub("", line.rstrip("\r"), count=1)
@@ -145,10 +148,10 @@ def whole_lines(text: str, reading: Reading) -> Iterator[tuple[int, str]]:
 
 
 def number(word: str) -> float:
-    """A number that can be a time, rate or count.
+    """Parse a time, rate or count.
 
     Raises:
-        LeftOutError: it is none.
+        LeftOutError: the word is not a finite number of 0 or more.
     """
     try:
         value = float(word)
@@ -160,10 +163,10 @@ def number(word: str) -> float:
 
 
 def whole_number(word: str) -> int:
-    """A count or size.
+    """Parse a count or size.
 
     Raises:
-        LeftOutError: it is none.
+        LeftOutError: the word is not a whole number.
     """
     if not re.fullmatch(r"\d{1,18}", word):
         raise LeftOutError(f"{word!r} is no whole number")
@@ -188,7 +191,7 @@ def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a tool says of one case; what it does not state stays empty."""
+    """One case as a tool states it; fields that the tool does not state stay empty."""
 
     operation: str
     backend: str
@@ -196,7 +199,7 @@ class Timed:
     message_bytes: int
     time_us: float
     time: str
-    """What the time means, one of those above."""
+    """Meaning of the time: `RANK_MEAN`, `SLOWEST_RANK` or `PAIR_MEAN`."""
     dtype: str | None
     redop: str | None = None
     root: int | None = None
@@ -218,16 +221,16 @@ class Timed:
     """Further fields of the record."""
 
     def record(self) -> Record:
-        """It as a record of launch 0.
+        """Return the case as a record of launch 0.
 
         Raises:
-            LeftOutError: there is no such case here.
+            LeftOutError: commbench has no such case.
         """
         operation = importable_operation(self.operation, self.pattern, self.ranks)
         if operation.moves_data and self.dtype not in DTYPES:
-            raise LeftOutError(f"element type {self.dtype} is not known here")
+            raise LeftOutError(f"element type {self.dtype} is unknown to commbench")
         if operation.moves_data and not self.message_bytes:
-            raise LeftOutError("messages of 0 bytes have no place here")
+            raise LeftOutError("messages of 0 bytes cannot be imported")
         if not self.time_us:
             raise LeftOutError("a time or rate of 0 is below what the tool resolves")
         if self.ranks < operation.minimum_ranks:
