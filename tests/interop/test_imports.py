@@ -322,7 +322,7 @@ def test_osu_of_several_types() -> None:
         ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
         ("OpenSHMEM Broadcast Latency Test v7.4", "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart"),
         ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
-        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is not known"),
+        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is unknown"),
     ],
 )
 def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
