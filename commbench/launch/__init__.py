@@ -1,1 +1,5 @@
-"""Starting ranks: who am I, which launcher, the conductor, its ranks and the watchdog between them."""
+"""Starts ranks, supervises them and keeps the ledger of a run: launchers, conductor, rank, watchdog, diagnosis, lab.
+
+May import analysis, tuner (for tables), results and everything below; never report, interop or cli. Heavy libraries
+(torch, mpi4py) are loaded by ranks alone, inside functions.
+"""

@@ -1,4 +1,4 @@
-"""What the ranks of a launch state about themselves and their hosts, and whether all hosts run the same software."""
+"""The conditions that the ranks of a launch report, and whether all hosts run the same software."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MPI_VARIABLES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "MPICH_", "I_MPI_", "UCX_",
 
 
 class Carrier(Protocol):
-    """What carries messages in a launch: an open backend, or a device that trains."""
+    """A carrier of messages in a launch: an open backend, or a device that trains."""
 
     ranks_per_gpu: int | None
-    """The most ranks of the launch on one GPU; None where none is used."""
+    """The most ranks of the launch on one GPU; None if no GPU is used."""
 
     def library(self) -> str:
         """Name and version of the library."""
@@ -38,7 +38,7 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank runs: ``cpus`` are those it may use, ``clock`` names the clock it reads."""
+    """The place of a rank: ``cpus`` are the CPUs that it may use, ``clock`` names the clock that it reads."""
 
     rank: int
     host: str
@@ -48,12 +48,12 @@ class Place:
 
     @property
     def machine(self) -> str:
-        """Ranks with the same share CPUs, also where they are in containers with other host names."""
+        """The machine: its ranks share CPUs, also in containers with different host names."""
         return self.clock.partition("/")[0]
 
 
 def own_place(rank: int) -> Place:
-    """Where this rank runs."""
+    """Return the place of this rank."""
     return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=usable_cpus(), clock=clock_domain())
 
 
@@ -77,7 +77,7 @@ def are_crowded(places: Sequence[Place]) -> bool:
 
 
 def gather_places(control: Control) -> list[Place]:
-    """Every rank's place, by rank, on every rank."""
+    """Return every rank's place, by rank, on every rank."""
     return gather_everywhere(control, own_place(control.rank))
 
 
@@ -87,7 +87,7 @@ def collect_session(
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """The session of a launch on rank 0, None elsewhere; all ranks together.
+    """Return the session of a launch on rank 0, None elsewhere; all ranks call it together.
 
     Args:
         control: the ranks.
@@ -141,7 +141,7 @@ def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
-    """What the MPI library among the backends says; None where there is none."""
+    """Return whether the MPI library says that it takes GPU memory; None without an MPI backend."""
     said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
     return next((takes for takes in said if takes is not None), None)
 
@@ -161,9 +161,9 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
 
 
 def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json takes over from a session; ``known`` is what it holds already.
+    """Return the entries of run.json that a session changes; ``known`` are its present entries.
 
-    The environment stays that of the first launch, but for a library that only a later launch has used.
+    The environment stays that of the first launch; a library that only a later launch has used is added.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]
@@ -189,13 +189,13 @@ def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
 
 
 def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
+    """Return the worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
     stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
     return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
 
 
 def remark(session: Mapping[str, Any]) -> str:
-    """What a person would not expect of a session; empty where nothing."""
+    """Return a sentence about a condition that the user may not expect; empty without one."""
     if session.get("fast_selection") != "torch.topk":
         return ""
     on_gpus = session.get("ranks_per_gpu")
@@ -207,15 +207,15 @@ def remark(session: Mapping[str, Any]) -> str:
 
 
 def _least_energy(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What was counted of the energy (see `commbench.engine.energy`), in the launch in which that was least."""
+    """Return what was counted of the energy (see `commbench.engine.energy`), in the launch that counted least."""
     stated = [facts["energy"] for facts in (known, session) if facts.get("energy")]
     return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}
 
 
 def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """How the conditions of a session differ from those that run.json states; empty where it states none.
+    """Return how the conditions of a session differ from those in run.json; empty if run.json has none.
 
-    Where ranks train, MPI carries nothing that is measured, and its settings are no conditions.
+    In training, MPI carries nothing that is measured, so its settings are ignored.
     """
     if not known.get("environment"):
         return []
@@ -231,10 +231,10 @@ def _without_mpi(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse to add to a run what was measured under other conditions.
+    """Refuse to add measurements to a run that was begun under other conditions.
 
     Raises:
-        InputError: the conditions differ; the sentence names how.
+        InputError: the conditions differ; the sentence names the differences.
     """
     changes = changed_conditions(session, known)
     if changes:
@@ -250,16 +250,16 @@ _LISTED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What a rank runs."""
+    """The software of a rank."""
 
     rank: int
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    """By name. Of all packages on the lowest rank of each host; elsewhere what the rank knows without looking."""
+    """Versions by name: of all packages on the lowest rank of each host, elsewhere of what is loaded anyway."""
 
 
 def refuse_unlike_software(control: Control) -> str:
-    """The refusal, the same on every rank; empty where all run the same. All ranks call it together."""
+    """Return why the ranks' software does not match, the same on every rank; empty if it does. Collective."""
     hosts = gather_everywhere(control, socket.gethostname())
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
@@ -269,14 +269,14 @@ def refuse_unlike_software(control: Control) -> str:
 
 
 def _running(control: Control) -> dict[str, str]:
-    """What this process runs as it stands: cheap, so that every rank can tell, also one among others on its host."""
+    """Return the versions of what is loaded: cheap, so that every rank of a host can state them."""
     library = getattr(control, "library", None)
     mpi = {"MPI library": library()} if library else {}
     return {"commbench": commbench.__version__, "python": platform.python_version(), **mpi}
 
 
 def describe_differences(ranks: Sequence[Software]) -> str:
-    """One sentence and a table with a column for each group of ranks that run the same; empty for a single group."""
+    """Return a sentence and a table with a column for each group of equal ranks; empty for a single group."""
     names = sorted({name for software in ranks for name in software.versions} - UNTIMED_PACKAGES)
     by_host = {software.host: software.versions for software in reversed(ranks)}  # the lowest rank's come last
 
@@ -298,7 +298,7 @@ def describe_differences(ranks: Sequence[Software]) -> str:
 
 
 def _label(group: Sequence[Software], ranks: Sequence[Software]) -> str:
-    """The group's hosts; its ranks where a host's ranks differ among themselves."""
+    """Return the group's hosts; or its ranks if the ranks of a host differ."""
     hosts = list(dict.fromkeys(software.host for software in group))
     if any(software.host in hosts and software not in group for software in ranks):
         return _list([f"{software.host} rank {software.rank}" for software in group])

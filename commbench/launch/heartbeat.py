@@ -21,16 +21,16 @@ from commbench.engine.timing.loops import Progress
 from commbench.launch.events import Heartbeat, Stack
 from commbench.launch.signals import SignalFeed, die_of
 
-#: Most frames of a thread that are told.
+#: Most frames of a thread that are reported.
 DEEPEST = 40
-#: Frames that every rank begins with.
+#: Outermost frames, the same on every rank.
 _OUTERMOST = ("commbench/launch/", "mpi4py/run.py", "mpi4py/__main__.py", "<frozen runpy>")
 _DUMPED = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
 _DUMPED_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 
 
 def stacks_of_threads() -> dict[str, list[str]]:
-    """The stack of each thread but the calling one, by the thread's name."""
+    """Return the stack of each thread but the calling one, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, f"thread {ident}"): _frames(frame)
@@ -40,15 +40,15 @@ def stacks_of_threads() -> dict[str, list[str]]:
 
 
 def stack_of_error(trace: TracebackType | None) -> list[str]:
-    """Where an error was raised: its frames, the innermost first."""
+    """Return the frames in which an error was raised, the innermost first."""
     frames = [_text(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)]
-    return _telling_ones(frames[::-1])
+    return _without_outermost(frames[::-1])
 
 
 def stack_in(lines: Iterable[str]) -> list[str]:
-    """The stack in what `faulthandler` has printed: of the thread that died or was asked, else of the last, the main.
+    """Return the stack that `faulthandler` has printed: of the current thread, else of the last one, the main thread.
 
-    Empty where nothing was printed.
+    Empty if nothing was printed.
     """
     found: list[str] = []
     decided = False
@@ -59,7 +59,7 @@ def stack_in(lines: Iterable[str]) -> list[str]:
             decided, found = head[1] == "Current thread", []
         elif frame := _DUMPED.match(line):
             found.append(_text(frame[1], int(frame[2]), frame[3]))
-    return _telling_ones(found)
+    return _without_outermost(found)
 
 
 def _frames(frame: FrameType | None) -> list[str]:
@@ -67,11 +67,11 @@ def _frames(frame: FrameType | None) -> list[str]:
     while frame is not None:
         found.append(_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return _telling_ones(found)
+    return _without_outermost(found)
 
 
-def _telling_ones(stack: list[str]) -> list[str]:
-    """A stack without what every rank begins with, and not too deep."""
+def _without_outermost(stack: list[str]) -> list[str]:
+    """Return a stack without the outermost frames that all ranks share, and at most `DEEPEST` frames."""
     return [frame for frame in stack if not frame.startswith(_OUTERMOST)][:DEEPEST] or stack[:DEEPEST]
 
 
@@ -81,7 +81,7 @@ def _text(path: str, line: int, function: str) -> str:
 
 @cache
 def _short(path: str) -> str:
-    """A path below the directory from which Python imported it."""
+    """Return a path relative to the directory from which Python imported it."""
     roots = [root.rstrip("/") + "/" for root in sys.path if root and path.startswith(root.rstrip("/") + "/")]
     if roots:
         return path[len(max(roots, key=len)) :]
@@ -89,39 +89,39 @@ def _short(path: str) -> str:
 
 
 INTERVAL_S = 0.5
-#: Ranks get at least so long to come together: libraries may be read from a slow disk by all of them at once.
+#: Ranks have at least so many seconds to come together: all of them may read libraries from a slow disk at once.
 STARTUP_TIMEOUT_S = 60.0
-#: A rank that nobody has ended so long after its repetition hung ends itself: the conductor is gone or out of reach.
-#: Between repetitions it may wait for others that do make progress, so it stays at least the time limit once more.
+#: A rank ends itself so many seconds after its repetition hung if nobody else has: the conductor is out of reach.
+#: Between repetitions it may wait for ranks that make progress, so it waits at least the time limit once more.
 ABANDONED_S = 10.0
-#: And if even this thread hangs, the interpreter ends the process after so much longer.
+#: If this thread hangs, too, the interpreter ends the process so many seconds later.
 LAST_RESORT_S = 5.0
 #: Signals that end a rank at once.
 DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
-#: Daemons that serve one launch only; on a host that is cut off nobody else ends them.
+#: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
 _NAME_LENGTH = 15
-#: Threads that serve the launch and say nothing about where it hangs.
+#: Threads that serve the launch; their stacks do not show where it hangs.
 HELPERS = frozenset({"heartbeat", "conductor"})
 
 
 class Heart:
     """Beats every half second, and answers signals although the main thread may be stuck in a library.
 
-    SIGUSR1 makes it tell the stacks of all threads; so do SIGTERM and SIGHUP before they end the rank: a launcher that
-    ends the others after one has died lets them say what they were waiting in.
+    At SIGUSR1 it reports the stacks of all threads. At SIGTERM and SIGHUP it does so before the rank ends, so that
+    ranks which a launcher ends after another one has died report what they were waiting in.
 
     Args:
         rank: this rank's number.
-        progress: what the timed loops write.
-        tell: is given each heartbeat and stack; the default tells nobody.
-        timeout_s: time without progress after which ``on_stall`` is called, once; where that leaves the rank alive it
-            ends itself after `ABANDONED_S` more, in case that nobody else is left to do so.
-        startup_timeout_s: at least so long is waited before the first repetition.
+        progress: written by the timed loops.
+        report: hears each heartbeat and stack.
+        timeout_s: time without progress after which ``on_stall`` is called, once. A rank that is still alive
+            `ABANDONED_S` later ends itself.
+        startup_timeout_s: the least such time before the first repetition.
         on_stall: called from the heartbeat's thread.
-        leave_with_parent: end the rank where the process that has started it is gone, and with it the launch.
-        signals: where signals come from; None: this process has its own way with them.
-        on_signal: called from the heartbeat's thread with each signal, before anything else is done about it.
+        leave_with_parent: end the rank when the process that has started it is gone.
+        signals: the signals that the rank answers; None: none.
+        on_signal: called from the heartbeat's thread with each signal, before the rank answers it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Heart:
         rank: int,
         progress: Progress,
         *,
-        tell: Callable[[Heartbeat | Stack], None] = lambda _: None,
+        report: Callable[[Heartbeat | Stack], None] = lambda _: None,
         timeout_s: float | None = None,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         on_stall: Callable[[], None] = lambda: None,
@@ -143,7 +143,7 @@ class Heart:
         self.case = -1
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
-        self._tell = tell
+        self._report = report
         self._on_stall = on_stall
         self._on_signal = on_signal
         self._signals = signals
@@ -191,17 +191,17 @@ class Heart:
             rank=self.rank, host=self.host, pid=os.getpid(), entered=entered, left=left, cpu_ms=cpu_ms, case=self.case
         )
 
-    def tell_stacks(self) -> None:
+    def report_stacks(self) -> None:
         """Tell where every thread of the rank is."""
         entered, left = (int(count) for count in self.progress.counters)
         for name, stack in stacks_of_threads().items():
             if name not in HELPERS:
-                self._tell(Stack(rank=self.rank, host=self.host, thread=name, stack=stack, inside=entered > left))
+                self._report(Stack(rank=self.rank, host=self.host, thread=name, stack=stack, inside=entered > left))
 
     def _beat_on(self) -> None:
         while not self._stopped.is_set():
             beat = self.state()
-            self._tell(beat)
+            self._report(beat)
             self._look_for_stall(beat)
             if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
                 os._exit(1)
@@ -217,7 +217,7 @@ class Heart:
     def _answer(self, number: signal.Signals) -> None:
         self._on_signal(number)
         if number == signal.SIGUSR1 or number in DEADLY:
-            self.tell_stacks()
+            self.report_stacks()
         if number in DEADLY:
             die_of(number)
 

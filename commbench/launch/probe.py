@@ -1,4 +1,4 @@
-"""Trying things out in a process of their own: MPI for `commbench env`, a workload before it is trained."""
+"""Probes in processes of their own: MPI for `commbench env`, a workload before it is trained."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from commbench.launch.launchers import MpirunLauncher, choose_launcher
 
 PROBE_RANKS = 2
 TIMEOUT_S = 60
-#: A person's own workload may read its data first.
+#: A user's own workload may read its data first.
 WORKLOAD_TIMEOUT_S = 600
 
 
 def probe_mpi() -> dict[str, Any]:
-    """Start two ranks and tell what they found: library, launcher, seconds in MPI_Init, transport on this host.
+    """Start two ranks; return what they found: library, launcher, seconds in MPI_Init, transport on this host.
 
     A missing or broken MPI gives ``problem``, a sentence, instead.
     """
@@ -45,17 +45,17 @@ def probe_mpi() -> dict[str, Any]:
 
 
 def _last_line(error: Exception) -> str:
-    """The last that a program has said before it failed, else the error itself."""
-    said = getattr(error, "stderr", None) or ""
-    if isinstance(said, bytes):  # as of one that took too long
-        said = said.decode(errors="replace")
-    return (said.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
+    """Return the last line that a program wrote before it failed, else the error itself."""
+    written = getattr(error, "stderr", None) or ""
+    if isinstance(written, bytes):  # after a timeout
+        written = written.decode(errors="replace")
+    return (written.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def probe_workload(
     workload: str, batch: int | None = None, hooks: Sequence[str] = (), *, backend: str = "gloo"
 ) -> WorkloadFacts:
-    """Make a workload, train it for a few steps without DDP, and tell what was seen; torch stays out of this process.
+    """Make a workload and train it for a few steps without DDP, in a process of its own; return its facts.
 
     Args:
         workload: as ``--workload`` names it.
@@ -96,7 +96,7 @@ def probe_workload(
 
 
 def main() -> None:
-    """Be one of the ranks that are tried out."""
+    """Be a rank of the probe of MPI."""
     from commbench.backends.mpi_control import MpiControl
 
     control = MpiControl()

@@ -1,4 +1,4 @@
-"""The processes of one launch: started, read line by line, and ended without leaving any behind."""
+"""The processes of one launch: starts them, reads their output by lines, and leaves none of them behind."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Literal, NamedTuple
 
-#: Every process of a launch on this host carries this variable with the launch's own token: torchrun gives each rank a
-#: session of its own, so that the session alone does not find them all.
+#: Variable in the environment of every process of a launch, with the launch's token. The session alone does not find
+#: all processes: torchrun gives each rank its own.
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
-#: How long the launcher may take to end its ranks, everywhere, before they are killed here.
+#: Seconds that the launcher has to end its ranks on all hosts, before ranks on this host are killed.
 GRACE_S = 5.0
-#: How long what was written may take to arrive once its writers have ended; one on another host may not have.
+#: Seconds for output to arrive after its writers have ended; a writer on another host may still run.
 REST_S = 1.0
-#: How long ranks get to tell their stacks.
+#: Seconds that ranks have to report their stacks.
 STACKS_S = 2.0
 
 
 class Output(NamedTuple):
-    """A line that a launch has written, without its end; or the end of a stream; or nothing new."""
+    """A line that a launch has written, without its end; or the end of a stream; or a wake-up without a line."""
 
     source: Literal["stdout", "stderr", "end", "wake"]
     line: str = ""
@@ -37,13 +37,13 @@ class Launched:
     Args:
         command: the launcher's command.
         environment: its whole environment.
-        text: what rank 0 reads first on stdin, which then stays open: its end tells rank 0 that the conductor is gone.
+        text: the first line of rank 0's stdin, which then stays open; its end shows rank 0 that the conductor is gone.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         self._token = uuid.uuid4().hex
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._input: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             command,
             env={**environment, TOKEN: self._token},
@@ -66,8 +66,8 @@ class Launched:
 
     def _feed(self) -> None:
         stdin = self._process.stdin
-        with contextlib.suppress(OSError, ValueError):  # the launcher has ended first: its exit status says more
-            while stdin is not None and (line := self._told.get()) is not None:
+        with contextlib.suppress(OSError, ValueError):  # the launcher has ended first: see its exit status
+            while stdin is not None and (line := self._input.get()) is not None:
                 stdin.write(line + "\n")
                 stdin.flush()
 
@@ -78,15 +78,15 @@ class Launched:
         self._outputs.put(Output("end", source))
 
     def tell(self, line: str) -> None:
-        """Write a line to rank 0's stdin, without waiting until it is read."""
-        self._told.put(line)
+        """Write a line to rank 0's stdin; do not wait until it is read."""
+        self._input.put(line)
 
     def wake(self) -> None:
         """Let `next_output` return; may be called from a signal handler."""
         self._outputs.put(Output("wake"))
 
     def next_output(self, timeout_s: float) -> Output:
-        """The next line, in order per stream; ``wake`` if none comes for ``timeout_s``."""
+        """Return the next line, in order per stream; ``wake`` if none comes for ``timeout_s``."""
         try:
             output = self._outputs.get(timeout=timeout_s)
         except queue.Empty:
@@ -108,18 +108,18 @@ class Launched:
     def drain(
         self, seconds: float, handle: Callable[[Output], None], until: Callable[[], bool] = lambda: False
     ) -> None:
-        """Handle what is still written for ``seconds``, or until the launch is over or ``until`` holds."""
+        """Handle output for ``seconds``, or until the launch is over or ``until`` returns True."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not self.over and not until():
             handle(self.next_output(min(left, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
-        """Make every rank tell its stacks, through a launcher that forwards signals, or else here."""
+        """Make every rank report its stacks: by the launcher if it forwards signals, else only ranks on this host."""
         for pid in [self._process.pid] if by_launcher else self._here(pids):
             _signal(pid, signal.SIGUSR1)
 
     def make_print(self, pid: int) -> None:
-        """Make the interpreter of a rank on this host print its stacks on stderr, which takes no help of the rank."""
+        """Make the interpreter of a rank on this host print its stacks on stderr, even if all threads hang."""
         for member in self._here([pid]):
             _signal(member, signal.SIGUSR2)
 
@@ -127,9 +127,9 @@ class Launched:
         return [pid for pid in self._members() if pid in pids]
 
     def stop(self, handle: Callable[[Output], None]) -> bool:
-        """End the launch: politely through the launcher, which reaches other hosts, then by force on this one.
+        """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on this host.
 
-        Returns whether the launcher has ended in time, having reached all hosts.
+        Return whether the launcher has ended in time, which shows that it reached all hosts.
         """
         if self.returncode is None:
             _signal(self._process.pid, signal.SIGTERM)
@@ -140,24 +140,24 @@ class Launched:
         return in_time
 
     def finish(self, handle: Callable[[Output], None]) -> int:
-        """Handle the rest of what was written once the launcher has ended; return its exit status."""
+        """Handle the remaining output once the launcher has ended; return its exit status."""
         self.drain(REST_S, handle)  # a rank that outlives its launcher holds the streams open
         self.kill()
         self.drain(REST_S, handle)
         return self._process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind, however far the launch had come."""
+        """End the launch if it still runs, and leave nothing behind."""
         if self.returncode is None:
             self.stop(lambda _: None)
-        self._told.put(None)
+        self._input.put(None)
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._process.wait()
 
     def kill(self) -> None:
-        """Kill whatever of this launch is left on this host, and wait until it is gone."""
+        """Kill all processes of this launch on this host, and wait until they are gone."""
         end = time.monotonic() + GRACE_S
         while (members := list(self._members())) and time.monotonic() < end:
             for pid in members:
@@ -166,7 +166,7 @@ class Launched:
             self._process.poll()
 
     def _members(self) -> Iterator[int]:
-        """Living processes of the launch on this host: the launcher's session, and whoever carries the token."""
+        """Yield the living processes of the launch on this host: in the launcher's session, or with the token."""
         import psutil
 
         for process in psutil.process_iter():

@@ -41,7 +41,7 @@ from commbench.system.variables import relevant_variables
 if TYPE_CHECKING:
     from commbench.ddp.devices import Device
 
-#: What carries gradients between GPUs, among ``libraries``: NCCL as torch calls it.
+#: Name among ``libraries`` of the NCCL that torch calls to exchange gradients between GPUs.
 TORCH_NCCL = "torch-nccl"
 
 
@@ -96,13 +96,13 @@ def run_rank(
 
 
 def _backends(plan: LaunchPlan) -> list[str]:
-    """What a plan needs open. Training over NCCL needs Gloo, for all that is no part of it; its groups are torch's."""
+    """Return the backends that a plan needs. Training over NCCL needs Gloo, for everything but the training itself."""
     names = {planned.case.backend for planned in plan.cases}
     return sorted({"gloo" if plan.training and name == "nccl" else name for name in names})
 
 
 def _open_device(plan: LaunchPlan, control: Control) -> Device:
-    """Where this rank trains; a plan that trains has one backend."""
+    """Open the device on which this rank trains; a training plan has one backend."""
     from commbench.ddp.devices import open_device
 
     return open_device(plan.cases[0].case.backend, control)
@@ -116,7 +116,7 @@ def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
 
 
 class _Duty:
-    """What a rank does once its backends are open."""
+    """The work of a rank once its backends are open."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Duty:
         clock: GlobalClock,
         meter: RunMeter,
     ) -> bool:
-        """Measure collectives in the order planned; False where the launch ends before the last."""
+        """Measure collectives in the planned order; return whether all were measured."""
         session = Session(
             control=self.control,
             budget=self.plan.budget,
@@ -161,11 +161,11 @@ class _Duty:
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
-        """Train configurations in turns, in the order that ``terms`` fix; False where it ends before the last."""
+        """Train configurations in turns, in the order that ``terms`` fix; return whether all were trained."""
         from commbench.ddp.session import train_launch
 
         cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
-        blocks = itertools.count()  # to tell which rank is behind, as the index of a case that comes in turns cannot
+        blocks = itertools.count()  # shows which rank is behind; the index of a case that comes in turns does not
         return train_launch(
             cases,
             terms,
@@ -180,17 +180,14 @@ class _Duty:
         )
 
     def out_of_time(self, slices: float = 1.0) -> bool:
-        """Whether rank 0 finds that no further case is wanted, or that one of so many slices would begin too late.
-
-        The same on every rank.
-        """
+        """Whether no further case is wanted, or a case of ``slices`` would begin too late; rank 0 decides for all."""
         budget = self.plan.budget
         seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
         late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s
         return bool(self.control.broadcast_int(int(late or self.leave_off())))
 
     def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
-        """Begin a case once rank 0 has said so: a rank that dies at once would else take this knowledge along."""
+        """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that dies."""
         self.heart.enter(number, str(case))
         if self.listener:
             self.listener.on(CaseStarted(index=index))
@@ -205,7 +202,7 @@ class _Duty:
 
 
 def main() -> NoReturn:
-    """Be a rank that the conductor has started; the argument is how many seconds the ranks have to come together."""
+    """Be a rank that the conductor has started; the argument is the time in seconds for all ranks to come together."""
     stdout = claim_stdout()
     variables = relevant_variables(os.environ)
     identity = identify(os.environ, "rank")
@@ -214,7 +211,7 @@ def main() -> NoReturn:
     heart = Heart(
         identity.rank,
         Progress(),
-        tell=say,
+        report=say,
         timeout_s=startup_s,
         startup_timeout_s=startup_s,
         leave_with_parent=True,
@@ -237,9 +234,9 @@ def main() -> NoReturn:
 
 
 def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
-    """The plan from stdin, which stays open as long as the conductor lives: with it, this launch ends too.
+    """Return the plan from stdin, which stays open while the conductor lives; this rank ends when stdin closes.
 
-    ``leave_off`` is set when the conductor says `FINISH`.
+    Sets ``leave_off`` when the conductor writes `FINISH`.
     """
     text = sys.stdin.readline()
 
@@ -247,7 +244,7 @@ def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
         while line := sys.stdin.readline():
             if line.strip() == FINISH:
                 leave_off.set()
-        heart.tell_stacks()  # a launcher that ends us because of another rank comes here first
+        heart.report_stacks()  # a launcher that ends this rank because of another one comes here first
         os._exit(1)
 
     threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
@@ -263,21 +260,21 @@ def run_process(
     on_refusal: Callable[[str], None],
     status: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
-    """Connect the ranks, see that they run the same software, do ``work`` and leave; an error on one rank ends all.
+    """Connect the ranks, check that they run the same software, do ``work`` and leave; an error on one rank ends all.
 
-    Python's own way out is not taken: threads of Gloo that still run abort it in one case of ten, while a rank that
-    does not finalise MPI makes mpirun report a failure.
+    Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process in ten. MPI is finalised
+    before, as mpirun reports a failure otherwise.
 
     Args:
         identity: this rank.
-        heart: a beating one.
-        work: what to do; returns the backends to close.
-        on_error: is told why this rank ends all others, before it does.
-        on_refusal: is told on rank 0 why nothing can be done, before all ranks leave.
-        status: the exit status of a rank that has done its work.
+        heart: started already.
+        work: measures; returns the backends to close.
+        on_error: hears why this rank ends all others, before it does.
+        on_refusal: hears on rank 0 why nothing can be measured, before all ranks leave.
+        status: returns the exit status of a rank that has done its work.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # for a rank whose heartbeat hangs, too: see `Supervisor`
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # also works if the heartbeat hangs: see `Supervisor`
     control: Control | None = None
     try:
         if identity.launcher == "slurm" and not identity.carries_mpi:
@@ -322,7 +319,7 @@ def _end_all(
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with what it has written."""
+    """Flush the output and end this process at once."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

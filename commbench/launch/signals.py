@@ -1,4 +1,4 @@
-"""Signals to this process: noted by the conductor until it looks, handed to a thread of a rank at once."""
+"""Signals to this process: the conductor notes them until it looks; a rank's thread reads them at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Within it SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
+    """A context in which SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
 
-    A first SIGINT asks for an end after what is being measured; another signal, or another SIGINT, for one now.
+    The first SIGINT asks for an end after the current case; another signal, or another SIGINT, for an end at once.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def _caught() -> list[signal.Signals]:
 
 
 def _ignored() -> set[signal.Signals]:
-    """SIGHUP where nohup has told this process to ignore it."""
+    """Return SIGHUP if this process ignores it, as under nohup."""
     return {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
 
 
@@ -63,7 +63,7 @@ def leave_by_exit() -> None:
     """Let SIGTERM and SIGHUP end this process and its children, until `Interrupts` or a `SignalFeed` takes over."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        for child in psutil.Process().children():  # one that is just being started has nobody yet who would end it
+        for child in psutil.Process().children():  # a child that is just being started would stay otherwise
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         sys.exit(128 + number)
@@ -74,9 +74,9 @@ def leave_by_exit() -> None:
 
 
 class SignalFeed:
-    """Catches signals for whichever thread waits for them: the main one may be stuck inside a library.
+    """Catches signals for any thread that waits for them: the main thread may be stuck inside a library.
 
-    Made in the main thread. Masks would not do, as threads that libraries have started before have none.
+    Created in the main thread. Signal masks do not serve: threads that libraries have started before have none.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
@@ -90,20 +90,20 @@ class SignalFeed:
         os.register_at_fork(after_in_child=self._forget)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
-        """The signals that come within ``seconds``; returns with the first."""
+        """Return the signals that come within ``seconds``, as soon as the first comes."""
         ready, _, _ = select.select([self._reader], [], [], seconds)
         numbers = os.read(self._reader, 64) if ready else b""
         return [signal.Signals(number) for number in numbers if number in self._numbers]
 
     def _forget(self) -> None:
-        """In a forked child: its signals are not this process's."""
+        """In a forked child, take signals no longer: they are not this process's."""
         signal.set_wakeup_fd(-1)
         for number in self._numbers:
             signal.signal(number, signal.SIG_DFL)
 
 
 def die_of(number: int) -> None:
-    """End this process, from any thread, as the signal would have done if nobody had caught it."""
+    """End this process, from any thread, as the signal does if it is not caught."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     libc.signal(number, None)  # SIG_DFL

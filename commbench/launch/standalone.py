@@ -146,7 +146,7 @@ class _Standalone:
         self.heart = Heart(
             identity.rank,
             Progress(),
-            tell=self._show_stack,
+            report=self._show_stack,
             timeout_s=STARTUP_TIMEOUT_S,
             on_stall=self._end_hung_launch,
             leave_with_parent=bool(identity.launcher),

@@ -32,7 +32,7 @@ class _Heard:
 
 
 def process_state(host: str, pid: int) -> str | None:
-    """The state letter of a process (T: stopped) where it is on this host and this is Linux, else None."""
+    """Return the state letter of a process (T: stopped); None on another host, or if this is not Linux."""
     if host != socket.gethostname():
         return None
     try:
@@ -43,16 +43,16 @@ def process_state(host: str, pid: int) -> str | None:
 
 
 class Watchdog:
-    """Watches one launch. It is told the time, in seconds of any steady clock, and never reads one itself.
+    """Watches one launch. Callers pass the time, in seconds of one steady clock.
 
     Args:
-        ranks: how many ranks there are.
+        ranks: number of ranks.
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
-        startup_timeout: the same before the first repetition, as what is compiled, loaded or connected at first use is
-            part of starting; by default no other.
+        startup_timeout: the same before the first repetition, which includes compiling, loading and connecting; by
+            default equal.
         state_of: the state letter of a process on a host, see `process_state`.
-        here: the host that watches; None: this one.
+        here: the conductor's host; None: this one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watchdog:
         self._ranks = ranks
         self._case_timeout = case_timeout
         self.timeout = case_timeout if startup_timeout is None else startup_timeout
-        """What counts now, in seconds."""
+        """The timeout that applies now, in seconds."""
         self._state_of = state_of
         self._here = socket.gethostname() if here is None else here
         self._processes: dict[int, tuple[str, int]] = {}
@@ -80,20 +80,20 @@ class Watchdog:
 
     @property
     def processes(self) -> dict[int, tuple[str, int]]:
-        """Host and process of each rank that is known."""
+        """Host and process number of each known rank."""
         return dict(self._processes)
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank that is known, as its own host numbers it."""
+        """The process number of each known rank, on its own host."""
         return {rank: pid for rank, (_, pid) in self._processes.items()}
 
     def introduce(self, rank: int, host: str, pid: int) -> None:
-        """Rank ``rank`` is process ``pid`` of ``host``; a heartbeat says so too."""
+        """Note that rank ``rank`` is process ``pid`` of ``host``; a heartbeat states it, too."""
         self._processes[rank] = (host, pid)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """A rank was heard."""
+        """Note a heartbeat."""
         before = self._last.get(beat.rank)
         self._last[beat.rank] = _Heard(beat=beat, at=now)
         self.introduce(beat.rank, beat.host, beat.pid)
@@ -104,12 +104,12 @@ class Watchdog:
         self._base.setdefault(beat.rank, self._last[beat.rank])
 
     def progress(self, now: float) -> None:
-        """Something has moved: CPU times are compared from here on."""
+        """Note progress: CPU times are compared from here on."""
         self._moved = max(self._moved, now)
         self._base = {rank: sign for rank, sign in self._last.items() if sign.at == now}
 
     def case(self, now: float, *, polls: bool = True) -> None:
-        """A case begins; ranks burn CPU while they wait if ``polls``."""
+        """Note that a case begins, in which waiting ranks use a CPU if ``polls``."""
         self._polls = polls
         self._cases += 1
         if self._cases > 1 or any(sign.beat.entered for sign in self._last.values()):
@@ -117,7 +117,7 @@ class Watchdog:
         self.progress(now)
 
     def stuck(self, now: float) -> Diagnosis | None:
-        """The hang, if nothing has moved for the case timeout."""
+        """Return the diagnosis of a hang if nothing has moved for the timeout; else None."""
         gap = now - self._looked
         self._looked = now
         if gap > GAP_S:
@@ -139,7 +139,7 @@ class Watchdog:
         return self._diagnose(stopped, "is stopped") if stopped else None
 
     def silent(self, now: float) -> Diagnosis | None:
-        """Ranks not heard lately, where others are: their process or host is stopped, dead or cut off."""
+        """Return ranks that are no longer heard while others are: stopped, dead or cut off; None if there are none."""
         silent = [r for r in range(self._ranks) if r not in self._last or now - self._last[r].at > SILENCE_S]
         if not silent or len(silent) == self._ranks:
             return None
@@ -153,7 +153,7 @@ class Watchdog:
         return diagnose_silent(silent, host, since, self._state_of(host, pid))
 
     def _lost_hosts(self, silent: Sequence[int]) -> dict[str, list[int]]:
-        """The other hosts on which no rank is heard, and their ranks."""
+        """Return the other hosts from which no rank is heard, and their ranks."""
         hosts: dict[str, list[int]] = {}
         for rank, (host, _) in sorted(self._processes.items()):
             hosts.setdefault(host, []).append(rank)
@@ -170,7 +170,7 @@ class Watchdog:
         return self._diagnose(behind, "is furthest behind") if len(behind) < len(positions) else None
 
     def _idle(self) -> Diagnosis | None:
-        """The ranks that do nothing where the others poll; no other split of CPU times means anything."""
+        """Return the ranks that are idle while all others poll; any other split of CPU times shows nothing."""
         if not self._polls:
             return None
         rates = {rank: self._rate(rank) for rank in range(self._ranks)}
@@ -182,7 +182,7 @@ class Watchdog:
         return self._diagnose(idle, "is idle while the others wait for it") if told else None
 
     def _rate(self, rank: int) -> float | None:
-        """Share of a CPU that a rank has used since nothing moves."""
+        """Return the share of a CPU that a rank has used since the last progress."""
         if rank not in self._base or self._last[rank].at <= self._base[rank].at:
             return None
         last, base = self._last[rank], self._base[rank]

@@ -256,7 +256,7 @@ def test_ctrl_c_ends_real_ranks(tmp_path: Path) -> None:
 CONDUCTOR = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 import test_conductor_ranks as t
 request = t.make_request(t.MANY, launches=1000)
 def ready(): print("ready", flush=True)
@@ -267,7 +267,7 @@ t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
 @pytest.mark.mpi
 def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
     """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
-    script = CONDUCTOR.format(tests=str(Path(__file__).parents[1]))
+    script = CONDUCTOR.format(folders=[str(folder) for folder in Path(__file__).parents[:2]])
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
         assert conductor.stdout is not None
         assert b"ready\n" == conductor.stdout.readline()

@@ -242,7 +242,7 @@ def test_a_heartbeat_says_how_far_the_rank_is() -> None:
         enough.set()
 
     progress = Progress()
-    heart = Heart(5, progress, tell=hear)
+    heart = Heart(5, progress, report=hear)
     heart.enter(2, "a case")
     progress.counters[:] = (7, 6)
     heart.start()
@@ -352,7 +352,7 @@ LISTENING = RANK.replace("heart = Heart(0, Progress())\n", "").replace(
     "def work",
     """
 from commbench.launch.signals import SignalFeed
-heart = Heart(3, Progress(), tell=say, signals=SignalFeed([signal.SIGUSR1, signal.SIGTERM]), {options})
+heart = Heart(3, Progress(), report=say, signals=SignalFeed([signal.SIGUSR1, signal.SIGTERM]), {options})
 heart.enter(0, "a case")
 heart.start()
 def work""",
