@@ -8,7 +8,7 @@ CommbenchError
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 class CommbenchError(Exception):
@@ -21,6 +21,13 @@ class InputError(CommbenchError):
     """What was asked cannot be done: the sentence says what was asked, what was found and what to do."""
 
     exit_code = 2
+
+
+def check_choice(what: str, name: str, choices: Iterable[str]) -> None:
+    """Raise `InputError` with the list of ``choices`` unless ``name`` is one of them; ``what`` is the kind of name."""
+    choices = list(choices)
+    if name not in choices:
+        raise InputError(f"Unknown {what} {name!r}; choose from {', '.join(choices)}.")
 
 
 @contextlib.contextmanager

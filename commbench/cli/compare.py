@@ -15,7 +15,7 @@ from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
 from commbench.cli.options import join_names
 from commbench.cli.terminal import make_console
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
 from commbench.report.comparison.page import comparison_page
 from commbench.results import runs_in
@@ -86,8 +86,7 @@ def compare(
 def _style_of(asked: str | None, out: Path | None) -> str:
     ending = out.suffix.lstrip(".").lower() if out else ""
     style = asked or (ending if ending in FORMATS else "table")
-    if style not in FORMATS:
-        raise InputError(f"Unknown format {style!r}; choose from {join_names(FORMATS)}.")
+    check_choice("format", style, FORMATS)
     return style
 
 

@@ -18,7 +18,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
@@ -43,8 +43,7 @@ def export(
     ] = None,
 ) -> int:
     """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
-    if style not in EXPORTS:
-        raise InputError(f"Unknown format {style!r}; choose from {join_names(EXPORTS)}.")
+    check_choice("format", style, EXPORTS)
     make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)
     return 0
 
@@ -107,8 +106,8 @@ def _check_asked(asked: Asked) -> None:
         find_operation(asked.operation)
     if asked.dtype is not None:
         find_dtype(asked.dtype)
-    if asked.backend not in {None, *PARAM_BACKENDS}:
-        raise InputError(f"Unknown backend {asked.backend!r}; choose from {join_names(PARAM_BACKENDS)}.")
+    if asked.backend is not None:
+        check_choice("backend", asked.backend, PARAM_BACKENDS)
 
 
 def _read_source(file: str) -> Source:

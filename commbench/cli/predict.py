@@ -34,7 +34,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError, noting
+from commbench.errors import InputError, check_choice, noting
 from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
 from commbench.results import Run, load_run
@@ -201,8 +201,7 @@ def predict(
 
     Needs neither torch nor MPI.
     """
-    if output_format not in FORMATS:
-        raise InputError(f"Unknown format {output_format!r}; choose from {', '.join(FORMATS)}.")
+    check_choice("format", output_format, FORMATS)
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
     runs = [load_run(path) for path in paths]
     hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))

@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
-from commbench.cli.options import join_names
 from commbench.ddp.plan.records import DDP_COLUMNS
-from commbench.errors import InputError
+from commbench.errors import check_choice
 from commbench.report.advice import advise_run
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.prediction import conclude_model
@@ -114,8 +113,7 @@ def print_page(page: Path, console: Console) -> None:
 
 def check_style(style: str) -> None:
     """Raise `InputError` unless rows can be printed in ``style``."""
-    if style not in ("table", *STYLES):
-        raise InputError(f"Unknown format {style!r}; choose from table, {join_names(STYLES)}.")
+    check_choice("format", style, ("table", *STYLES))
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:

@@ -22,7 +22,7 @@ from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACK
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
 from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
 from commbench.results.plan import RunRequest, fixed_settings
@@ -176,9 +176,7 @@ def lacking(
 
 def check_training_backend(asked: str) -> str:
     """The requested training backend."""
-    known = (AUTO_BACKEND, *TRAINING_BACKENDS)
-    if asked not in known:
-        raise InputError(f"Unknown training backend {asked!r}; choose from {', '.join(known)}.")
+    check_choice("training backend", asked, (AUTO_BACKEND, *TRAINING_BACKENDS))
     return asked
 
 
@@ -219,8 +217,7 @@ def find_budget(name: str, launches: int | None, energy_s: float | None = None) 
     Raises:
         InputError: unknown name, less than one launch, or no time.
     """
-    if name not in BUDGETS:
-        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(BUDGETS)}.")
+    check_choice("budget", name, BUDGETS)
     budget = BUDGETS[name]
     if launches is not None and launches < 1:
         raise InputError(f"--launches {launches} was asked for; give at least 1.")

@@ -22,7 +22,7 @@ from commbench.cli.request import (
 )
 from commbench.ddp.plan.cases import BACKENDS, PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
@@ -315,8 +315,7 @@ def find_training_budget(name: str, launches: int | None = None, confirm_launche
     Raises:
         InputError: unknown name, or a number is not above 0.
     """
-    if name not in TRAINING_BUDGETS:
-        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TRAINING_BUDGETS)}.")
+    check_choice("budget", name, TRAINING_BUDGETS)
     budget = TRAINING_BUDGETS[name]
     check_counts({"--launches": launches, "--confirm-launches": confirm_launches})
     if launches is None and confirm_launches is None:

@@ -27,7 +27,7 @@ from commbench.cli.train import (
 )
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.launch.probe import probe_workload
 from commbench.results import load_run
@@ -163,8 +163,7 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
 
 
 def _find_budget(name: str) -> TuningBudget:
-    if name not in TUNING_BUDGETS:
-        raise InputError(f"Unknown budget {name!r}; choose from {', '.join(TUNING_BUDGETS)}.")
+    check_choice("budget", name, TUNING_BUDGETS)
     return TUNING_BUDGETS[name]
 
 

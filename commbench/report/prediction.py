@@ -237,7 +237,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
         known = [_known_of_steps(local, group[0])] if local else []
         title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
-        parts += [title, table, *known, *_doubts(group)]
+        parts += [title, table, *known, *_uncertainty_notes(group)]
     return [*parts, *_reasons(unpredicted_rows)]
 
 
@@ -249,7 +249,7 @@ def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast 
     return f"{named}, trained on {row.trained_on})" if len(alike) > 1 else f"{named})"
 
 
-def _doubts(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:
+def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:
     """State that the network's errors are assumed, or that predictions were far off."""
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
@@ -303,7 +303,7 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
             found = (_density(cells[ranks, rate]) for rate in rates)
             table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
         title = f"\n{_name_of(group[0], rows)}: the density below which top-k is predicted to pay"
-        parts += [Text(title, style="bold"), table, *_doubts(group)]
+        parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
     return [*parts, *_reasons(rows)]
 
 

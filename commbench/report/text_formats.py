@@ -7,7 +7,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
-from commbench.errors import InputError
+from commbench.errors import check_choice
 from commbench.interop.imports.reading import PRINTED_BY_COMMBENCH
 from commbench.report.table import columns_of
 from commbench.results.tables import csv_text, one_line
@@ -29,8 +29,7 @@ def render(rows: Sequence[Row], style: str) -> str:
     Raises:
         InputError: the style is unknown.
     """
-    if style not in STYLES:
-        raise InputError(f"Unknown format {style!r}; choose from {', '.join(STYLES)}.")
+    check_choice("format", style, STYLES)
     return STYLES[style](rows)
 
 

@@ -202,7 +202,7 @@ def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
-    """Blame the launcher that was chosen, not one that was not found."""
+    """Name the chosen launcher in the refusal."""
     with pytest.raises(InputError, match="not by torchrun; or choose --backend gloo"):
         usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, carries_mpi=False)
 

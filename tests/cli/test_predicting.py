@@ -343,7 +343,7 @@ def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
 
 
 def test_kept_run_of_one_host(predict: Predict) -> None:
-    """What Gloo does is known; what MPI does is not: from 2 ranks it is declined far away, with reasons."""
+    """Predict Gloo, whose algorithm is known; leave MPI far from the measured ranks unpredicted, with the reason."""
     code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
     assert code == 0
     words = " ".join(out.split())

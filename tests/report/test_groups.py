@@ -138,7 +138,7 @@ def test_sums_need_every_group() -> None:
 
 
 def test_the_slow_are_counted_in_a_warning() -> None:
-    """Say how many rows are of a slow group, without calling the row itself doubtful."""
+    """Count the rows of a slow group without flagging their times."""
     (warning,) = warnings_for(rows_of(two()), make_info())
     assert warning.startswith("2 of 4 rows are of a group that was slower")
 

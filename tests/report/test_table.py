@@ -105,7 +105,7 @@ def test_barrier_has_a_line_without_size() -> None:
 
 
 def test_marks_are_explained() -> None:
-    """Put a letter beside the doubtful time and the letter's meaning below."""
+    """Put a mark beside a flagged time and its meaning below the table."""
     text = render([*make_launches([10.0] * 3), *make_launches(STEADY, make_case(message_bytes=8))])
     assert line_with(text, "1 KiB").endswith(" f")
     assert "f few_launches" in line_with(text, "marks:")
@@ -166,7 +166,7 @@ def flagged(*flags: str, total: int = 4) -> list[Row]:
 
 
 def test_warnings_count_instead_of_repeating() -> None:
-    """Give one line for each kind of doubt, with the count and the target."""
+    """Give one line for each flag, with the count and the target."""
     (line,) = warnings_for(flagged("ci_wide", total=60), make_info())
     assert line.startswith("59 of 60 rows have an interval wider than 5 %")
 
@@ -202,7 +202,7 @@ def test_every_flag_has_a_warning() -> None:
 
 
 def test_failures_come_first_with_a_reason() -> None:
-    """Name wrong data, hangs, failures and gaps before the doubts."""
+    """Name wrong data, hangs, failures and gaps before the flags."""
     rows = [
         Row(status="unsupported", reason="gloo has no avg."),
         Row(status="hung", reason="rank 1 stopped."),
@@ -218,7 +218,7 @@ def test_failures_come_first_with_a_reason() -> None:
 
 
 def test_clean_rows_have_no_warning() -> None:
-    """Stay silent where there is no doubt."""
+    """Give no warning for rows without flags."""
     assert [] == warnings_for(summarise_run(make_launches(STEADY), make_info()), make_info())
 
 

@@ -154,8 +154,8 @@ def test_marks_are_explained() -> None:
     assert line_with(text, "none", "default", "20.0").split()[-1] == FLAGS["ranks_differ"].mark
 
 
-def test_doubts_come_with_advice() -> None:
-    """Say what is doubtful and what to try, each kind once; equal buckets are no doubt."""
+def test_warnings_come_with_remedies() -> None:
+    """Give each warning once, with its remedy; equal buckets cause no warning."""
     copy = make_training_case("fp16", "25")
     drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
     records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]

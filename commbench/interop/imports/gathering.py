@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commbench.engine.records import Record
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.reading import Asked, Place, Reading
 
@@ -46,9 +46,8 @@ def find_tool(text: str, name: str, asked: str | None = None) -> Tool:
     Raises:
         InputError: there is no such tool, or no tool recognises the text.
     """
-    if asked is not None and asked not in TOOLS:
-        raise InputError(f"Unknown tool {asked!r}; choose from {', '.join(TOOLS)}.")
     if asked is not None:
+        check_choice("tool", asked, TOOLS)
         return TOOLS[asked]
     found = next((tool for tool in TOOLS.values() if tool.recognises(text)), None)
     if found is None:
