@@ -3,8 +3,8 @@
 The conventions of every file and table:
 
 - A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in nccl-tests and OSU.
-- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000. That of a link is a
-  whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc writes it.
+- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000. A link's
+  rate is a whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc writes it.
 - A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``, ``step_ms``).
 """
 
@@ -114,13 +114,13 @@ def three_digits(value: float) -> str:
 
 
 def decimals(value: float, digits: int = 3) -> int:
-    """How many decimals show so many digits of a finite number but 0: 0 where it has as many before the point."""
+    """Return the decimals that show ``digits`` digits of a finite number other than 0."""
     rounded = abs(float(f"{value:.{digits}g}"))  # first round: 9.999 is 10.0
     return max(0, digits - 1 - math.floor(math.log10(rounded)))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit of a measured time, in seconds and by name: us, ms or s."""
+    """Return the unit of a measured time, in seconds and by name: us, ms or s."""
     rounded = float(f"{seconds:.3g}")  # first round, then choose the unit: 999.9 us is 1.00 ms
     return next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
 
@@ -160,7 +160,7 @@ def format_link_rate(rate_bps: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 launch``, ``2 launches``: a number with its noun, which takes the regular plural."""
+    """Return a number with its noun in the regular plural: ``1 launch``, ``2 launches``."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -44,15 +44,15 @@ class Communicator(Primitives[Any, Call]):
     syncs: tuple[str, ...] = SYNCS
     """The ways in which its ranks can start together."""
     most_elements: int | None = None
-    """The most elements that one call can take; None where there is no limit."""
+    """The most elements that one call can take; None: no limit."""
     ranks_per_gpu: int | None = None
-    """The most ranks of the launch on one GPU; None where none is used."""
+    """The most ranks of the launch on one GPU; None without GPUs."""
     gpu: str = ""
     """PCI address of the GPU that this rank uses, ``0000:17:00.0``."""
     own_threads: bool = False
-    """Whether operations are carried out by threads of the library rather than by the caller."""
+    """Whether threads of the library, rather than the caller, carry out operations."""
     idle_alone: bool = False
-    """Whether the library does nothing at all where one rank alone works in place."""
+    """Whether single-rank in-place calls are no-ops."""
 
     @abstractmethod
     def library(self) -> str:
@@ -60,10 +60,10 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def transport(self) -> str:
-        """What carries messages between the ranks; known once the first operation has run."""
+        """Return the transport between the ranks, which is known after the first operation."""
 
     def algorithm(self, operation: str) -> str:  # noqa: ARG002 - most libraries do not say
-        """What the library carries an operation with, where it can be known."""
+        """Return the algorithm that the library uses for an operation; empty if unknown."""
         return ""
 
     def using(self, algorithm: str) -> Communicator:
@@ -76,9 +76,9 @@ class Communicator(Primitives[Any, Call]):
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
-        """Around calls that are not timed: the library may be asked what it does with them.
+        """Observe untimed calls, whose algorithm and transport the library may log.
 
-        Where they are ``replayed``, it has said so when they were captured.
+        ``replayed`` calls were logged when they were captured.
         """
         yield
 
@@ -88,7 +88,7 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def null_calls(self) -> list[Call]:
-        """8 bytes among one rank, as something that the library does work for: an operation without communication."""
+        """Return an 8-byte call on one rank that still enters the library: an operation without communication."""
 
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
@@ -96,7 +96,7 @@ class Communicator(Primitives[Any, Call]):
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
-        """What is allocated inside is one of `commbench.collectives.cases.BUFFERS`; most need nothing for it."""
+        """Allocate buffers of a kind from `commbench.collectives.cases.BUFFERS` inside this context."""
         if kind in REGISTERED:
             raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
         yield
@@ -117,15 +117,15 @@ class Communicator(Primitives[Any, Call]):
         """Wait until every call issued so far has finished on the device."""
 
     def cache_bytes(self) -> int:
-        """Size of the last cache that buffers go through, in bytes; 0 where it is not known."""
+        """Return the size of the last-level cache in bytes; 0 if unknown."""
         return 0
 
     def check_capture(self) -> None:
-        """Raise `UnsupportedError` where calls cannot be captured in a graph."""
+        """Raise `UnsupportedError` if calls cannot be captured in a graph."""
         raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
 
     def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
-        """One call that replays several, which have been made before, without Python in between."""
+        """Return one call that replays several, each of which has run before, without Python in between."""
         raise self._cannot("graphs of operations")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
@@ -135,11 +135,11 @@ class Communicator(Primitives[Any, Call]):
     def split(self, groups: Sequence[Group]) -> Communicator | None:
         """The communicator of this rank's group, None in no group; each division is made once.
 
-        All ranks of the launch make it together, those in no group, too: libraries name groups by counting those that
-        a process has made, so that ranks which have made fewer would never meet the others again.
+        All ranks of the launch make it together, including ranks in no group: libraries name a group by the number of
+        groups that the process has made, and this number must be equal on all ranks.
 
-        In it, ``rank`` and ``size`` are the group's. Its timed loops are not for use: all groups run in the loop of the
-        whole, which synchronises all ranks. It is closed with the whole.
+        In it, ``rank`` and ``size`` are the group's. Its timed loops are not used: all groups run in the loop of the
+        whole communicator, which synchronises all ranks and closes it.
 
         Args:
             groups: disjoint, each ascending, the same on every rank.

@@ -69,18 +69,18 @@ def gather_everywhere(control: Control, value: T) -> list[T]:
 
 
 def agree_on(control: Control, work: Callable[[], T]) -> tuple[T | None, str]:
-    """Do something that a backend may refuse, all ranks together.
+    """Run ``work``, which a backend may refuse, on all ranks together.
 
     Returns:
-        What this rank's work has found, and why some rank could not do it: then there is nothing found on any.
+        The result of this rank's work and an empty text; if any rank refused, None and the first refusal.
     """
-    found, refusal = None, ""
+    result, refusal = None, ""
     try:
-        found = work()
+        result = work()
     except UnsupportedError as error:
         refusal = str(error)
     refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
-    return (None if refusal else found), refusal
+    return (None if refusal else result), refusal
 
 
 class _Rendezvous:

@@ -1,4 +1,4 @@
-"""What machines use, in joules: the counters of their processors (RAPL) and GPUs (NVML), where these can be read."""
+"""Energy counters of processors (RAPL) and GPUs (NVML), in joules."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ZONES = ("package", "dram")
 
 
 class Counter(NamedTuple):
-    """A counter of energy that only grows, until it begins anew."""
+    """A counter of energy that grows until it wraps around."""
 
     kind: Kind
     read_J: Callable[[], float | None]  # noqa: N815 - a unit
     """Never raises: None where it does not answer."""
     range_J: float | None = None  # noqa: N815 - a unit
-    """What it counts up to; None where it does not begin anew."""
+    """The value at which it wraps around; None if it does not."""
 
 
 Readings = Mapping[str, float | None]
@@ -129,9 +129,9 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     machine = clock_domain().partition("/")[0]
     leads = gather_everywhere(control, machine).index(machine) == control.rank
     meter = find() if leads else EnergyMeter()
-    told = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
-    lacks = {kind: [(host, missing[kind]) for host, _, missing in told if kind in missing] for kind in KINDS}
-    kinds = [kind for kind in KINDS if not lacks[kind] and any(kind in found for _, found, _ in told)]
+    meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
+    lacks = {kind: [(host, missing[kind]) for host, _, missing in meters if kind in missing] for kind in KINDS}
+    kinds = [kind for kind in KINDS if not lacks[kind] and any(kind in counted_kinds for _, counted_kinds, _ in meters)]
     return RunMeter(kinds, meter.only(kinds), {kind: _reason(hosts) for kind, hosts in lacks.items() if hosts})
 
 

@@ -117,7 +117,7 @@ class PreparedMatrix:
 
 
 def turn_share(turns: int) -> float:
-    """The time for one of so many turns, as a share of a case's time slice."""
+    """Return the time for one of ``turns`` turns, as a share of a case's time slice."""
     return min(MOST_SHARE, max(LEAST_SHARE, SLICES / turns))
 
 
@@ -211,7 +211,7 @@ class _TurnTimes:
         return sum(self._wrong)
 
     def add(self, ranks: Sequence[_Share]) -> float:
-        """Take in what every rank knows of a chunk; return the share of it that was late."""
+        """Add a chunk of every rank; return the share of late repetitions in it."""
         start, end, late = (
             np.stack([getattr(share, name) for share in ranks])[self._ends] for name in ("start_ns", "end_ns", "late")
         )
@@ -261,12 +261,12 @@ class MatrixSampler:
     late: int = field(default=0, init=False)
     """Repetitions that did not count, on rank 0; each once, although two directions may share it."""
     counted: int = field(default=0, init=False)
-    """Those that did, likewise."""
+    """Valid repetitions, on rank 0."""
     wrong: int = field(default=0, init=False)
     """Wrong elements over all pairs, on rank 0."""
 
     def collect(self, launch: int, fixed: FixedSettings | None) -> tuple[FixedSettings, list[PairTimes]]:
-        """Measure every pair; what was settled, and on rank 0 the pairs sorted by source and target."""
+        """Measure every pair; return the settings, and on rank 0 the pairs sorted by source and target."""
         turns = self.matrix.turns(launch)
         self.timer.sync.plan.reset()
         settled = fixed or self._settle(turns[0])

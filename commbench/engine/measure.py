@@ -178,8 +178,8 @@ def measure(
 ) -> Record | None:
     """Measure one case; the record on rank 0, None elsewhere.
 
-    ``fixed`` is what the first launch found out; None in the first launch. What the backend cannot do becomes a record
-    with status ``unsupported``, wrong data one with status ``wrong`` and no times.
+    ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case becomes a record
+    with status ``unsupported``. Wrong data becomes a record with status ``wrong`` and no times.
     """
     stopwatch = Stopwatch()
     session.refresh_clock()
@@ -236,7 +236,7 @@ def measure(
 
 
 def fixed_settings_of(record: Record) -> FixedSettings | None:
-    """What later launches keep of a case's record in an earlier one; None if it was not measured."""
+    """Return the settings of a case that later launches keep; None if the case was not measured."""
     return FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
 
 
@@ -263,7 +263,7 @@ class Stopwatch:
 def _measure_matrix(
     record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, fixed: FixedSettings | None
 ) -> Record | None:
-    """Measure every pair of ranks; of wrong data the pairs tell where, and the record itself has no times."""
+    """Measure every pair of ranks; with wrong data the record has no times and its pairs show which are wrong."""
     make = partial(prepare_matrix, record.case, communicator)
     matrix, timer, refusal = _prepare_with_timer(record.case, communicator, session, make)
     if not matrix or not timer:
@@ -294,7 +294,7 @@ def _measure_matrix(
 
 
 def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
-    """A record of a matrix with what follows from its pairs, which have so many repetitions that count."""
+    """Add status, times and flags to the record of a matrix; ``counted``: valid repetitions of all pairs."""
     if record.wrong:
         reason = f"{record.wrong} elements differ from the known answer{_describe_wrong_pairs(record.pairs)}"
         return replace(record, status="wrong", reason=reason)
@@ -311,7 +311,7 @@ def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
 
 
 def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
-    """The end of a sentence: the first of the pairs that got wrong data, and how many others did."""
+    """Return the end of a sentence: the first pairs with wrong data, and the number of others."""
     wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
     more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
     return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
@@ -320,7 +320,7 @@ def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
 def _prepare_with_timer(
     case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
 ) -> tuple[PreparedT | None, Timer | None, str]:
-    """Buffers, calls and timed loop of a case, or why there are none; if one rank cannot, none does."""
+    """Return the prepared case and its timed loop, or the refusal of any rank, on all ranks."""
 
     def made() -> PreparedT:
         prepared = make()
@@ -334,7 +334,7 @@ def _prepare_with_timer(
 
 
 def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
-    """Buffers and calls of a case, of as many sets of buffers as must take turns; all ranks together."""
+    """Return buffers and calls of a case, in several sets for rotated buffers; all ranks together."""
     rotated = case.buffers == "rotated"
     sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
     prepared = prepare(case, communicator, session.hosts, sets)
@@ -347,7 +347,7 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
 
 
 def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
-    """The case as it will be timed, and what verification says of it: in graphs once it has been right without."""
+    """Return the case as it will be timed, and its verification; graphs are captured after plain calls were right."""
     checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
@@ -376,7 +376,7 @@ def _suit_clock(
 
 
 def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
-    """What warms a case up and repeats it."""
+    """Return the sampler of a case."""
     return Sampler(
         control=session.control,
         timer=timer,
@@ -448,12 +448,12 @@ def _with_samples(
 
 
 def _reason_without_times(record: Record) -> str:
-    """Why no repetition counts."""
+    """Return the reason why no repetition is valid."""
     return NEVER_QUEUED_IN_TIME if record.loop == "event" else NEVER_ON_TIME
 
 
 def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:
-    """Whether clocks agree too little for an agreed start of what typically takes so long, per operation."""
+    """Return whether the clock error is too large for an agreed start of operations that take ``times_us``."""
     lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
     return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
 

@@ -54,7 +54,7 @@ class Samples:
         return int(self._start.shape[1])
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
-        """Take in a chunk of every rank's repetitions; return the share of it that was late."""
+        """Add a chunk of every rank's repetitions; return the share of late repetitions in it."""
         late = np.any([repetitions.late for repetitions in ranks], axis=0)
         chosen = [ranks[rank] for rank in self._participants]
         self._start = np.hstack([self._start, np.stack([r.start_ns for r in chosen])[:, ~late]])
@@ -88,7 +88,7 @@ class Samples:
         return fields
 
     def flags(self, per: int) -> tuple[str, ...]:
-        """The flags that follow from the times within this launch."""
+        """Return the flags for the times within this launch."""
         times_us = self.slowest_us(per)
         return raised_flags({"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)})
 
@@ -103,7 +103,7 @@ def _us(nanoseconds: NDArray[Any], per: int) -> list[float]:
 
 
 def join_transports(transports: Sequence[str], ranks: Sequence[int]) -> str:
-    """What carried messages between some ranks, from what each rank of the launch says."""
+    """Return the transports of some ranks, joined by ``+``, each once."""
     return "+".join(dict.fromkeys(transports[rank] for rank in ranks if transports[rank]))
 
 
@@ -118,13 +118,13 @@ def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record
 def timed_groups(
     prepared: Prepared, checked: Checked, samples: Samples, transports: Sequence[str], per: int
 ) -> tuple[GroupTimes, ...]:
-    """What each group saw of the same repetitions; nothing where they are not reported each.
+    """Return each group's times of the same repetitions; nothing if groups are not reported.
 
     Args:
         prepared: the case.
-        checked: what its verification says.
+        checked: the result of its verification.
         samples: of all participating ranks.
-        transports: what each rank of the launch says.
+        transports: of each rank of the launch.
         per: operations in one repetition.
     """
     if not prepared.reports_groups or not samples.valid:

@@ -23,9 +23,9 @@ from commbench.errors import UnsupportedError
 LATE_ENTRY_S = 0.002
 #: Operations in a graph, over which its launch is spread: a power of two, as batches are.
 GRAPH_OPERATIONS = 16
-#: Buffers that take turns are together so many times as large as the cache: what is evicted is not strictly the oldest.
+#: Rotated buffers are together this many times as large as the cache, because eviction is not strictly oldest first.
 CACHES = 2
-#: What libraries raise where they refuse what is asked for.
+#: Exceptions by which libraries refuse a call.
 LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 #: The most sets of buffers, and the most bytes of messages in them: preparing them takes time, too.
 MOST_SETS, MOST_BYTES = 512, 2**29
@@ -33,11 +33,11 @@ MOST_SETS, MOST_BYTES = 512, 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What verification says: the library's refusal, or how many elements are wrong on each rank of the launch."""
+    """The result of verification: the library's refusal, or the number of wrong elements on each rank."""
 
     refusal: str = ""
     by_rank: Sequence[int] | None = None
-    """None: there was nothing to check."""
+    """None: nothing to check."""
 
     @property
     def wrong(self) -> int | None:
@@ -84,7 +84,7 @@ class Prepared:
 
     @property
     def reports_groups(self) -> bool:
-        """Whether groups are reported each: there are several, or ranks that stand aside."""
+        """Whether each group is reported: not all ranks of the launch are in one group."""
         return len(self.groups[0]) < self.world_size
 
     @property
@@ -94,7 +94,7 @@ class Prepared:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the library does nothing, as nothing has to be moved; an average it computes all the same."""
+        """Whether the call is a no-op of the library: single-rank and in place, except ``avg``."""
         alone = self.shape is not None and self.shape.size == 1 and self.communicator.idle_alone
         return alone and self.case.in_place is not False and self.case.redop != "avg"
 
@@ -172,12 +172,12 @@ class Prepared:
 
     @property
     def _accumulates(self) -> bool:
-        """Whether calls repeat what changes its own input, so that only what cancels has a known answer."""
+        """Whether repeated calls change their own input, so that only cancelling data has a known answer."""
         in_place = self.operation.reduces and bool(self.case.in_place)
         return in_place and self.captured > 1 and self.case.redop not in {"min", "max"}
 
     def _fill(self) -> None:
-        """Receive buffers get bytes that no answer holds, then the inputs are written."""
+        """Poison the receive buffers, then write the inputs."""
         spans = self.operation.inputs(self.shape) if self.shape else []
         content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(spans)
         for buffers in self._sets:
@@ -187,9 +187,9 @@ class Prepared:
                 self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
 
     def _contributions(self) -> list[Span]:
-        """This rank's part in a reduction in place, each span for the rank that alone holds the result there.
+        """Return this rank's input to an in-place reduction; ``target`` is the only rank that holds the result.
 
-        That rank adds what it holds again in each repetition. Of an all_reduce there is none such.
+        The target adds its own buffer again in each repetition. An all_reduce has no such rank.
         """
         if self.shape is None:
             return []
@@ -237,12 +237,12 @@ class Prepared:
 
 
 def _said(error: BaseException) -> str:
-    """What a library says of an error, in a line."""
+    """Return an error of a library as one line."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
 
 
 def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
-    """Raise `UnsupportedError` where a graph would have to hold the host's waiting."""
+    """Raise `UnsupportedError` if a graph would have to contain a wait of the host."""
     if case.graph and any(call.blocking for call in calls):
         raise UnsupportedError(
             f"{communicator.backend}'s {case.operation} waits on the host, which no graph can hold; "
@@ -251,7 +251,7 @@ def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call
 
 
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
-    """How many sets of buffers must take turns so that none is still in the cache when its turn comes; a power of two.
+    """Return the number of buffer sets, a power of two, so that none is still in the cache at its turn.
 
     Args:
         message_bytes: the least that one operation touches.
@@ -270,10 +270,10 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
     """Divide the ranks as the case's pattern says, allocate buffers and build the calls; all ranks together.
 
     Args:
-        case: what is to be done in every group.
+        case: the case, which every group runs.
         communicator: of all ranks.
         hosts: the host of each rank; empty: all are on one.
-        sets: so many sets of buffers take turns.
+        sets: number of buffer sets that take turns.
 
     Raises:
         UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.

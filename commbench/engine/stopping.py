@@ -20,7 +20,7 @@ WARMUP_WINDOW = 20
 WARMUP_CAP = 300
 #: Share of a case's time slice that warm-up may take.
 WARMUP_SHARE = 0.3
-#: Repetitions must span so many seconds before they can be enough: neighbours in time are alike, so 30 of them within
+#: Least total time of the repetitions, in seconds. Repetitions that follow each other are correlated: 30 of them within
 #: 0.3 ms may agree to 5 % while the same launch is half as fast a millisecond later.
 SPAN_S = 0.005
 #: Repetitions between two looks at the clock take about so long, where no times are kept, and are no more than these:
@@ -62,7 +62,7 @@ class Sampler:
     _spanned_ns: int = field(default=0, init=False)
 
     def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
-        """Warm up, as often as the first launch found necessary or (None) until times are steady; agree on a batch."""
+        """Warm up as often as ``fixed`` says, or (None) until times are steady; return the settings."""
         self._begun = time.perf_counter()
         self._spanned_ns = 0
         self.timer.sync.plan.reset()
@@ -94,7 +94,7 @@ class Sampler:
         return samples if self.control.rank == 0 else None
 
     def repeat_for(self, seconds: float, batch: int) -> None:
-        """Repeat for so many seconds more, and keep no times."""
+        """Repeat for ``seconds`` more without keeping times."""
         repetitions, ends = 1, time.perf_counter() + seconds
         while repetitions := self.control.broadcast_int(repetitions if time.perf_counter() < ends else 0):
             begun = time.perf_counter()

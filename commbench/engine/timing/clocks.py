@@ -20,15 +20,15 @@ from commbench.engine.control import Control, gather_everywhere
 
 Times = NDArray[np.int64]
 
-#: ReproMPI's defaults: so many points of a line, each from at least so many exchanges.
+#: ReproMPI's defaults: points of a line, and exchanges for each point.
 FIT_POINTS = 20
 LEAST_PINGS = 10
 MOST_PINGS = 100
-#: An exchange this close to the fastest ever seen on the pair tells all that more would.
+#: Exchanges end after one that takes at most this many times as long as the pair's fastest.
 FAST_ENOUGH = 1.1
 #: Between the points of the first fit: over 0.4 s an offset known to 50 ns gives the drift to 0.1 ppm.
 SPACING_S = 0.02
-#: A line is extended by a point once it is so old (MPIX_Harmonize's default), and forgets the oldest of so many.
+#: A line gets a new point at this age (MPIX_Harmonize's default) and keeps only the latest points.
 MAXIMUM_AGE_S = 1.0
 POINTS_KEPT = 40
 #: No clock gains more on another than Linux may slew it (adjtimex: 500 ppm).

@@ -26,7 +26,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """A number that moves as long as the rank does."""
+        """A number that changes while the rank makes progress."""
         return int(self.counters.sum())
 
 
@@ -87,7 +87,7 @@ class Turns(list[Call]):
 
 
 def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
-    """In which order a timed loop makes so many repetitions of ``batch`` operations."""
+    """Return the order of the calls in ``repetitions`` repetitions of ``batch`` operations."""
     return calls.order(repetitions, batch) if isinstance(calls, Turns) else Order(turns=[calls], batch=batch)
 
 
@@ -120,7 +120,7 @@ class Timer(Protocol):
 
 
 class PythonTimer:
-    """Times calls one by one from Python; ``harness_us`` says what that costs."""
+    """Times calls one by one from Python; ``harness_us`` is its overhead."""
 
     name = "python"
 

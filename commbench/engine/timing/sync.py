@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.clocks import GlobalClock
 
-#: The agreed instant lies so many broadcast times ahead (ReproMPI's round-time synchronisation).
+#: The agreed instant is this number of broadcast times ahead (ReproMPI's round-time synchronisation).
 SLACK_BROADCASTS = 3
 BROADCAST_TRIALS = 10
 MINIMUM_SLACK_NS = 2_000
@@ -109,19 +109,19 @@ class Synchroniser:
         }[plan.method]
 
     def calibrate(self, least_ns: int) -> None:
-        """Set the slack: at least ``least_ns``, for instants what telling them takes, too; all ranks together."""
+        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts; all ranks together."""
         least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
-        told_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
-        self.plan.least_ns = max(least_ns, told_ns)
+        broadcasts_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
+        self.plan.least_ns = max(least_ns, broadcasts_ns)
         self.plan.reset()
 
     def _broadcast_ns(self) -> int:
-        """How long an instant takes from rank 0 to the rank that hears of it last: median of ten."""
+        """Return the median time, in ns, in which an instant reaches the last rank."""
         delays = []
         for _ in range(1 + BROADCAST_TRIALS):
             self._control.barrier(patient=self._patient)
-            told = self._control.broadcast_int(time.perf_counter_ns(), patient=self._patient)
-            delays.append(time.perf_counter_ns() - self.plan.clock.to_local(told))
+            sent_at = self._control.broadcast_int(time.perf_counter_ns(), patient=self._patient)
+            delays.append(time.perf_counter_ns() - self.plan.clock.to_local(sent_at))
         return self.largest(round(statistics.median(delays[1:])))
 
     def largest(self, value: int) -> int:
