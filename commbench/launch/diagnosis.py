@@ -245,7 +245,7 @@ def _diagnose_error(error: RankError) -> Diagnosis:
 
 
 def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
-    """Name the rank that has died where mpirun names the one that first lost its connection to it."""
+    """Name the rank that has died; mpirun names the rank that first lost its connection to it."""
     candidates = [
         rank for rank, (host, _) in processes.items() if (host == peer.host if peer.host else rank not in peer.victims)
     ]

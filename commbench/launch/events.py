@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
+from commbench.results.info import Energy
 from commbench.results.record_types import AnyRecord
+from commbench.system.environment import Environment
 
 #: Name of a process's main thread.
 MAIN = "MainThread"
@@ -14,12 +16,40 @@ MAIN = "MainThread"
 # --------------------------------------------------------------------------------------------------- from rank 0
 
 
+class SessionRank(TypedDict):
+    """A rank of a session."""
+
+    rank: int
+    host: str
+    pid: int
+    cpus: Sequence[int]
+
+
+class Session(TypedDict, total=False):
+    """The conditions of a launch, see `commbench.launch.facts.collect_session`."""
+
+    environment: Environment
+    ranks: Sequence[SessionRank]
+    libraries: Mapping[str, str]
+    ranks_per_gpu: int | None
+    nccl_settings: Mapping[str, str]
+    mpi_init_s: float | None
+    mpi_takes_gpu_memory: bool | None
+    shared_clock: bool
+    oversubscribed: bool
+    energy: Energy
+    clock: Mapping[str, Any]
+    """Facts of the ranks' clocks; absent in training."""
+    fast_selection: str | None
+    """What hook topk selects by, in training."""
+    training: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionStarted:
     """All ranks have come together."""
 
-    facts: Mapping[str, Any]
-    """Their conditions, as `commbench.launch.facts.collect_session` returns them."""
+    facts: Session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,11 @@ import commbench
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
 from commbench.errors import InputError
+from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
+from commbench.results.info import RunInfo
 from commbench.system.clock import clock_domain
-from commbench.system.environment import unlike
+from commbench.system.environment import Environment, unlike
 from commbench.system.host import Host, collect_host, usable_cpus
 from commbench.system.software import UNTIMED_PACKAGES, collect_versions
 from commbench.system.topology import Emulated, collect_topology, nodes_of
@@ -86,7 +88,7 @@ def collect_session(
     places: Sequence[Place],
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
-) -> dict[str, Any] | None:
+) -> Session | None:
     """Return the session of a launch on rank 0, None elsewhere; all ranks call it together.
 
     Args:
@@ -142,8 +144,8 @@ def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
 
 def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
     """Return whether the MPI library says that it takes GPU memory; None without an MPI backend."""
-    said = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
-    return next((takes for takes in said if takes is not None), None)
+    answers = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
@@ -160,41 +162,42 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
-def header_fields(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of run.json that a session changes; ``known`` are its present entries.
+def header_fields(session: Session, info: RunInfo) -> dict[str, Any]:
+    """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
     The environment stays that of the first launch; a library that only a later launch has used is added.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]
-    ticks_us = [host["timer_tick_s"] * 1e6 for host in session["environment"]["hosts"] if host.get("timer_tick_s")]
+    ticks_us = [tick_s * 1e6 for host in session["environment"]["hosts"] if (tick_s := host.get("timer_tick_s"))]
     return {
-        "environment": {**session["environment"], **known.get("environment", {})},
+        "environment": {**session["environment"], **info.get("environment", {})},
         "ranks": ranks,
-        "libraries": {**session["libraries"], **known.get("libraries", {})},
+        "libraries": {**session["libraries"], **info.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
         "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
         "shared_clock": session["shared_clock"],
-        **_worst_clock(session, known),
-        **_least_energy(session, known),
+        **_worst_clock(session, info),
+        **_least_energy(session, info),
         "oversubscribed": session["oversubscribed"],
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
-        "ranks_per_gpu": session.get("ranks_per_gpu") or known.get("ranks_per_gpu"),
+        "ranks_per_gpu": session.get("ranks_per_gpu") or info.get("ranks_per_gpu"),
         **({"fast_selection": session["fast_selection"]} if session.get("fast_selection") else {}),
-        "nccl_settings": {**known.get("nccl_settings", {}), **session.get("nccl_settings", {})},
+        "nccl_settings": {**info.get("nccl_settings", {}), **session.get("nccl_settings", {})},
         "tick_us": max(ticks_us, default=None),
     }
 
 
-def _worst_clock(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _worst_clock(session: Session, info: RunInfo) -> dict[str, Any]:
     """Return the worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
-    stated = [facts["clock"] for facts in (known, session) if facts.get("clock")]
-    return {"clock": max(stated, key=lambda clock: float(clock["error_us"]))} if stated else {}
+    before: Any = dict(info).get("clock")
+    clocks = [clock for clock in (before, session.get("clock")) if clock]
+    return {"clock": max(clocks, key=lambda clock: float(clock["error_us"]))} if clocks else {}
 
 
-def remark(session: Mapping[str, Any]) -> str:
+def remark(session: Session) -> str:
     """Return a sentence about a condition that the user may not expect; empty without one."""
     if session.get("fast_selection") != "torch.topk":
         return ""
@@ -206,37 +209,37 @@ def remark(session: Mapping[str, Any]) -> str:
     )
 
 
-def _least_energy(session: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _least_energy(session: Session, info: RunInfo) -> dict[str, Any]:
     """Return what was counted of the energy (see `commbench.engine.energy`), in the launch that counted least."""
-    stated = [facts["energy"] for facts in (known, session) if facts.get("energy")]
+    stated = [facts["energy"] for facts in (info, session) if facts.get("energy")]
     return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}
 
 
-def changed_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+def changed_conditions(session: Session, info: RunInfo) -> list[str]:
     """Return how the conditions of a session differ from those in run.json; empty if run.json has none.
 
     In training, MPI carries nothing that is measured, so its settings are ignored.
     """
-    if not known.get("environment"):
+    if not info.get("environment"):
         return []
-    before, after = known["environment"], session["environment"]
+    before, after = info["environment"], session["environment"]
     if session.get("training"):
         before, after = _without_mpi(before), _without_mpi(after)
     return unlike(before, after)
 
 
-def _without_mpi(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _without_mpi(environment: Environment) -> Environment:
     variables = environment.get("variables") or {}
     return {**environment, "variables": {k: v for k, v in variables.items() if not k.startswith(_MPI_VARIABLES)}}
 
 
-def refuse_other_conditions(session: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def refuse_other_conditions(session: Session, info: RunInfo) -> None:
     """Refuse to add measurements to a run that was begun under other conditions.
 
     Raises:
         InputError: the conditions differ; the sentence names the differences.
     """
-    changes = changed_conditions(session, known)
+    changes = changed_conditions(session, info)
     if changes:
         raise InputError(
             f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike conditions do not mix; "

@@ -148,8 +148,8 @@ class Heart:
         self._on_signal = on_signal
         self._signals = signals
         self._parent = os.getppid() if leave_with_parent else None
-        self._seen = (-1, -1)
-        self._seen_at = time.monotonic()
+        self._position = (-1, -1)
+        self._moved_at = time.monotonic()
         self._stalled = False
         self._stopped = threading.Event()
 
@@ -175,7 +175,7 @@ class Heart:
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
         self._timeout_s = seconds
-        self._seen = (-1, -1)  # the next look takes what it sees for progress, and arms the net anew
+        self._position = (-1, -1)  # the next look takes what it sees for progress, and arms the net anew
 
     @property
     def limit_s(self) -> float | None:
@@ -223,17 +223,17 @@ class Heart:
 
     def _look_for_stall(self, beat: Heartbeat) -> None:
         now, limit_s = time.monotonic(), self.limit_s
-        seen = (beat.case, beat.entered + beat.left)
-        if seen != self._seen:
-            self._seen, self._seen_at, self._stalled = seen, now, False
+        position = (beat.case, beat.entered + beat.left)
+        if position != self._position:
+            self._position, self._moved_at, self._stalled = position, now, False
             if limit_s is not None and not self._stopped.is_set():
                 faulthandler.dump_traceback_later(2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True)
-        elif limit_s is not None and now - self._seen_at > limit_s:
+        elif limit_s is not None and now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True
                 self._on_stall()
             patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
-            if now - self._seen_at > limit_s + patience_s and not self._stopped.is_set():
+            if now - self._moved_at > limit_s + patience_s and not self._stopped.is_set():
                 _leave_abandoned()
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
@@ -21,6 +20,7 @@ from commbench.launch.events import (
     LaunchStarted,
     Listener,
     Notice,
+    Session,
     SessionStarted,
 )
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
@@ -80,7 +80,7 @@ class Ledger:
         self._rows_written = None
         self.store.update(status=self._status, launcher=self._launcher, **budget_fields(request))
 
-    def begin_session(self, facts: Mapping[str, Any], request: RunRequest, launch: int) -> None:
+    def begin_session(self, facts: Session, request: RunRequest, launch: int) -> None:
         """State the conditions of a launch; the first session of a run fixes them.
 
         Raises:

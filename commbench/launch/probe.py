@@ -69,7 +69,7 @@ def probe_workload(
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
     options += [f"--gpu={identify(os.environ).local_rank}"] if backend == "nccl" else []
     command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
-    # It may take a minute, in which who watches sees nothing else; a log of bad input holds its one sentence alone.
+    # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

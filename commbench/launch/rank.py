@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case
@@ -34,6 +34,7 @@ from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_o
 from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import SignalFeed
+from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.system.variables import relevant_variables
@@ -82,9 +83,15 @@ def run_rank(
     meter = own_meter(control)
     clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
     if listener and facts:
-        stated: dict[str, Any] = {"energy": meter.facts()}
-        stated |= {"fast_selection": _fast_selection(plan, device)} if device else {"clock": clock.facts()}
-        listener.on(SessionStarted(facts={**facts, **stated, "training": plan.training is not None}))
+        facts["energy"] = Energy(
+            counted=list(meter.kinds), missing={str(kind): why for kind, why in meter.missing.items()}
+        )
+        facts["training"] = plan.training is not None
+        if device:
+            facts["fast_selection"] = _fast_selection(plan, device)
+        else:
+            facts["clock"] = clock.facts()
+        listener.on(SessionStarted(facts=facts))
     if plan.training and device:
         is_complete = duty.train(plan.training, device, meter)
         device.close()

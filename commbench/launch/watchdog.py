@@ -174,12 +174,11 @@ class Watchdog:
         if not self._polls:
             return None
         rates = {rank: self._rate(rank) for rank in range(self._ranks)}
-        known = [rate for rate in rates.values() if rate is not None]
-        busiest = max(known, default=0.0)
+        busiest = max((rate for rate in rates.values() if rate is not None), default=0.0)
         idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE * busiest]
         busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY * busiest]
-        told = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
-        return self._diagnose(idle, "is idle while the others wait for it") if told else None
+        is_clear = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
+        return self._diagnose(idle, "is idle while the others wait for it") if is_clear else None
 
     def _rate(self, rank: int) -> float | None:
         """Return the share of a CPU that a rank has used since the last progress."""
