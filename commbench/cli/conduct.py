@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -26,7 +26,7 @@ from commbench.launch.launchers import Launcher, check_interface, check_slots, c
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.report.page import write_page
 from commbench.results import Run, Store, load_run
-from commbench.results.info import is_complete
+from commbench.results.info import RunInfo, is_complete
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
@@ -57,9 +57,9 @@ class Task:
     stages: Sequence[Stage]
     left_out: Sequence[str] = ()
     """One sentence for each thing that is not measured, with the reason."""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: RunInfo = field(default_factory=RunInfo)
     """Further entries of run.json."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, object] = field(default_factory=dict)
     """What must be equal, beside the requests, to resume a run."""
     conclude: Callable[[Store], None] = lambda _: None
     """Called after the stages, however they ended, before the run is printed."""
@@ -80,10 +80,10 @@ class Task:
         ]
         return ", then ".join([*parts, *([self.then] if self.then else [])])
 
-    def header(self) -> Mapping[str, Any]:
+    def header(self) -> RunInfo:
         """The initial entries of run.json."""
-        left_out = {"left_out": list(self.left_out)} if self.left_out else {}
-        return run_header(self.name, self.requests, {**self.info, **left_out}, self.identity)
+        header = run_header(self.name, self.requests, self.info, self.identity)
+        return {**header, "left_out": list(self.left_out)} if self.left_out else header
 
     def estimate_s(self) -> float:
         """Longest time of the run, in seconds."""

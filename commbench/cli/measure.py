@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -183,7 +183,7 @@ def run(
     return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
 
 
-def _override(suite: Suite, axes: Mapping[str, Any]) -> Suite:
+def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
     """The suite with the given axes replaced."""
     return suite.override({axis: value for axis, value in axes.items() if value is not None})
 

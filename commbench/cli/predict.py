@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
@@ -312,7 +312,7 @@ def _with_training(
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
     """Group records by everything except the setting."""
-    groups: dict[tuple[Any, ...], list[TrainingRecord]] = {}
+    groups: dict[tuple[object, ...], list[TrainingRecord]] = {}
     for record in records:
         if workload in {None, record.case.workload}:
             groups.setdefault((record.case.group, record.case.precision), []).append(record)

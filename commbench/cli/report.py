@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -115,7 +115,7 @@ def env(
         return _print_topology(as_json=as_json)
     host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
     mpi = probe_mpi() if with_mpi else {}  # in separate processes: a broken MPI must not end this one
-    facts: dict[str, Any] = {
+    facts = {
         "host": host,
         "versions": versions,
         "variables": variables,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import psutil
 
@@ -25,6 +24,7 @@ from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
+from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, fixed_settings
 from commbench.stats.budgets import BUDGETS, Budget
 from commbench.system.gpus import gpu_addresses
@@ -279,7 +279,7 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
         )
 
 
-def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
+def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
     """What must be equal to resume a run in its directory, for the stages that are known in advance."""
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
@@ -298,9 +298,9 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, Any]:
 def run_header(
     name: str,
     requests: Sequence[RunRequest],
-    info: Mapping[str, Any] = MappingProxyType({}),
-    identity: Mapping[str, Any] = MappingProxyType({}),
-) -> Mapping[str, Any]:
+    info: RunInfo | None = None,
+    identity: Mapping[str, object] = MappingProxyType({}),
+) -> RunInfo:
     """The initial entries of ``run.json``.
 
     Args:
@@ -310,7 +310,7 @@ def run_header(
         identity: what else must be equal to resume the run.
     """
     return {
-        **info,
+        **(info or RunInfo()),
         "suite": name,
         "argv": ["commbench", *sys.argv[1:]],
         "seed": requests[0].seed,

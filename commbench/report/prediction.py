@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -374,5 +373,5 @@ def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
     return row.operation, row.backend, row.dtype, row.pattern, row.rate
 
 
-def _workload_of(row: StepForecast | BreakEvenForecast) -> tuple[Any, ...]:
+def _workload_of(row: StepForecast | BreakEvenForecast) -> tuple[str, str, int, str, str, str]:
     return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on, row.rate

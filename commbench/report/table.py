@@ -108,13 +108,13 @@ def render_overheads(found: Sequence[Overhead]) -> RenderableType:
     return table if all(map(measures_interconnect, found)) else Group(Text(TIME_SLICES, style="yellow"), table)
 
 
-def _table_key(row: Row) -> tuple[Any, ...]:
+def _table_key(row: Row) -> tuple[object, ...]:
     return (row.operation, row.pattern, row.dtype, row.redop, row.in_place, row.root)
 
 
-def _table_order(row: Row) -> tuple[Any, ...]:
-    operation, pattern, *others = _table_key(row)
-    ordered = (list(OPERATIONS).index(operation), pattern_order(pattern))
+def _table_order(row: Row) -> tuple[object, ...]:
+    _, _, *others = _table_key(row)
+    ordered = (list(OPERATIONS).index(row.operation), pattern_order(row.pattern))
     return (*ordered, *((other is not None, other) for other in others))
 
 

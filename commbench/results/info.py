@@ -70,6 +70,9 @@ class RunInfo(Environment, total=False):
 
     schema: int
     run_id: str
+    suite: str | None
+    launcher: str | None
+    git_commit: str | None
     status: str
     started: str | None
     imported_at: str | None
