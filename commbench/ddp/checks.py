@@ -108,7 +108,7 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
         InputError: the workload returned something else than an optimiser.
     """
     make = workload.optimizer or default_optimizer
-    with blamed("The workload's optimizer"):
+    with naming_errors("The workload's optimizer"):
         optimizer = make(parameters)
     if not isinstance(optimizer, Optimizer):
         raise InputError(
@@ -130,10 +130,10 @@ def checked_step(
         InputError: the step fails, the loss is no scalar with gradients, or a gradient is absent or sparse.
     """
     optimizer.zero_grad(set_to_none=True)
-    with blamed("The loss of the first batch"):
+    with naming_errors("The loss of the first batch"):
         value = loss(model, batch)
     _check_loss(value)
-    with blamed("The first backward pass"):
+    with naming_errors("The first backward pass"):
         value.backward()
     parameters = trainable(model)
     if unused := [name for name, parameter in parameters.items() if parameter.grad is None]:
@@ -143,12 +143,12 @@ def checked_step(
         )
     if sparse := [name for name, parameter in parameters.items() if parameter.grad.is_sparse]:
         raise InputError(f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
-    with blamed("The first step of the optimizer"):
+    with naming_errors("The first step of the optimizer"):
         optimizer.step()
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
+def naming_errors(what: str) -> Iterator[None]:
     """Raise InputError with a sentence about what a person's own code raised."""
     try:
         yield
@@ -200,7 +200,7 @@ def check_evaluation(workload: Workload) -> None:
     """
     if workload.evaluate is None:
         return
-    with blamed("The workload's evaluate"):
+    with naming_errors("The workload's evaluate"):
         value = float(workload.evaluate(workload.model))
     if not math.isfinite(value) or not workload.metric:
         raise InputError(

@@ -7,7 +7,7 @@ import time
 import torch
 
 from commbench.ddp.block import takes_lists
-from commbench.ddp.checks import blamed, check_evaluation, check_workload, checked_step, endless, make_optimizer
+from commbench.ddp.checks import naming_errors, check_evaluation, check_workload, checked_step, endless, make_optimizer
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import LocalStep, local_step, median_step, trainable
 from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
@@ -49,7 +49,7 @@ def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
     steps: list[LocalStep] = []
     started = time.perf_counter()
     while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - started < ENOUGH_S):
-        with blamed("A training step"):
+        with naming_errors("A training step"):
             steps.append(local_step(workload.model, workload.loss, next(batches), optimizer))
     return steps
 

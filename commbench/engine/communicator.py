@@ -1,4 +1,4 @@
-"""The seam between the engine and a backend: primitives, buffers, a timed loop, and what a row says about them.
+"""The interface between the engine and a backend: primitives, buffers, a timed loop, and what a row says about them.
 
 A new backend is one file with one class. Backends whose buffers are host memory inherit `HostCommunicator` and write
 primitives only; others also say how to allocate, fill and check their buffers, and bring their own timed loop.

@@ -10,7 +10,7 @@ from commbench.engine.records import Clocks
 from commbench.system.gpus import Nvml
 
 #: Bits of nvmlClocksEventReasons (nvml.h). Those of an idle GPU (0x1) and of clocks that someone has set (0x2) are no
-#: reason to doubt a time.
+#: reason for a warning.
 _REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",

@@ -303,7 +303,7 @@ def test_too_few_steps_are_refused(tmp_path: Path) -> None:
 
 
 def test_forward_pass_must_be_seen() -> None:
-    """Say that the module which the loop calls was not the one given, and likewise where none was called."""
+    """Say that the module which the loop calls was not the one given, and that none was called."""
     model = make_model()
     with refused("no forward pass of the model was seen"), commbench.record_gradients(model):
         for step in range(STEPS):

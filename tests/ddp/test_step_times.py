@@ -56,7 +56,12 @@ def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTim
         ([1, 2], [5, 4], [1, 4]),
         ([1, 9], [5, 8], [1, 9]),
     ],
-    ids=["queued", "apart", "arrived before the last by a clock's whim", "arrived before it was issued, likewise"],
+    ids=[
+        "queued",
+        "apart",
+        "arrived before the last by a clock's whim",
+        "arrived before it was issued by a clock's whim",
+    ],
 )
 def test_nccl_carries_one_after_the_other(issued: list[int], arrived: list[int], starts: list[int]) -> None:
     """Start a bucket when the one before has arrived, never after it has arrived itself nor before it was issued."""

@@ -177,7 +177,7 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("operation", ["bandwidth", "latency"])
 def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubt a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
+    """Warn about a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
     original = FakeTimer.run
 
     def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
@@ -208,7 +208,7 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("alpha_us", "doubted"), [(40.0, True), (60.0, False)])
 def test_coarse_clocks_are_doubted(alpha_us: float, *, doubted: bool) -> None:
-    """Doubt an agreed start on clocks that agree within 10 us, of a way there and back shorter than ten times that."""
+    """Warn about an agreed start on clocks that agree within 10 us, of a way there and back shorter than ten times that."""
     run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
     (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
     assert ("round-time", 1) == (record.sync, record.batch)
@@ -262,7 +262,7 @@ def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str],
     for (backend, name), record in matrices.items():
         if name == "all_reduce":
             assert "unsupported" == record.status
-        elif not name.endswith("spoiled"):
+        elif not name.endswith("distorted"):
             size = record.group_size
             assert ("ok", 0, size * (size - 1)) == (record.status, record.wrong, len(record.pairs)), (backend, name)
             assert all(pair.time_us > 0 and pair.repetitions >= 1 for pair in record.pairs)
@@ -275,7 +275,7 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
     """Find all elements wrong that rank 2 sends to rank 1, and none between any others."""
     for backend in BACKENDS:
         for operation in OPERATIONS:
-            record = matrices[backend, f"{operation} spoiled"]
+            record = matrices[backend, f"{operation} distorted"]
             assert ("wrong", 2000, ()) == (record.status, record.wrong, tuple(record.times_us))
             assert [(2, 1, 2000)] == [(p.source, p.target, p.wrong) for p in record.pairs if p.wrong]
 

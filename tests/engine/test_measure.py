@@ -123,7 +123,7 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
 def test_clocks_that_agree_within_a_bound_suit_long_operations(
     alpha_us: float, sync: str, expected: str, doubted: bool
 ) -> None:
-    """Start at an agreed instant where the bound is a tenth of the time, or with a doubt; give arrivals there only."""
+    """Start at an agreed instant where the bound is a tenth of the time, or with a warning; give arrivals there only."""
     script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
     assert (expected, doubted) == (record.sync, "clock" in record.flags)
@@ -308,11 +308,11 @@ def test_a_real_slowdown_is_found() -> None:
     assert 0 == counts[Verdict.FASTER]
 
 
-def test_launches_in_two_humps_are_flagged() -> None:
+def test_launches_in_two_modes_are_flagged() -> None:
     """Flag rows whose launches settle 50 % apart, and leave alone those that scatter by 1 %."""
-    humps = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
+    bimodal = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
     cases = MANY[:20]
-    split = summarise(FakeRun(script=humps, ranks=1).launches(cases, 20))
-    steady = summarise(FakeRun(script=replace(humps, slow_launches=0.0), ranks=1).launches(cases, 20))
+    split = summarise(FakeRun(script=bimodal, ranks=1).launches(cases, 20))
+    steady = summarise(FakeRun(script=replace(bimodal, slow_launches=0.0), ranks=1).launches(cases, 20))
     assert sum("bimodal_launches" in row.flags.split(";") for row in split) >= 19
     assert sum("bimodal_launches" in row.flags.split(";") for row in steady) <= 1

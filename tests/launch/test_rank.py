@@ -196,7 +196,7 @@ def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("training")
 def test_no_block_begins_after_the_deadline() -> None:
-    """Stop training likewise."""
+    """Stop training in the same way."""
     told, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
     assert [("session", 2), ("end", False)] == told
 

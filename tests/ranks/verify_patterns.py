@@ -27,7 +27,7 @@ ELEMENTS = (1, 301, 5001)
 #: Four ranks on hosts: by turns, one host after the other, and placements that are no hierarchy.
 PLACEMENTS = ("ABAB", "AABB", "AAAB", "AAAA", "ABCD")
 BUDGET = Budget(name="quick", launches=1, relative_half_width=0.5, slice_s=0.05)
-#: Who sends what was not asked for to whom, where a matrix is spoiled.
+#: Who sends what was not asked for to whom, where a matrix is distorted.
 LIAR, VICTIM = 2, 1
 
 
@@ -123,7 +123,7 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
             frozen = control.broadcast(fixed_settings_of(record) if record else None)
             add(f"{operation} again", measure(case, communicator, session, launch=1, fixed=frozen))
         with lying(communicator):
-            add(f"{operation} spoiled", measure(case, communicator, session, launch=2))
+            add(f"{operation} distorted", measure(case, communicator, session, launch=2))
     for loop in communicator.loops:
         case = matrix_case(communicator.backend, "bandwidth", sync="dissemination", loop=loop)
         add(f"{loop} loop", measure(case, communicator, session, launch=0))

@@ -94,28 +94,28 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
     ],
 )
 def test_warnings_are_listed(info: dict[str, Any], said: str) -> None:
-    """Repeat in the paragraph what makes the numbers doubtful."""
+    """Repeat in the paragraph the warnings about the numbers."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     assert said in paragraph(decide(records, **info))
     assert "Warnings" not in paragraph(decide(records))
 
 
-@pytest.mark.parametrize(("backend", "is_doubted"), [("nccl", True), ("gloo", False)])
-def test_a_shared_gpu_is_a_doubt(backend: str, *, is_doubted: bool) -> None:
+@pytest.mark.parametrize(("backend", "is_flagged"), [("nccl", True), ("gloo", False)])
+def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
     """Say beside the recommendation that its ranks shared a GPU."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     placed = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records]
-    assert is_doubted == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
+    assert is_flagged == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
 
 
 @pytest.mark.parametrize("flags", [["throttled"], []])
-def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_doubt(flags: list[str]) -> None:
-    """Doubt what rests on such a launch."""
+def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_warning(flags: list[str]) -> None:
+    """Warn about a conclusion from such a launch."""
     found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
     assert bool(flags) == ("a GPU was slowed down" in found.warnings)
 
 
-def test_what_broke_in_fresh_launches_is_a_doubt() -> None:
+def test_what_broke_in_fresh_launches_is_a_warning() -> None:
     """Say which candidate could not be judged, and why."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
     found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])

@@ -9,7 +9,7 @@ from commbench.report.figures.launches import collective_spreads, launch_figures
 TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
 
 
-def test_the_largest_size_and_the_doubtful_are_chosen() -> None:
+def test_the_largest_size_and_the_flagged_are_chosen() -> None:
     """Leave out sizes that say nothing of launches."""
     records = [
         *make_launches(STEADY),
@@ -31,11 +31,11 @@ def test_dots_are_shares_of_the_median_launch() -> None:
     assert 6 == len({(x, y) for x, y in zip(dots.get_xdata(), dots.get_ydata(), strict=True)})
 
 
-def test_humps_are_named() -> None:
-    """Mark and name a case whose launches fall in two humps, and state how far launches lie apart."""
+def test_modes_are_named() -> None:
+    """Mark and name a case whose launches fall in two modes, and state how far launches lie apart."""
     (drawing,) = launch_figures([run_of(make_launches(TWO_HUMPS))])
 
-    assert "In two humps (*): mpi all_reduce 1 KiB." in drawing.caption
+    assert "In two modes (*): mpi all_reduce 1 KiB." in drawing.caption
     assert "the slowest takes 2.02 times as long as the fastest" in drawing.caption
     assert "mpi all_reduce 1 KiB *" in texts_of(drawing.svg)
 

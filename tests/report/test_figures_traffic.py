@@ -43,7 +43,7 @@ def test_the_most_frugal_is_named_with_its_share() -> None:
 
 
 def test_a_hook_that_sends_otherwise_than_it_says_is_named() -> None:
-    """Repeat the doubt of the row."""
+    """Repeat the warning of the row."""
     odd = launches_of(10.0, sent_bytes=80e6, expected_bytes=40e6, dense_bytes=40e6)
     assert "The bytes of none differ from theory" in traffic_figures([training_run_of(odd)])[0].caption
 

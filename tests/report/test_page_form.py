@@ -107,7 +107,7 @@ def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
 
 
 def test_what_headings_and_flags_mean_needs_no_pointer() -> None:
-    """Explain headings and doubts in the text too, and stop the tab key at no doubt."""
+    """Explain headings and flags in the text too, and stop the tab key at no flag."""
     page = read(make_run(make_launches(STEADY[:3])))
     below = page.text.partition("What the columns mean")[2]
     assert "busbw algbw times nccl-tests' factor" in below

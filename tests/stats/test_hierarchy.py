@@ -31,9 +31,9 @@ def equal_case(generator: np.random.Generator, count: int, *, between: float, wi
 
 
 def humped_case(generator: np.random.Generator, count: int) -> list[Floats]:
-    """The same where launches fall in two humps 40 % apart."""
-    humps = np.where(generator.random((count + 1, LAUNCHES)) < 0.4, 1.4, 1.0)
-    return list(humps * np.exp(0.005 * generator.standard_normal((count + 1, LAUNCHES))))
+    """The same where launches fall in two modes 40 % apart."""
+    modes = np.where(generator.random((count + 1, LAUNCHES)) < 0.4, 1.4, 1.0)
+    return list(modes * np.exp(0.005 * generator.standard_normal((count + 1, LAUNCHES))))
 
 
 def compared(cases: Sequence[Sequence[Floats]], *, as_one: bool = False) -> list[Comparison]:
@@ -123,8 +123,8 @@ def test_equal_runs_are_rarely_called_different(count: int, between: float) -> N
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_equal_runs_of_two_humps_are_rarely_called_different(count: int) -> None:
-    """The same where baselines may agree because most of their launches fell in one hump."""
+def test_equal_runs_of_two_modes_are_rarely_called_different(count: int) -> None:
+    """The same where baselines may agree because most of their launches fell in one mode."""
     generator = np.random.default_rng((count, 2))
     families = [[humped_case(generator, count) for _ in range(CASES)] for _ in range(20)]
     assert 1 >= sum(count_different(compared(family)) > 0 for family in families)

@@ -264,14 +264,14 @@ UNIMODAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = 
 
 @pytest.mark.parametrize("n", [6, 10, 30, 200, 3000])
 @pytest.mark.parametrize("shape", UNIMODAL)
-def test_one_hump_is_not_two(shape: str, n: int) -> None:
+def test_one_mode_is_not_two(shape: str, n: int) -> None:
     """Call fewer than 2 % of unimodal samples bimodal, outliers or not."""
     samples = UNIMODAL[shape](np.random.default_rng(n), (1500 if n < 3000 else 200, n))
     assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02
 
 
 @pytest.mark.parametrize(("n", "power"), [(10, 0.88), (20, 0.97), (30, 0.99), (200, 1.0), (3000, 1.0)])
-def test_two_humps_are_found(n: int, power: float) -> None:
+def test_two_modes_are_found(n: int, power: float) -> None:
     """Find a 60/40 mixture 30 % apart with 2 % noise, order and outliers notwithstanding."""
     rng = np.random.default_rng(n)
     shape = (500 if n < 3000 else 50, n)
@@ -279,8 +279,8 @@ def test_two_humps_are_found(n: int, power: float) -> None:
     assert np.mean([is_bimodal(sample) for sample in samples]) >= power
 
 
-def test_two_humps_of_six_launches_by_hand() -> None:
-    """Tell 4 + 2 launches in clear humps from 5 + 1 and from humps less than 5 % apart."""
+def test_two_modes_of_six_launches_by_hand() -> None:
+    """Tell 4 + 2 launches in clear modes from 5 + 1 and from modes less than 5 % apart."""
     assert is_bimodal([1.00, 1.31, 1.01, 1.00, 1.30, 1.01])
     assert not is_bimodal([1.00, 1.30, 1.01, 1.00, 1.01, 1.01])
     assert not is_bimodal([1.00, 1.04, 1.00, 1.00, 1.04, 1.00])

@@ -197,7 +197,7 @@ def _marked(spread: Spread) -> str:
 def caption_of(spreads: Sequence[Spread], total: int) -> str:
     """How to read the figure, and which launches differ most."""
     widest = max(spreads, key=lambda spread: spread.range)
-    humps = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
+    bimodal = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
     counts = sorted({len(spread.medians) for spread in spreads})
     launches = counted(counts[-1], "launch") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} launches"
@@ -206,7 +206,7 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
         "dots far from 100 % are why one launch proves little.",
         f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times as long as the "
         "fastest.",
-        f"In two humps (*): {listed(humps)}." if humps else "",
+        f"In two bimodal (*): {listed(bimodal)}." if bimodal else "",
         f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
         f"Shown are {len(spreads)} of {total}, flagged ones first." if total > len(spreads) else "",
     )

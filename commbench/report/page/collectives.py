@@ -219,7 +219,7 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     return [make_table("What torch.distributed adds to NCCL", lines, columns, notes=notes)] if lines else []
 
 
-def suspect_tables(runs: Sequence[Run]) -> list[Table]:
+def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the stragglers."""
     lines = [(run.name, straggler) for run in runs for straggler in straggler_findings(run).stragglers]
     columns: list[Column[Straggler]] = [

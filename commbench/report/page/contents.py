@@ -152,7 +152,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         sentences=_each(runs, lambda run: [conclude(straggler_findings(run))]),
         warnings=_each(runs, _pair_warnings),
         figures=_of(drawings, "matrix"),
-        tables=[*collectives.suspect_tables(runs), *collectives.pair_tables(runs)],
+        tables=[*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
     )
 
 
