@@ -7,7 +7,7 @@ import time
 import torch
 
 from commbench.ddp.block import takes_lists
-from commbench.ddp.checks import naming_errors, check_evaluation, check_workload, checked_step, endless, make_optimizer
+from commbench.ddp.checks import check_evaluation, check_workload, checked_step, endless, make_optimizer, naming_errors
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import LocalStep, local_step, median_step, trainable
 from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts

@@ -56,8 +56,8 @@ def training_warnings(run: Run) -> list[str]:
     rows = run.training_rows
     if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
         return failures([row for row in rows if row.status != "ok"], len(rows))
-    doubted = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same flags
-    return [*warnings_for(doubted, run.info), *_undecidable(doubted)]
+    flagged = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same flags
+    return [*warnings_for(flagged, run.info), *_undecidable(flagged)]
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:

@@ -206,13 +206,13 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
     assert "--sync dissemination" in record.reason
 
 
-@pytest.mark.parametrize(("alpha_us", "doubted"), [(40.0, True), (60.0, False)])
-def test_coarse_clocks_are_doubted(alpha_us: float, *, doubted: bool) -> None:
-    """Warn about an agreed start on clocks that agree within 10 us, of a way there and back shorter than ten times that."""
+@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
+def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
+    """Warn about an agreed start on clocks that agree within 10 us, if a round trip is shorter than ten times that."""
     run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
     (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
     assert ("round-time", 1) == (record.sync, record.batch)
-    assert (("clock",) if doubted else ()) == record.flags
+    assert (("clock",) if flagged else ()) == record.flags
 
 
 def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

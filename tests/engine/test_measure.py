@@ -111,7 +111,7 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
 
 
 @pytest.mark.parametrize(
-    ("alpha_us", "sync", "expected", "doubted"),
+    ("alpha_us", "sync", "expected", "flagged"),
     [
         (80.0, "auto", "dissemination", False),
         (150.0, "auto", "round-time", False),
@@ -121,12 +121,12 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
     ],
 )
 def test_clocks_that_agree_within_a_bound_suit_long_operations(
-    alpha_us: float, sync: str, expected: str, doubted: bool
+    alpha_us: float, sync: str, expected: str, flagged: bool
 ) -> None:
-    """Start at an agreed instant where the bound is a tenth of the time, or with a warning; give arrivals there only."""
+    """Start at an agreed instant if the bound is a tenth of the time, else warn; give arrivals only then."""
     script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
-    assert (expected, doubted) == (record.sync, "clock" in record.flags)
+    assert (expected, flagged) == (record.sync, "clock" in record.flags)
     assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
 
 

@@ -216,10 +216,10 @@ def test_collectives_and_training_are_warned_about_separately() -> None:
 def test_warnings_and_details_of_several_runs_name_their_run() -> None:
     """Count the hidden warnings of all runs, take the worst tone, and say whose details these are."""
     flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
-    doubted = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
+    flagged = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
     runs = [
         make_run(make_launches(STEADY, make_case(message_bytes=MIB)), path="results/monday"),
-        make_run(doubted, path="results/friday"),
+        make_run(flagged, path="results/friday"),
     ]
     findings = {finding.label: finding for finding in find_conclusion(runs)}
     assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Warnings"].texts]

@@ -115,8 +115,8 @@ def test_unverified_pairs_say_so() -> None:
     assert (None, "ok") == (row.wrong, row.status)
 
 
-def test_doubts_of_a_launch_hold_for_its_pairs() -> None:
-    """Flag pairs for what is doubtful about their launch, but not for how the times of all pairs lie."""
+def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
+    """Flag pairs for the warnings about their launch, but not for how the times of all pairs lie."""
     flags = ("throttled", "clock", "late", "bimodal")
     assert "late;clock;throttled" == rows_of(make_matrix(3, flags=flags), 3)[0, 1].flags
 

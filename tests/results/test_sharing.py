@@ -75,7 +75,7 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
 
 
 def test_the_first_screen_says_so_alone() -> None:
-    """Name the doubt first, and no bandwidth."""
+    """Name the warning first, and no bandwidth."""
     (found,) = find_conclusion([run_on("nccl", 2)])
     assert "Warnings" == found.label
     assert any(DOUBT in text for text in found.texts)

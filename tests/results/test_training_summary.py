@@ -263,10 +263,10 @@ def test_rows_are_ordered() -> None:
     assert names == list(rows_of([make_training_record(case) for case in cases]))
 
 
-# ----------------------------------------------------------------------------------------------------------- doubts
+# -------------------------------------------------------------------------------------------------------- warnings
 
 
-def test_steady_launches_raise_no_doubt() -> None:
+def test_steady_launches_raise_no_warning() -> None:
     """Flag nothing where nothing is wrong."""
     assert set() == flags_of(launches_of(20))
 
@@ -283,7 +283,7 @@ def test_steady_launches_raise_no_doubt() -> None:
         ("bimodal", {"step_ms": [20.0, 20.1, 19.9] * 4 + [30.0, 30.1, 29.9] * 3, "block_lengths": [21]}),
     ],
 )
-def test_doubts_are_flagged(flag: str, changes: dict[str, Any]) -> None:
+def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
     """Flag what a record shows, or says of itself."""
     records = [dataclasses.replace(record, **changes) for record in launches_of(20)]
     assert flag in flags_of(records)
@@ -306,7 +306,7 @@ def test_launches_and_conditions_are_flagged(flag: str, steps_ms: list[float], i
     assert flag in flags_of(make_training_launches(steps_ms), **info)
 
 
-def test_headers_are_no_doubt() -> None:
+def test_headers_are_no_warning() -> None:
     """Allow small buckets the bytes that every message has on top."""
     small = launches_of(20, bucket_bytes=[400], expected_bytes=400.0, sent_bytes=700.0)
     assert "traffic" not in flags_of(small)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Most lines in the figure.
 _MOST_LINES = 16
 #: Flags that make launches worth showing, the most severe first.
-_DOUBTS = ("bimodal_launches", "ci_wide")
+_SHOWN_FLAGS = ("bimodal_launches", "ci_wide")
 #: Vertical offsets of the dots of successive launches.
 _OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
 #: A larger ratio between launches gets a logarithmic axis.
@@ -87,7 +87,7 @@ def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
         return list(spreads)
 
     def rank(spread: Spread) -> tuple[int, float]:
-        worst = next((place for place, flag in enumerate(_DOUBTS) if flag in spread.flags), len(_DOUBTS))
+        worst = next((place for place, flag in enumerate(_SHOWN_FLAGS) if flag in spread.flags), len(_SHOWN_FLAGS))
         return worst, -spread.range
 
     kept = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
@@ -113,7 +113,7 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
     spreads = []
     for case, key, row in rows:
         medians, flags = launch_medians(records[key]), frozenset(flag.name for flag in split_flags(row.flags))
-        matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_DOUBTS)
+        matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_SHOWN_FLAGS)
         if matters and len(medians) > 1 and min(medians) > 0:
             colour = look(backends.index(case.backend)).colour
             spreads.append(Spread(name=prefix + _name(case, row), medians=medians, flags=flags, colour=colour))
@@ -206,7 +206,7 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
         "dots far from 100 % are why one launch proves little.",
         f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times as long as the "
         "fastest.",
-        f"In two bimodal (*): {listed(bimodal)}." if bimodal else "",
+        f"In two modes (*): {listed(bimodal)}." if bimodal else "",
         f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
         f"Shown are {len(spreads)} of {total}, flagged ones first." if total > len(spreads) else "",
     )
