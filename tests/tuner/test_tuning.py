@@ -1,13 +1,14 @@
 """Tests of the stages of tuning, on a cluster whose true step times are known."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_world import BLOCK_STEPS, Link, World, make_facts, make_plan, play
+from tuning_world import BLOCK_STEPS, Link, Played, World, make_facts, make_plan, play
 
 from commbench.cli.options import Settings
 from commbench.cli.tune import known_facts, tuning_task
@@ -29,11 +30,25 @@ from commbench.tuner.predictions import with_search
 
 #: Rates of a link at which communication decides, matters, and does not.
 RATES = (1.0, 10.0, 1000.0)
+#: Budgets and rates of the tests that are not slow.
+USUAL = (("quick", 1.0), ("standard", 10.0))
 
 
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
     """Hook and bucket size of cases."""
     return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
+
+
+@functools.cache
+def default_world() -> World:
+    """Return a cluster with the default plan, shared by tests that change neither."""
+    return World(plan=make_plan())
+
+
+@functools.cache
+def default_play() -> Played:
+    """Return what tuning on `default_world` measures."""
+    return play(default_world())
 
 
 def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
@@ -60,8 +75,7 @@ def stage_names(requests: Sequence[RunRequest]) -> list[str]:
 
 def test_the_stages_follow_each_other() -> None:
     """Calibrate, time the network, narrow down in rounds whose launches go on in number, and confirm."""
-    world = World(plan=make_plan())
-    played = play(world)
+    played = default_play()
     assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
     network, calibrate, first, second, third, confirm = played.requests[:6]
     hooks = ["none", "fp16", "topk:0.01", LOCAL]
@@ -89,8 +103,14 @@ def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
     assert plain in first.cases
 
 
-@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
-@pytest.mark.parametrize("gbit", RATES)
+@pytest.mark.parametrize(
+    ("budget", "gbit"),
+    [
+        pytest.param(budget, gbit, marks=[] if (budget, gbit) in USUAL else pytest.mark.slow)
+        for budget in sorted(TUNING_BUDGETS)
+        for gbit in RATES
+    ],
+)
 def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gbit: float) -> None:
     """Come within 2 % or the noise of the true best where it matters, and keep within the cost whatever it is."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=gbit))
@@ -101,7 +121,9 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     assert found.measured_steps <= found.exhaustive_steps / 4
 
 
-@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
+@pytest.mark.parametrize(
+    "budget", ["quick", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "rigorous"))]
+)
 def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
     """Measure every hook again after the calibration, and find the one that did badly there."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
@@ -120,7 +142,9 @@ def test_a_gain_that_matters_is_found() -> None:
     assert true == pytest.approx(found.speedup, rel=0.05)
 
 
-@pytest.mark.parametrize(("changes", "least"), [({}, 6), ({"confirm_launches": 12}, 12)])
+@pytest.mark.parametrize(
+    ("changes", "least"), [({}, 6), pytest.param({"confirm_launches": 12}, 12, marks=pytest.mark.slow)]
+)
 def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, Any], least: int) -> None:
     """Set fresh blocks aside for both where six launches of three settings fit in."""
     world = World(plan=make_plan(**changes), link=Link(gbit=3.0), misfit=0.0)
@@ -176,8 +200,7 @@ def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
 
 def test_the_confirmation_keeps_its_winners() -> None:
     """Stay with them whatever is measured after it has begun."""
-    world = World(plan=make_plan())
-    records = play(world).records
+    world, records = default_world(), default_play().records
     confirm = world.plan.confirm_request(records)
     assert confirm is not None
     slower = [
@@ -207,7 +230,14 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     assert "The default did not train, so nothing can be compared with it: boom." == found.reason
 
 
-@pytest.mark.parametrize("dtypes", [("bfloat16",), ("float64",), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("bfloat16", "float32"),
+        pytest.param(("bfloat16",), marks=pytest.mark.slow),
+        pytest.param(("float64",), marks=pytest.mark.slow),
+    ],
+)
 def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
     """Time the network with what gradients are sent as, and come to a verdict."""
     facts = make_facts()
