@@ -21,7 +21,7 @@ from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
-from commbench.report.advice import advise
+from commbench.report.advice import Conditions, advise
 from commbench.report.page import check_writable, write_page
 from commbench.report.prediction import render_model
 from commbench.report.sketch import sketch
@@ -133,15 +133,15 @@ def env(
         ("Variables that matter", variables),
     ):
         console.print(facts_table(title, part))
-    advice = advise(
-        host,
-        ranks=None,
+    conditions = Conditions(
+        host=host,
         transport=mpi.get("on_host"),
         mpi_init_s=mpi.get("init_s"),
         mpi_library=mpi.get("library"),
         versions=versions,
         variables=variables,
     )
+    advice = advise(conditions)
     console.print("Advice" if advice else "No advice: no known condition here distorts measurements.", style="bold")
     for item in advice:
         console.print(f"- {item}", markup=False)

@@ -17,13 +17,13 @@ SLOW_MPI_INIT_S = 0.5
 class Advice:
     """A warning about the conditions."""
 
-    seen: str
-    """The observation, with its number."""
-    advice: str
-    """The remedy."""
+    observation: str
+    """What was observed, with the number."""
+    remedy: str
+    """What a user can do."""
 
     def __str__(self) -> str:
-        return f"{self.seen}: {self.advice}"
+        return f"{self.observation}: {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,36 +57,8 @@ class Conditions:
         return sorted({str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()})
 
 
-def advise(
-    host: Host,
-    *,
-    ranks: int | None = None,
-    transport: str | None = None,
-    mpi_init_s: float | None = None,
-    mpi_library: str | None = None,
-    versions: Mapping[str, str] | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> list[Advice]:
-    """Return warnings about the conditions on one host and their remedies, in the order of the rules.
-
-    Args:
-        host: from ``host.collect_host``; unknown facts are not judged.
-        ranks: the number of ranks on this host.
-        transport: as in the column ``transport``.
-        mpi_init_s: seconds spent in MPI_Init.
-        mpi_library: the text of MPI_Get_library_version.
-        versions: from ``host.collect_versions``.
-        variables: from ``host.relevant_variables``.
-    """
-    conditions = Conditions(
-        host=host,
-        ranks=ranks,
-        transport=transport,
-        mpi_init_s=mpi_init_s,
-        mpi_library=mpi_library,
-        versions=versions or {},
-        variables=variables,
-    )
+def advise(conditions: Conditions) -> list[Advice]:
+    """Return warnings about the conditions on one host and their remedies, in the order of the rules."""
     return [advice for rule in RULES if (advice := rule(conditions)) is not None]
 
 
@@ -97,21 +69,19 @@ def advise_run(info: RunInfo) -> list[str]:
         info: the content of ``run.json``.
     """
     environment = info.get("environment") or {}
-    per_host = (
-        advise(
-            host,
+    warnings_by_remedy: dict[str, str] = {}  # the numbers of a warning differ from host to host
+    for host in environment.get("hosts", []):
+        conditions = Conditions(
+            host=host,
             ranks=info.get("ranks_per_node"),
             mpi_init_s=info.get("mpi_init_s"),
             mpi_library=environment.get("mpi_library"),
-            versions={name: found for name, found in (environment.get("versions") or {}).items() if found},
+            versions={name: version for name, version in (environment.get("versions") or {}).items() if version},
             variables=environment.get("variables"),
         )
-        for host in environment.get("hosts", [])
-    )
-    told: dict[str, str] = {}  # the numbers of a warning differ from host to host
-    for advice in (advice for advices in per_host for advice in advices):
-        told.setdefault(advice.advice, str(advice))
-    return list(told.values())
+        for advice in advise(conditions):
+            warnings_by_remedy.setdefault(advice.remedy, str(advice))
+    return list(warnings_by_remedy.values())
 
 
 def _governor(conditions: Conditions) -> Advice | None:
@@ -119,8 +89,8 @@ def _governor(conditions: Conditions) -> Advice | None:
     if governor in {None, "performance", "userspace"}:  # governor userspace keeps a frequency that a person chose
         return None
     return Advice(
-        seen=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
-        advice="set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g performance`",
+        observation=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
+        remedy="set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g performance`",
     )
 
 
@@ -129,8 +99,8 @@ def _oversubscribed(conditions: Conditions) -> Advice | None:
     if conditions.ranks is None or cpus is None or conditions.ranks <= cpus:
         return None
     return Advice(
-        seen=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones",
-        advice=f"use at most {cpus} ranks on this host, or treat these times as times of an oversubscribed host",
+        observation=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones",
+        remedy=f"use at most {cpus} ranks on this host, or treat these times as times of an oversubscribed host",
     )
 
 
@@ -139,8 +109,8 @@ def _shared_cores(conditions: Conditions) -> Advice | None:
     if conditions.ranks is None or cores is None or cpus is None or not cores < conditions.ranks <= cpus:
         return None
     return Advice(
-        seen=f"{conditions.ranks} ranks run on {cores} physical cores, so some share a core with another rank",
-        advice=f"use at most {cores} ranks on this host, each bound to a core of its own",
+        observation=f"{conditions.ranks} ranks run on {cores} physical cores, so some share a core with another rank",
+        remedy=f"use at most {cores} ranks on this host, each bound to a core of its own",
     )
 
 
@@ -150,9 +120,9 @@ def _quota(conditions: Conditions) -> Advice | None:
     if quota is None or needed is None or quota >= needed:
         return None
     return Advice(
-        seen=f"a control group limits this job to {quota:g} CPUs' worth of time for {needed} "
+        observation=f"a control group limits this job to {quota:g} CPUs' worth of time for {needed} "
         f"{'ranks' if conditions.ranks else 'CPUs'}, and pauses it when the quota of a period is used up",
-        advice="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
+        remedy="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
     )
 
 
@@ -162,8 +132,8 @@ def _virtual(conditions: Conditions) -> Advice | None:
         return None
     shared = f", and {100 * steal:.1f} % of its CPU time since boot went to other guests"
     return Advice(
-        seen="this is a virtual machine" + (shared if steal >= NOTABLE_STEAL_RATIO else ""),
-        advice="its neighbours can change from minute to minute: use more launches, and compare runs that were taken "
+        observation="this is a virtual machine" + (shared if steal >= NOTABLE_STEAL_RATIO else ""),
+        remedy="its neighbours can change from minute to minute: use more launches, and compare runs that were taken "
         "interleaved",
     )
 
@@ -174,8 +144,8 @@ def _load(conditions: Conditions) -> Advice | None:
     if load is None or cpus is None or load <= max(QUIET_LOAD, QUIET_LOAD_PER_CPU * cpus):
         return None
     return Advice(
-        seen=f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start",
-        advice="end other programs, or wait until the load average has fallen, and measure again",
+        observation=f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start",
+        remedy="end other programs, or wait until the load average has fallen, and measure again",
     )
 
 
@@ -185,9 +155,9 @@ def _clock(conditions: Conditions) -> Advice | None:
     if source in {None, "tsc"} or conditions.host.get("machine") not in {"x86_64", "AMD64", "i686"}:
         return None
     return Advice(
-        seen=f"the kernel's clock source is '{source}' instead of 'tsc'"
+        observation=f"the kernel's clock source is '{source}' instead of 'tsc'"
         + (f", and reading the clock costs {1e9 * cost:.0f} ns" if cost else ""),
-        advice="where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc; operations shorter "
+        remedy="where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc; operations shorter "
         "than some twenty readings are timed in batches either way",
     )
 
@@ -199,9 +169,9 @@ def _gpu_software(conditions: Conditions) -> Advice | None:
     if not gpus or not versions or any(name.startswith("cupy") for name in versions) or "+cpu" not in (torch or "+cpu"):
         return None
     return Advice(
-        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but no cupy and "
+        observation=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but no cupy and "
         + (f"only the CPU build of torch ({torch})" if torch else "no torch"),
-        advice="install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where there are GPUs, "
+        remedy="install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where there are GPUs, "
         "or a CUDA build of torch to measure NCCL; without either only host memory is",
     )
 
@@ -211,9 +181,9 @@ def _gpu_watch(conditions: Conditions) -> Advice | None:
     if not gpus or not versions or "nvidia-ml-py" in versions:
         return None
     return Advice(
-        seen=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so throttling "
+        observation=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so throttling "
         "and energy cannot be read",
-        advice="pip install nvidia-ml-py",
+        remedy="pip install nvidia-ml-py",
     )
 
 
@@ -222,8 +192,8 @@ def _fabric_unused(conditions: Conditions) -> Advice | None:
     if transport is None or not conditions.active_rdma or not re.search(r"tcp|socket", transport, re.IGNORECASE):
         return None
     return Advice(
-        seen=f"the data went over {transport} although {', '.join(conditions.active_rdma)} is active",
-        advice="see whether the MPI or NCCL in use was built for this fabric and may open its devices (`ucx_info -d`, "
+        observation=f"the data went over {transport} although {', '.join(conditions.active_rdma)} is active",
+        remedy="see whether the MPI or NCCL in use was built for this fabric and may open its devices (`ucx_info -d`, "
         "`fi_info`, NCCL_DEBUG=INFO), else use the site's",
     )
 
@@ -233,9 +203,9 @@ def _wheel_beside_fabric(conditions: Conditions) -> Advice | None:
     if wheel is None or not conditions.active_rdma:
         return None
     return Advice(
-        seen=f"{', '.join(conditions.active_rdma)} is active and the wheel {wheel} {conditions.versions[wheel]} is "
-        "installed",
-        advice="a wheel is built for no particular fabric: look at the column `transport`, and prefer the site's MPI "
+        observation=f"{', '.join(conditions.active_rdma)} is active and the wheel {wheel} {conditions.versions[wheel]} "
+        "is installed",
+        remedy="a wheel is built for no particular fabric: look at the column `transport`, and prefer the site's MPI "
         "(`make install MPI=system`) where there is one",
     )
 
@@ -249,8 +219,8 @@ def _slow_init(conditions: Conditions) -> Advice | None:
     fabric = conditions.active_rdma
     keep = f"keep it here if ranks on several hosts talk over {', '.join(fabric)}" if fabric else "keep it on a fabric"
     return Advice(
-        seen=f"MPI_Init of Open MPI took {seconds:.1f} s",
-        advice=f"on one host OMPI_MCA_btl=^ofi may save about a second of it; {keep}, which may need it",
+        observation=f"MPI_Init of Open MPI took {seconds:.1f} s",
+        remedy=f"on one host OMPI_MCA_btl=^ofi may save about a second of it; {keep}, which may need it",
     )
 
 
@@ -262,8 +232,8 @@ def _superuser(conditions: Conditions) -> Advice | None:
     if not missing:
         return None
     return Advice(
-        seen=f"this is root, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not 1",
-        advice="use an ordinary account, or, where there is none, set both variables to 1: without them (or "
+        observation=f"this is root, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not 1",
+        remedy="use an ordinary account, or, where there is none, set both variables to 1: without them (or "
         "--allow-run-as-root) Open MPI's mpirun refuses root",
     )
 

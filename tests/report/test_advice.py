@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from commbench.report.advice import RULES, advise
+from commbench.report.advice import RULES, Conditions, advise
 from commbench.system.host import collect_host
 
 ACTIVE = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}
@@ -64,7 +64,7 @@ def _good(**changes: Any) -> dict[str, Any]:
 )
 def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context: dict[str, Any]) -> None:
     """Stay silent about good conditions and about those that are not known."""
-    assert advise(host, **context) == []
+    assert advise(Conditions(host=host, **context)) == []
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,20 @@ def test_advice_says_what_was_seen_and_what_to_try(
     host: dict[str, Any], context: dict[str, Any], seen: str, advice: str
 ) -> None:
     """Give exactly one advice for one bad condition, with the number seen."""
-    (found,) = advise(host, **context)
-    assert seen in found.seen
-    assert advice in found.advice
-    assert f"{found.seen}: {found.advice}" == str(found)
+    (found,) = advise(Conditions(host=host, **context))
+    assert seen in found.observation
+    assert advice in found.remedy
+    assert f"{found.observation}: {found.remedy}" == str(found)
 
 
 def test_advice_comes_in_the_order_of_the_rules() -> None:
     """Put the gravest first."""
     host = _good(governor="powersave", virtualised=True)
-    found = [advice.seen.split()[0] for advice in advise(host, ranks=9)]
+    found = [advice.observation.split()[0] for advice in advise(Conditions(host=host, ranks=9))]
     assert found == ["9", "this", "the"]
 
 
 def test_every_rule_accepts_a_host_as_collected() -> None:
     """Judge this machine without an error, whatever it is."""
-    assert len(advise(collect_host(), ranks=2, transport="tcp", mpi_init_s=1.0, versions={}, variables={})) <= len(
-        RULES
-    )
+    conditions = Conditions(host=collect_host(), ranks=2, transport="tcp", mpi_init_s=1.0, versions={}, variables={})
+    assert len(advise(conditions)) <= len(RULES)
