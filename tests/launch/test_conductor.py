@@ -80,7 +80,7 @@ def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
-    """Keep what was measured, name the failed rank and the case, and measure the rest the next time."""
+    """Keep what was measured, name the rank and the case, and measure the rest the next time."""
     words = "fail(1, 'ValueError', 'boom')\nprint('last', file=sys.stderr)\n"
     crash = f"session(); measured(0)\nbegin(1)\n{words}sys.exit(1)"
     code, info, display = run(tmp_path, crash, fail_fast=True)
@@ -172,7 +172,7 @@ def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
-    """Quote what it said; no case is named."""
+    """Quote what it wrote; no case has failed."""
     code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
     assert (3, []) == (code, measured(tmp_path))
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
@@ -224,7 +224,7 @@ def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: py
     assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
 
-def test_ranks_that_stay_after_a_complete_launch_are_a_warning_only(tmp_path: Path) -> None:
+def test_ranks_that_stay_after_a_complete_launch_are_a_warning(tmp_path: Path) -> None:
     """Keep a launch whose ranks fail to leave, with a warning."""
     code, info, display = run(tmp_path, ALL + "sys.exit(1)")
     assert (0, "complete") == (code, info["status"])

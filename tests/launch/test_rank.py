@@ -63,7 +63,7 @@ class EventList:
 
 
 def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
-    """Run a plan on two ranks; return what rank 0 told and the hearts."""
+    """Run a plan on two ranks; return the events that rank 0 reported, and the hearts."""
     listener = EventList()
     hearts = [Heart(rank, Progress()) for rank in range(2)]
 
@@ -75,31 +75,31 @@ def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
     return listener.heard, hearts
 
 
-def test_a_rank_tells_everything_in_order() -> None:
-    """Tell the session, then each case and its record, then the end."""
-    told, hearts = launch(PLAN)
+def test_a_rank_reports_everything_in_order() -> None:
+    """Report the session, then each case and its record, then the end."""
+    events, hearts = launch(PLAN)
     expected: list[Any] = [("session", 2)]
     for index, case in enumerate(CASES):
         expected += [("case", index), ("record", case, 3, "ok")]
-    assert [*expected, ("end", True)] == told
+    assert [*expected, ("end", True)] == events
     assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
     assert str(CASES[-1]) == hearts[1].progress.case
 
 
 def test_no_case_begins_after_the_deadline() -> None:
     """Stop before a case that would end too late, on all ranks."""
-    told, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
-    assert [("session", 2), ("end", False)] == told
+    events, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == events
     assert [-1, -1] == [heart.case for heart in hearts]
 
 
 def test_no_case_begins_after_the_last_that_is_wanted() -> None:
-    """Finish the case that is being measured, on all ranks, once rank 0 is told to leave off."""
+    """Finish the case that is being measured, on all ranks, once rank 0 is asked to leave off."""
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        told = listener if control.rank == 0 else None
-        run_rank(PLAN, control, told, Heart(control.rank, Progress()), {}, leave_off=lambda: len(listener.heard) > 2)
+        own = listener if control.rank == 0 else None
+        run_rank(PLAN, control, own, Heart(control.rank, Progress()), {}, leave_off=lambda: len(listener.heard) > 2)
 
     run_threads(2, work)
     assert ["session", "case", "record", "end"] == [entry[0] for entry in listener.heard]
@@ -161,11 +161,11 @@ def training(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("training")
 def test_a_rank_trains_what_is_to_be_trained() -> None:
     """Tell every block that begins and every record; count blocks up on every rank, to tell who is behind."""
-    told, hearts = launch(TRAINING)
+    events, hearts = launch(TRAINING)
     expected: list[Any] = [("session", 2)]
     expected += [("case", index) for index in (1, 0, 1, 0)]
     expected += [("record", case, 3, "ok") for case in TRAINED]
-    assert [*expected, ("end", True)] == told
+    assert [*expected, ("end", True)] == events
     assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
 
 
@@ -196,9 +196,9 @@ def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("training")
 def test_no_block_begins_after_the_deadline() -> None:
-    """Stop training in the same way."""
-    told, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
-    assert [("session", 2), ("end", False)] == told
+    """Stop training before a block that would end too late."""
+    events, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
+    assert [("session", 2), ("end", False)] == events
 
 
 def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +360,7 @@ def work""",
 
 
 def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
-    """Run a rank that listens; return how it ended, the stacks that it told and what else it wrote on stderr."""
+    """Run a rank that listens; return how it ended, the stacks that it reported and what else it wrote on stderr."""
     script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     lines = [split_line(line) for line in left.stderr.splitlines()]
@@ -375,10 +375,10 @@ def test_a_rank_tells_its_stacks_when_asked() -> None:
     body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
     code, stacks, _ = listen(body)
     assert (0, [3, 3]) == (code, [stack.rank for stack in stacks])
-    told = {stack.thread: stack.stack for stack in stacks}
-    assert {"flow", MAIN} == told.keys()
-    assert told[MAIN][0].endswith(" in work")
-    assert "threading.py" in told["flow"][0]
+    frames = {stack.thread: stack.stack for stack in stacks}
+    assert {"flow", MAIN} == frames.keys()
+    assert frames[MAIN][0].endswith(" in work")
+    assert "threading.py" in frames["flow"][0]
 
 
 def test_a_rank_that_is_ended_says_where_it_was() -> None:
