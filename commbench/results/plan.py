@@ -383,7 +383,7 @@ class TimePlan:
         return None if left is None else max(0.0, left - self.startup_s)
 
     def eta_s(self, now: float, *, slices: float, launches: int, slice_s: float | None = None) -> float:
-        """Return the time for ``slices``, of length ``slice_s`` if that is fixed, and for ``launches`` further starts."""
+        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for ``launches`` further starts."""
         assumed = self.budget.slice_s if slice_s is None else slice_s
         per_slice = assumed + self.other_s if self.per_slice_s is None else self.per_slice_s
         eta = launches * self.startup_s + slices * per_slice

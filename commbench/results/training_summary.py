@@ -73,7 +73,9 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
         for trained_case in members:
             row = _row(trained_case, by_key.get(trained_case.case.local().key), losses, info)
             row = _with_comparison(row, trained_case, baselines[group], verdicts)
-            rows[trained_case.case] = dataclasses.replace(row, flags=join_flags(_flags(trained_case, row, group_flags, info)))
+            rows[trained_case.case] = dataclasses.replace(
+                row, flags=join_flags(_flags(trained_case, row, group_flags, info))
+            )
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {trained_case.case for trained_case in baselines.values() if trained_case}
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
@@ -81,7 +83,9 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
 
 def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, str]:
     """Return the ``energy_of`` of each configuration with an energy, the step without DDP included."""
-    metered_by_case = {trained_case.case: metered(trained_case.timed.values()) for trained_case in swept(records).values()}
+    metered_by_case = {
+        trained_case.case: metered(trained_case.timed.values()) for trained_case in swept(records).values()
+    }
     found = {case: energy_of for case, (joules, energy_of) in metered_by_case.items() if joules is not None}
     return found | {case: found[other] for case, other in _stand_ins(info).items() if other in found}
 
@@ -280,9 +284,15 @@ def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
     )
 
 
-def _with_learning(row: TrainingRow, trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> TrainingRow:
+def _with_learning(
+    row: TrainingRow, trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> TrainingRow:
     """Fill the columns about loss and metric, medians over launches."""
-    equal = [losses[trained_case.case.key, launch] for launch in trained_case.timed if (trained_case.case.key, launch) in losses]
+    equal = [
+        losses[trained_case.case.key, launch]
+        for launch in trained_case.timed
+        if (trained_case.case.key, launch) in losses
+    ]
     return dataclasses.replace(
         row,
         loss_first=median_known(record.losses[0] for record in trained_case.timed.values() if len(record.losses)),
@@ -319,7 +329,9 @@ def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info:
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
     """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
     predicted = (info.get("layouts") or {}).get(trained_case.case.key)
-    return predicted is not None and any(list(record.bucket_bytes) != predicted for record in trained_case.timed.values())
+    return predicted is not None and any(
+        list(record.bucket_bytes) != predicted for record in trained_case.timed.values()
+    )
 
 
 def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
@@ -356,7 +368,10 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
     stand_ins = _stand_ins(info)
     baselines = (_baseline(members, stand_ins, by_key) for members in groups_of(by_key).values())
     first = {trained_case.case for trained_case in baselines if trained_case}
-    ddp = sorted((trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp), key=lambda trained_case: _order(trained_case.case, first))
+    ddp = sorted(
+        (trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp),
+        key=lambda trained_case: _order(trained_case.case, first),
+    )
     return [row for trained_case in ddp for row in _bucket_rows_of(trained_case, info)]
 
 

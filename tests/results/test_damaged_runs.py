@@ -18,22 +18,20 @@ from builders import make_info, make_launches, make_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commbench.tuner.predictions import predictions
-from commbench.analysis.runs import straggler_findings
-from commbench.analysis.runs import network_model
+from commbench.analysis.comparison import compare
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.runs import network_model, straggler_findings
+from commbench.cli.presentation import print_run, print_unfinished
+from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.interop.exports.common import dated_s
-from commbench.interop.exports.metrics import metrics_of
-from commbench.interop.exports.metrics import render_openmetrics
+from commbench.interop.exports.metrics import metrics_of, render_openmetrics
 from commbench.interop.exports.trackers import trials_of
-from commbench.analysis.prediction.network import NetworkModel
-from commbench.cli.presentation import print_run, print_unfinished
-from commbench.analysis.comparison import compare
 from commbench.report.comparison import render_comparison
 from commbench.report.page.contents import make_page
 from commbench.results import Run, Store, load_run
 from commbench.results.tables import csv_text
-from commbench.cli.terminal import make_console
+from commbench.tuner.predictions import predictions
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = ("quick", "matrix_slow_host", "patterns_1gbit", "train_quick", "train_digits_100mbit")

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 from kept import KEPT, RESULTS, kept_names, table_of_kept_runs
 
-from commbench.analysis.runs import straggler_findings
-from commbench.analysis.runs import network_model
+from commbench.analysis.runs import network_model, straggler_findings
 from commbench.results import Run, load_run
 
 ROOT = Path(__file__).parents[2]

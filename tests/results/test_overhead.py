@@ -4,9 +4,9 @@ import pytest
 from builders import make_case, make_info, make_launches
 from rich.console import Console
 
-from commbench.results.overhead import overheads
 from commbench.engine.records import Row
 from commbench.report.table import TIME_SLICES, render_overheads
+from commbench.results.overhead import overheads
 from commbench.results.summary import summarise_run
 
 

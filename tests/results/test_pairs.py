@@ -11,12 +11,12 @@ import pytest
 from builders import KIB, make_case, make_record
 from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
-from commbench.launch.tables import write_tables
 from commbench import stats
-from commbench.errors import InputError
-from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_rows, pair_table
 from commbench.engine.records import PairTable, PairTimes, Record
+from commbench.errors import InputError
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
+from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_rows, pair_table
 from commbench.results.tables import csv_text, table_csv
 
 # The contract's order; a change of it is a change of the schema.

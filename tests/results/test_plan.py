@@ -12,7 +12,20 @@ from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
-from commbench.results.plan import LaunchPlan, PlannedCase, RunRequest, exceeds_aim, fixed_settings, launch_entry, missing_cases, next_launch, plan_launch, single_stage, slice_seconds, steps_of_blocks
+from commbench.results.plan import (
+    LaunchPlan,
+    PlannedCase,
+    RunRequest,
+    exceeds_aim,
+    fixed_settings,
+    launch_entry,
+    missing_cases,
+    next_launch,
+    plan_launch,
+    single_stage,
+    slice_seconds,
+    steps_of_blocks,
+)
 from commbench.stats.budgets import BUDGETS
 
 TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)
@@ -33,7 +46,10 @@ def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[in
 
 def test_a_plan_comes_back_as_it_went() -> None:
     """Carry a plan in one line of JSON."""
-    planned = [PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)), PlannedCase(case=make_case("barrier"))]
+    planned = [
+        PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)),
+        PlannedCase(case=make_case("barrier")),
+    ]
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
     assert plan == LaunchPlan.from_json(plan.to_json())
     assert "\n" not in plan.to_json()

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from builders import make_case, make_record
 
-from commbench.errors import InputError
-from commbench.results.record_types import AnyCase, blank_record, collective_records, read_record, training_records
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
+from commbench.results.record_types import AnyCase, blank_record, collective_records, read_record, training_records
 
 CASES = [make_case(), TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)]
 

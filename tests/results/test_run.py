@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from commbench.launch.launchers import MpirunLauncher
 from commbench.engine.records import COLUMNS
+from commbench.launch.launchers import MpirunLauncher
 from commbench.system.topology import last_level_cache_bytes
 
 pytestmark = pytest.mark.mpi

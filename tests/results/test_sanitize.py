@@ -7,13 +7,12 @@ from builders import make_case, make_info, make_launches, make_record
 from rich.table import Table
 from rich.text import Text
 
-from commbench.results.tables import cell_text, one_line, visible
-from commbench.engine.records import Row
-from commbench.report.text_formats import render
-from commbench.report.table import render_table
-from commbench.results.summary import summarise_run
-from commbench.results.tables import csv_text
 from commbench.cli.terminal import make_console
+from commbench.engine.records import Row
+from commbench.report.table import render_table
+from commbench.report.text_formats import render
+from commbench.results.summary import summarise_run
+from commbench.results.tables import cell_text, csv_text, one_line, visible
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"
 

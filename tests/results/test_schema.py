@@ -11,9 +11,9 @@ from builders import make_launches
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.schema import LARGEST, MOST_RANKS, Diverging, Ranks, Signed, check_as, read_as
-from commbench.engine.records import Record
 
 
 class Note(TypedDict, total=False):

@@ -7,20 +7,18 @@ from builders import MIB, STEADY, make_case, make_launches
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
-from commbench.launch.tables import write_tables
-from commbench.analysis.runs import straggler_findings
-from commbench.analysis.runs import network_model
+from commbench.analysis.runs import network_model, straggler_findings
+from commbench.analysis.scaling import growths
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
-from commbench.report.figures.sizes import families
+from commbench.launch.tables import write_tables
 from commbench.report.figures.matrix import matrix_figures
+from commbench.report.figures.sizes import families
 from commbench.report.page.collectives import overhead_tables
-from commbench.report.page.conclusion import find_conclusion
-from commbench.report.page.conclusion import bandwidths, latencies, pairs
+from commbench.report.page.conclusion import bandwidths, find_conclusion, latencies, pairs
 from commbench.report.table import TIME_SLICES
-from commbench.analysis.scaling import growths
-from commbench.results.sharing import shares_gpu
 from commbench.results import MODEL, PAIRS, Run, Store
+from commbench.results.sharing import shares_gpu
 
 DOUBT = FLAGS["shared_gpu"].description
 

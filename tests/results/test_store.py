@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
 
-from commbench.launch.tables import write_tables
-from commbench.errors import InputError, LaunchError
-from commbench.results.record_types import AnyRecord
-from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record
-from commbench.results import Store, check_out, load_run
-from commbench.results.files import as_json
-from commbench.results.tables import csv_text
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.results.recommendation import Choice, Recommendation
 from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, Bucket, TrainingRecord
+from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record
+from commbench.errors import InputError, LaunchError
+from commbench.launch.tables import write_tables
+from commbench.results import Store, check_out, load_run
+from commbench.results.recommendation import Choice, Recommendation
+from commbench.results.record_types import AnyRecord
+from commbench.results.tables import csv_text
 
 
 def make_run(path: Path, records: list[Record], **info: Any) -> Path:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from builders import STEADY, make_info, make_launches, make_record
 
-from commbench.launch.tables import write_tables
 from commbench.errors import InputError, LaunchError
+from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 
 

@@ -6,14 +6,14 @@ from dataclasses import fields
 
 import pytest
 from builders import STEADY, make_case, make_launches
-from pages import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import make_run
 
+from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
 from commbench.engine.records import OverlapRow, Row
 from commbench.results.pairs import PairRow
 from commbench.results.tables import csv_text, table_csv, table_of
-from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
 
 # DESIGN's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
@@ -100,7 +100,9 @@ def test_table_holds_what_its_rows_hold() -> None:
     run = make_run([*make_launches(STEADY), *make_launches([1 / 3] * 6, make_case("barrier"))])
     table = run.collectives
     assert [row.time_us for row in run.rows] == table["time_us"].tolist()
-    assert {"barrier": True, "all_reduce": False} == dict(zip(table["operation"], table["message_bytes"].isna(), strict=True))
+    assert {"barrier": True, "all_reduce": False} == dict(
+        zip(table["operation"], table["message_bytes"].isna(), strict=True)
+    )
     assert csv_text(run.rows) == table_csv(table)
     assert "Float64" == str(table.groupby("operation")["time_us"].median().dtype)
 

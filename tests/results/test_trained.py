@@ -16,8 +16,8 @@ from training_builders import (
 )
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.training_summary import training_rows
 from commbench.results.trained import equal_losses, speedup_of, time_to_target_s, trained
+from commbench.results.training_summary import training_rows
 
 FP16 = make_training_case("fp16")
 
