@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Literal, NamedTuple
 
+import psutil
+
 #: Variable in the environment of every process of a launch, with the launch's token. The session alone does not find
 #: all processes: torchrun gives each rank its own.
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
@@ -167,8 +169,6 @@ class Launched:
 
     def _members(self) -> Iterator[int]:
         """Yield the living processes of the launch on this host: in the launcher's session, or with the token."""
-        import psutil
-
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.status() == psutil.STATUS_ZOMBIE:
