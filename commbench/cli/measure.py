@@ -201,16 +201,7 @@ def _planner(
             ranks_here=place.ranks_here,
             started=place.started,
         )
-        request = make_request(
-            suite,
-            ranks=place.ranks,
-            budget=budget,
-            seed=settings.seed_or_resumed(),
-            case_timeout_s=settings.case_timeout,
-            time_limit_s=settings.time_limit,
-            ranks_here=place.ranks_here,
-            like=like,
-        )
+        request = make_request(suite, settings, budget, ranks=place.ranks, ranks_here=place.ranks_here, like=like)
         return Task(name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out)
 
     return plan

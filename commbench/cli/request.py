@@ -17,6 +17,7 @@ from types import MappingProxyType
 import psutil
 
 from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
+from commbench.cli.options import Settings
 from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACKENDS
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
@@ -228,12 +229,10 @@ def find_budget(name: str, launches: int | None, energy_s: float | None = None) 
 
 def make_request(
     suite: Suite,
+    settings: Settings,
+    budget: Budget,
     *,
     ranks: int,
-    budget: Budget,
-    seed: int | None,
-    case_timeout_s: float,
-    time_limit_s: float | None,
     ranks_here: int,
     like: Path | None = None,
 ) -> RunRequest:
@@ -251,10 +250,10 @@ def make_request(
     return RunRequest(
         cases=cases,
         ranks=ranks,
-        seed=draw_seed(seed),
+        seed=draw_seed(settings.seed_or_resumed()),
         budget=budget,
-        case_timeout_s=case_timeout_s,
-        time_limit_s=time_limit_s,
+        case_timeout_s=settings.case_timeout,
+        time_limit_s=settings.time_limit,
         fixed=fixed_settings(load_run(like).records) if like else {},
     )
 

@@ -16,6 +16,7 @@ from builders import make_case
 
 from commbench import Sweep
 from commbench.backends import DeviceTrial, count_gpus, has_gpus, try_device
+from commbench.cli.options import Settings
 from commbench.cli.request import (
     BUFFERS_PER_RANK,
     SizeOptions,
@@ -120,15 +121,9 @@ def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def request(**changes: Any) -> Any:
     """Return a request for one case on two ranks."""
     suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"])])
-    asked: dict[str, Any] = {
-        "ranks": 2,
-        "budget": BUDGETS["quick"],
-        "seed": 5,
-        "case_timeout_s": 60.0,
-        "time_limit_s": None,
-        "ranks_here": 2,
-    }
-    return make_request(suite, **{**asked, **changes})
+    settings = Settings(seed=changes.pop("seed", 5), time_limit=changes.pop("time_limit", None))
+    budget = changes.pop("budget", BUDGETS["quick"])
+    return make_request(suite, settings, budget, **{"ranks": 2, "ranks_here": 2, **changes})
 
 
 def test_a_request_needs_a_rank() -> None:
@@ -146,7 +141,7 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
 
 def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
     """Change with what is measured and not with the seed or the limits."""
-    same = [plan_identity([request(**changes)]) for changes in ({}, {"seed": 6}, {"time_limit_s": 5.0})]
+    same = [plan_identity([request(**changes)]) for changes in ({}, {"seed": 6}, {"time_limit": 5.0})]
     assert same[0] == same[1] == same[2]
     assert same[0] != plan_identity([request(ranks=3)])
     assert same[0] != plan_identity([request(budget=BUDGETS["standard"])])
