@@ -18,6 +18,7 @@ from keeping import add_out, empty_out, end, write_facts
 from rich.console import Console
 
 from commbench.analysis.comparison import ComparisonTable, compare
+from commbench.cli.options import Settings
 from commbench.cli.request import make_request, run_header
 from commbench.cli.terminal import LineDisplay, make_console
 from commbench.collectives.cases import Sweep
@@ -56,15 +57,13 @@ class QuietDisplay(LineDisplay):
 
 
 def launch_order(launches: int) -> list[tuple[str, int]]:
-    """Which side makes which of its launches, in turn as ABBA: whatever drifts meets both sides alike."""
+    """Return side and number of each launch in the order ABBA, so that drift affects both sides alike."""
     return [(side, launch) for launch in range(launches) for side in (SIDES if launch % 2 == 0 else SIDES[::-1])]
 
 
 def make_side(suite: Suite, budget: Budget) -> RunRequest:
-    """One side's request, with a seed of its own: the two runs share nothing that two runs of a person would not."""
-    return make_request(
-        suite, ranks=RANKS, budget=budget, seed=None, case_timeout_s=60.0, time_limit_s=None, ranks_here=RANKS
-    )
+    """Return the request of one side, with a random seed, as for two independent runs."""
+    return make_request(suite, Settings(), budget, ranks=RANKS, ranks_here=RANKS)
 
 
 def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest], launcher: Launcher) -> ComparisonTable:
