@@ -17,10 +17,10 @@ import pytest
 import slurm
 from commands import Command, clear_of_launchers
 from hypothesis import HealthCheck, settings
+from launching import HERE, RunRanks
 
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
 
-HERE = Path(__file__).parent
 #: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -30,8 +30,6 @@ PATIENT = settings(settings.get_profile("default"), deadline=None, suppress_heal
 settings.register_profile("steady", PATIENT, derandomize=True)
 settings.register_profile("searching", PATIENT)
 settings.load_profile("steady")
-
-RunRanks = Callable[..., Any]
 
 
 def _has_namespaces() -> bool:

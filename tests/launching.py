@@ -21,7 +21,11 @@ from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import Budget
 
-RANKS = Path(__file__).parent / "ranks"
+#: The directory of the tests.
+HERE = Path(__file__).parent
+RANKS = HERE / "ranks"
+#: The type of the fixture ``run_ranks``.
+RunRanks = Callable[..., Any]
 MARK = "COMMBENCH_TEST_MARK"
 #: Open MPI's ofi component costs a second in every start and has nothing to carry on one host.
 NO_OFI = {"OMPI_MCA_btl": "^ofi"}

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from conftest import RunRanks
+from launching import RunRanks
 from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import TrainingCase

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import HERE
 from labs import mark  # noqa: F401 - a fixture
+from launching import HERE
 
 from commbench.errors import LaunchError
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE
-from launching import marked_environment
+from launching import HERE, marked_environment
 
 from commbench import cli
 from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from conftest import HERE, RunRanks
+from launching import HERE, RunRanks
 from trainings import Launch, case, launches_of
 
 pytest.importorskip("torch")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunRanks
+from launching import RunRanks
 from trainings import Launch, case, launches_of
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE
-from launching import marked_environment
+from launching import HERE, marked_environment
 
 from commbench.results import load_run
 from commbench.tuner.predictions import PREDICTION_COLUMNS

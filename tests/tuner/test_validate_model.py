@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import HERE
 from labs import mark  # noqa: F401 - a fixture
+from launching import HERE
 from training_builders import make_training_info
 from tuning_world import World, make_plan, play
 
