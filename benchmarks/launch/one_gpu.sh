@@ -52,7 +52,7 @@ run_step() {
             measure algorithms 130 run -c all_reduce,all_gather --backend nccl,torch-nccl \
                 --algorithm auto,ring/ll,ring/simple,tree/simple,nvls --sizes 64K -n 2 --launches 2 ;;
         tests) # of versions other than those that the suite is strict about
-            attempt tests 540 python3 -m pytest -m gpu -v -rs -W default tests/test_gpu*.py ;;
+            attempt tests 540 python3 -m pytest -m gpu -v -rs -W default tests/*/test_gpu*.py ;;
         training)
             measure training 540 train --backend nccl --hook "$HOOKS" -n 2 --bucket-cap-mb default,5 --launches 2 \
                 --confirm-launches 1 ;;

@@ -1,4 +1,4 @@
-"""The code has the structure of docs/architecture.md: layers, no circles, few imports inside functions."""
+"""Tests that the code has the structure of docs/architecture.md: layers, no circles, few imports inside functions."""
 
 from __future__ import annotations
 

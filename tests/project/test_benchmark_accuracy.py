@@ -1,4 +1,4 @@
-"""Tests of the two benchmarks that judge commbench itself: against a C loop, and against itself."""
+"""Tests of the two benchmarks of commbench itself: against a C loop, and run against run."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def self_check(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
 
 @pytest.fixture
 def run_benchmark(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunBenchmark:
-    """Run a benchmark as a person does; the test is skipped without a core for each of its two ranks."""
+    """Return a function that runs a benchmark script; skip the test without a core for each of its two ranks."""
     if mpirun.slots() < 2:
         pytest.skip("needs two CPUs")
 
@@ -46,14 +46,14 @@ def run_benchmark(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> Ru
 
 
 def fake_launch(accuracy: ModuleType, native_us: float) -> dict[str, Any]:
-    """Return what rank 0 would say if C took 2 us and Python 5 us."""
+    """Return the report of rank 0 for 2 us in C and 5 us in Python."""
     times = {"c": 2.0, "native": native_us, "python": 5.0}
     frozen = {"warmups": 1, "batch": 4}
     return {"cases": [{"case": case.key, "frozen": frozen, "time_us": times} for case in accuracy.SWEEP.cases(2)]}
 
 
-def test_loops_meet_drift_alike(accuracy: ModuleType) -> None:
-    """Give C and native as many chunks each, at the same mean position."""
+def test_drift_affects_loops_equally(accuracy: ModuleType) -> None:
+    """Give C and native the same number of chunks at the same mean position."""
     order = [name for number in range(4) for name in accuracy.chunk_order(number)]
     places = {name: [place for place, loop in enumerate(order) if loop == name] for name in accuracy.LOOPS}
     assert [8, 8, 4] == [len(places[name]) for name in accuracy.LOOPS]
@@ -70,7 +70,7 @@ def test_loops_meet_drift_alike(accuracy: ModuleType) -> None:
     ],
 )
 def test_the_interval_decides(accuracy: ModuleType, native_us: list[float], within: bool) -> None:
-    """Call native as exact as C only where the interval over launches shows it."""
+    """Call native as exact as C only if the interval over launches shows it."""
     rows = accuracy.summarise([fake_launch(accuracy, time_us) for time_us in native_us])
     assert [within] * len(accuracy.SWEEP.cases(2)) == [row.within for row in rows]
     assert 4 == rows[0].batch
@@ -85,7 +85,7 @@ def test_runs_take_turns(self_check: ModuleType) -> None:
 @pytest.mark.mpi
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_accuracy_compares_the_loops_on_real_ranks(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
-    """Build the C loop, time all cases with all loops, and keep what was promised."""
+    """Build the C loop, time all cases with all loops, and write every documented field."""
     options = ("--launches", 1, "--rounds", 2, "--chunk", 50, "--out", tmp_path / "out")
     done = run_benchmark("accuracy.py", *options)
     assert 1 == done.returncode, done.stderr  # one launch gives no interval

@@ -1,4 +1,4 @@
-"""The pages agree with the code: columns, commands, options, exit codes, targets and links."""
+"""Tests that the pages agree with the code: columns, commands, options, exit codes, targets and links."""
 
 import importlib.util
 import io
@@ -48,25 +48,26 @@ def commands_in(text: str) -> Iterator[list[str]]:
     lines += re.findall(r"`([^`\n]+)`", CODE.sub("", text))
     command = re.compile(rf"(?:\S+ .*-m |\S*/)?commbench ((?:{'|'.join(GROUP.commands)})\b.*)")
     for line in lines:
-        found = command.match(line)
-        if found:
-            words = shlex.split(found[1], comments=True)
+        if match := command.match(line):
+            words = shlex.split(match[1], comments=True)
             yield words
-            if "commbench" in words:  # what one of our commands runs
+            if "commbench" in words:  # a command that another command runs
                 yield words[words.index("commbench") + 1 :]
 
 
-def parted(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Part the words after ``commbench`` into those that call a command and its arguments."""
+def split_command(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split the words after ``commbench`` into the command and its arguments."""
     depth = 2 if words[0] not in {path[0] for path in LEAVES if len(path) == 1} else 1
     return tuple(words[:depth]), words[depth:]
 
 
-COMMANDS = [words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if parted(words)[1]]
+COMMANDS = [
+    words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if split_command(words)[1]
+]
 
 
 def test_columns_page_is_up_to_date() -> None:
-    """Find in docs/columns.md what docs/generate.py makes of the code."""
+    """Find the output of docs/generate.py in docs/columns.md."""
     pytest.importorskip("torch", reason="hooks and workloads are on the page")
     generator = load_generator()
     assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
@@ -74,7 +75,7 @@ def test_columns_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
 def test_figures_are_drawn_from_kept_runs(name: str) -> None:
-    """Find in docs/figures what docs/generate.py draws, but for a few pixels that a library may put elsewhere."""
+    """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on libraries."""
     from matplotlib.image import imread
 
     generator = load_generator()
@@ -94,13 +95,13 @@ def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_readme_shows_every_command(path: tuple[str, ...]) -> None:
     """Show each command at work on the first page."""
-    assert path in {parted(words)[0] for words in commands_in(README)}
+    assert path in {split_command(words)[0] for words in commands_in(README)}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_in_pages_are_understood(words: list[str]) -> None:
-    """Parse every command line that a page shows with arguments: its options exist and its arguments suffice."""
-    path, arguments = parted(words)
+    """Parse every command line of a page that has arguments: its options exist and no argument is missing."""
+    path, arguments = split_command(words)
     assert path[-1] == LEAVES[path].make_context(path[-1], arguments).info_name
 
 
@@ -117,17 +118,15 @@ def test_hooks_and_workloads_in_pages_exist() -> None:
 
 def test_exit_codes_in_readme() -> None:
     """List in the README the exit code of every exception, 0, a regression's and the signals'."""
-    kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CommbenchError)
-    ]
-    raised = {kind.exit_code for kind in kinds}
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    raised = {each.exit_code for each in classes if issubclass(each, errors.CommbenchError)}
     table = README.split("### Exit codes")[1].split("##")[0]
     listed = {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
     assert raised | {0, 5, 129, 130, 141, 143} == listed
 
 
 def test_make_targets_in_pages_exist() -> None:
-    """Name only targets that the Makefile has, and let it list all that it has."""
+    """Name only targets that exist in the Makefile; every target has a help text."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
     phony = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())

@@ -1,4 +1,4 @@
-"""The recipes of docs/extending.md work: each is applied to a copy of the package, and what it adds is used."""
+"""Tests of the recipes of docs/extending.md: each is applied to a copy of the package, and its result is used."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module", params=[1, 2])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """What verification finds of every case on so many ranks."""
-    found: dict[str, Any] = run_ranks(request.param, "verify_all.py", "nccl", timeout=280)
-    for entry in found["cases"]:
+    """Return the verification of every case on one and on two ranks."""
+    output: dict[str, Any] = run_ranks(request.param, "verify_all.py", "nccl", timeout=280)
+    for entry in output["cases"]:
         entry["case"] = Case(**entry["case"])
-    return {"size": request.param, **found}
+    return {"size": request.param, **output}
 
 
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
@@ -40,13 +40,13 @@ def test_the_barrier_waits(verified: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """What the engine records of an all_reduce in every cadence and kind of buffers."""
-    found: dict[str, Any] = run_ranks(request.param, "device_cases.py", timeout=280)
-    return {"size": request.param, **found}
+    """Return the records of an all_reduce in every cadence with hot and rotated buffers."""
+    output: dict[str, Any] = run_ranks(request.param, "device_cases.py", timeout=280)
+    return {"size": request.param, **output}
 
 
 def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
-    """Verify and time all of them; a graph holds many operations, and its destruction does not hang."""
+    """Verify and time every combination; a graph holds many operations, and its destruction does not hang."""
     records = measured["records"]
     assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
     assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
@@ -56,7 +56,7 @@ def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
 
 
 def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:
-    """Replay small operations within twice the time that they take one behind the other without a graph."""
+    """Replay small operations in less than twice their pipelined time."""
     times = {
         record["cadence"]: record["time_us"]
         for record in measured["records"]
@@ -66,7 +66,7 @@ def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) 
 
 
 def test_the_gpu_is_known(measured: dict[str, Any]) -> None:
-    """Know the size of its L2 and its address, and its clock where NVML is there."""
+    """Report the size of the L2 cache and the PCI address, and the clock if NVML is installed."""
     assert measured["l2_bytes"] >= 2**20
     assert re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d", measured["gpu"])
     if importlib.util.find_spec("pynvml"):

@@ -1,4 +1,4 @@
-"""The tree is as the README says, and every module says what it is."""
+"""Tests that the README lists the tree, that every module has a docstring, and that the import is light."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "commbench").rglob("*.py"))
-#: What `import commbench` must not load: it would cost seconds, or start MPI.
+#: Libraries that `import commbench` must not load: they take seconds or start MPI.
 HEAVY = ("cupy", "matplotlib", "mpi4py", "numba", "pandas", "torch", "typer")
 
 
@@ -35,20 +35,20 @@ def tree_in_readme() -> tuple[list[str], list[str]]:
 
 
 def test_readme_lists_every_entry_of_the_package() -> None:
-    """Name in the README's tree what commbench/ holds, each once, and nothing else; at most 18 entries and py.typed."""
+    """List each entry of commbench/ once in the README's tree; allow 18, and `__init__`, `__main__` and py.typed."""
     entries = {name.split("/")[1] for name in tracked() if name.startswith("commbench/")}
     assert sorted(entries) == sorted(tree_in_readme()[0])
     assert len(entries - {"py.typed", "__init__.py", "__main__.py"}) <= 18
 
 
 def test_readme_lists_every_entry_of_the_top() -> None:
-    """Name in the README's tree what a clone holds at the top, each once, and nothing else."""
+    """List each top-level entry of a clone once in the README's tree."""
     assert sorted({name.split("/")[0] for name in tracked()}) == sorted(tree_in_readme()[1])
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
 def test_modules_open_with_one_sentence(module: Path) -> None:
-    """Open every module with one sentence on a line of its own that says what it is."""
+    """Begin every module with a docstring whose first line is one sentence."""
     docstring = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
     first, _, rest = docstring.partition("\n")
     assert re.fullmatch(r"[^.?!]*(?:\w\.\w[^.?!]*)*\.", first), f"not one sentence: {first!r}"
@@ -57,7 +57,7 @@ def test_modules_open_with_one_sentence(module: Path) -> None:
 
 
 def test_importing_commbench_is_light() -> None:
-    """Import the package without torch, MPI or anything else that takes its time."""
+    """Import the package without torch, MPI or another slow library."""
     program = f"import sys, commbench; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
-    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "[]" == seen.stdout.strip()
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "[]" == printed.stdout.strip()

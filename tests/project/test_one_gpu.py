@@ -1,4 +1,4 @@
-"""Tests of the script for a machine with one GPU, among programs that only say how they were called."""
+"""Tests of the script for a machine with one GPU, with stand-ins for programs that record their arguments."""
 
 import re
 import shlex
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "launch" / "one_gpu.sh"
 TEXT = SCRIPT.read_text()
 STEPS = re.findall(r"^STEPS=\((.*)\)$", TEXT, re.MULTILINE)[0].split()
-#: The calls that the script's head proposes where time is short.
+#: The calls that the script's header proposes for a short time.
 CALLS = [call.split() for call in re.findall(r"^#   \S+one_gpu\.sh ([a-z_ ]+)$", TEXT, re.MULTILINE)]
-#: Stands for every program: it writes down how it was called, and fails or hangs where it is told to.
+#: The stand-in for every program: records its arguments; fails or hangs on request.
 PROGRAM = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$CALLED"
 echo "$PYTHONPATH" >"$CALLED.path"
@@ -32,7 +32,7 @@ TIMEOUT = '#!/bin/bash\necho "$3" >>"$CALLED.limits"\nexec /usr/bin/timeout "$@"
 
 
 class OneGpu:
-    """The script in a folder with an environment of such programs."""
+    """The script in a folder with an environment of stand-ins."""
 
     def __init__(self, folder: Path, *, venv: str = ".venv") -> None:
         self.folder, self.called = folder, folder / "called"
@@ -43,33 +43,33 @@ class OneGpu:
             (programs / name).chmod(0o755)
 
     def start(self, *steps: str, **variables: str) -> "subprocess.Popen[str]":
-        """Start it, with its results in ``results``."""
+        """Start the script, with its results in ``results``."""
         environment = {"PATH": "/usr/bin:/bin", "CALLED": str(self.called), "RESULTS": "results", **variables}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(["bash", str(SCRIPT), *steps], cwd=self.folder, env=environment, text=True, **pipes)
 
     def run(self, *steps: str, **variables: str) -> tuple[int, list[str]]:
-        """Its exit code, and how it says that the steps ended."""
+        """Run the script; return its exit code and the outcome of each step."""
         script = self.start(*steps, **variables)
         script.communicate(timeout=60)
         return script.returncode, self.ended()
 
     def ended(self) -> list[str]:
-        """The lines of steps.txt, without how long each took."""
+        """Return the lines of steps.txt without durations."""
         return [line.partition(" after ")[0] for line in (self.folder / "results/steps.txt").read_text().splitlines()]
 
     def calls(self) -> list[list[str]]:
-        """The words of every call of a program."""
+        """Return the words of every call of a program."""
         return [shlex.split(line) for line in self.called.read_text().splitlines()]
 
     def packed(self, name: str) -> set[str]:
-        """The files in an archive of the folder ``out``."""
+        """Return the files in an archive of the folder ``out``."""
         with tarfile.open(self.folder / "out" / f"one_gpu_{name}.tgz") as archive:
             return {member.name for member in archive if member.isfile()}
 
 
-def test_the_steps_that_are_asked_for_run(tmp_path: Path) -> None:
-    """Start what each is for, in order, with the commbench of the directory, and keep its words."""
+def test_requested_steps_run(tmp_path: Path) -> None:
+    """Run the requested steps in order with the commbench of the directory, and keep their output."""
     script = OneGpu(tmp_path)
     assert (0, ["nvidia-smi: exit 0", "env: exit 0", "cadences: exit 0"]) == script.run("env", "cadences")
     clocks, facts, cadences = script.calls()
@@ -83,7 +83,7 @@ def test_the_steps_that_are_asked_for_run(tmp_path: Path) -> None:
 
 
 def test_a_failure_ends_no_other_step(tmp_path: Path) -> None:
-    """End with code 1 where a step failed, having run and packed all; the next call begins with a clean slate."""
+    """Run and pack all steps, then exit with 1 if a step failed; the next call starts with empty results."""
     script = OneGpu(tmp_path)
     ended = ["types: exit 7", "algorithms: exit 0"]
     assert (1, ended) == script.run("types", "algorithms", BREAKS="float64", OUT="out")
@@ -93,7 +93,7 @@ def test_a_failure_ends_no_other_step(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_it_at_once(tmp_path: Path) -> None:
-    """End with the signal's code, leave nothing running, and pack what was written until then."""
+    """Exit with the signal's code, leave nothing running, and pack all output so far."""
     script = OneGpu(tmp_path)
     running = script.start("env", "tests", "training", HANGS="pytest", OUT="out")
     hanging = tmp_path / "called.pid"
@@ -121,10 +121,10 @@ def test_an_environment_is_named_by_any_path(tmp_path: Path, *, is_absolute: boo
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
-    """Say which there are before anything is run."""
+    """Name the possible steps, and run nothing."""
     script = OneGpu(tmp_path).start("env", "nonsense")
-    _, said = script.communicate(timeout=20)
-    assert (2, f"There is no step nonsense; choose from {' '.join(STEPS)}.\n") == (script.returncode, said)
+    _, message = script.communicate(timeout=20)
+    assert (2, f"There is no step nonsense; choose from {' '.join(STEPS)}.\n") == (script.returncode, message)
     assert not (tmp_path / "results").exists()
 
 
@@ -135,7 +135,7 @@ def test_the_proposed_calls_cover_all_steps() -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_a_proposed_call_ends_within_ten_minutes(call: list[str], tmp_path: Path) -> None:
-    """Let the limits of all that it starts, wheels included, come to less with some seconds to spare for each."""
+    """Keep the sum of all time limits below 600 s, with 2 s to spare for each, including the wheels."""
     script = OneGpu(tmp_path)
     (tmp_path / "wheels").mkdir()
     script.run(*call, WHEELS="wheels")
@@ -143,7 +143,7 @@ def test_a_proposed_call_ends_within_ten_minutes(call: list[str], tmp_path: Path
     assert 600 > sum(limit + 2 for limit in limits)
 
 
-def test_all_that_it_starts_is_there(tmp_path: Path) -> None:
+def test_all_programs_and_tests_exist(tmp_path: Path) -> None:
     """Parse every command line of commbench, and find every program and every test file."""
     script = OneGpu(tmp_path)
     script.run()
@@ -157,5 +157,5 @@ def test_all_that_it_starts_is_there(tmp_path: Path) -> None:
     assert all((ROOT / program).is_file() for program in programs)
     (files,) = ([word for word in words if word.startswith("tests/")] for words in calls if "pytest" in words)
     run = {file for pattern in files for file in ROOT.glob(pattern)}
-    others = set((ROOT / "tests").glob("test_*.py")) - {Path(__file__), *run}
+    others = set((ROOT / "tests").rglob("test_*.py")) - {Path(__file__), *run}
     assert [] == [file.name for file in others if "pytest.mark.gpu" in file.read_text()]
