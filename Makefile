@@ -82,8 +82,8 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 	@$(BIN)/commbench bench $(if $(NP),-n $(NP)) $(if $(HOSTFILE),--hostfile '$(HOSTFILE)') \
 	    $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out '$(OUT)') $(ARGS)
 
-# Tests that start ranks share one worker, so that no two of them compete for the cores.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+# The tests of a file run in one process, which shares their fixtures.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 FAST := not slow and not mpi and not lab and not slurm and not gpu
 
 test: $(DEV) ## Run all tests that are not slow; at most 7 minutes on two cores.

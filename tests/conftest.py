@@ -1,5 +1,6 @@
 """What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
 
+import fcntl
 import importlib
 import importlib.util
 import json
@@ -8,10 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import slurm
@@ -48,24 +50,36 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
-#: Markers of tests that occupy the machine: at most one of these tests runs at a time.
-EXCLUSIVE = ("mpi", "gpu", "lab", "slurm")
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip marked tests that this machine cannot run, with the reason; run the tests of a file in one process.
-
-    Tests that occupy the machine share one process, so that no two of them compete for its cores.
-    """
-    for item in items:
-        exclusive = any(item.get_closest_marker(marker) for marker in EXCLUSIVE)
-        item.add_marker(pytest.mark.xdist_group("machine" if exclusive else str(item.path)))
+    """Skip marked tests that this machine cannot run, with the reason; each need is looked up once."""
     for marker, (is_there, reason) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_there():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+#: Markers of tests that change what all processes of the machine see; two files with such tests never run at once.
+EXCLUSIVE = ("lab", "slurm")
+LOCK = Path(tempfile.gettempdir()) / f"commbench-tests-{os.getuid()}.lock"
+_held: list[TextIO] = []
+
+
+def _is_exclusive(item: pytest.Item | None) -> bool:
+    return item is not None and any(item.get_closest_marker(marker) for marker in EXCLUSIVE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Hold a lock from the first to the last exclusive test of a file, fixtures of the file included."""
+    if _is_exclusive(item) and not _held:
+        _held.append(LOCK.open("w"))
+        fcntl.flock(_held[0], fcntl.LOCK_EX)
+    try:
+        return (yield)
+    finally:
+        if _held and not (_is_exclusive(nextitem) and nextitem is not None and nextitem.path == item.path):
+            _held.pop().close()
 
 
 @pytest.fixture(scope="session", autouse=True)
