@@ -453,10 +453,10 @@ def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: py
 
         monkeypatch.setattr(kind, name, wrapper)
 
-    for kind, name in ((Sampler, "settle"), (Session, "read_clock"), (Sampler, "collect"), (Session, "harness_us")):
+    for kind, name in ((Sampler, "warm_up"), (Session, "read_clock"), (Sampler, "collect"), (Session, "overhead_us")):
         noted(kind, name)
     records_of(nccl, 2, [plain_case()])
-    assert ["settle", "read_clock", "collect", "read_clock", "harness_us"] == order
+    assert ["warm_up", "read_clock", "collect", "read_clock", "overhead_us"] == order
 
 
 # ---------------------------------------------------------------------------------------------- ranks that share a GPU
