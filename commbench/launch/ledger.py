@@ -138,7 +138,7 @@ class Ledger:
             code, status = SIGNAL_CODE + signal, "interrupted"
         elif ending.is_broken or self.failed:
             code, status, reason = PARTIAL_CODE, "partial", self._why(ending)
-        elif is_cut and (next_step or any(unmeasured_cases(request, self.store.records) for request in self._cut)):
+        elif is_cut and (next_step or self._lacks_cases()):
             code, status = PARTIAL_CODE, "partial"
         elif next_step:
             status, reason = "partial", next_step
@@ -150,6 +150,11 @@ class Ledger:
             self._write_tables()
         self.store.update(status=status, reason=reason)
         return code
+
+    def _lacks_cases(self) -> bool:
+        """Whether a case of a cut stage has no launch at all, and no prediction in its place."""
+        needed = (request for request in self._cut if not request.is_optional)
+        return any(unmeasured_cases(request, self.store.records) for request in needed)
 
     def _why(self, ending: Ending) -> str:
         """Return how many cases failed and how the first did, or the reason of the launch that ended the run."""

@@ -60,6 +60,8 @@ class RunRequest:
     own slices are short enough for these to fit in."""
     later_launches: int = 0
     """Launches of these stages."""
+    is_optional: bool = False
+    """Whether a case without a launch is predicted instead, as in the rounds of a tuning."""
     depends: bool = False
     """Whether the stage is planned from all launches of the stages before it. Under mpirun or torchrun it waits for
     them, and for an invocation of its own."""

@@ -268,7 +268,7 @@ class TuningPlan:
         if len(cases) < 2:  # noqa: PLR2004 - one that is left has won
             return None
         launches = self.budget.round_launches
-        return self._train(
+        request = self._train(
             f"{ROUND} {number}",
             [self.baseline, *cases, self.baseline.local()],
             number * launches,
@@ -276,6 +276,7 @@ class TuningPlan:
             first_launch=(number - 1) * launches,
             fewest_launches=0,
         )
+        return dataclasses.replace(request, is_optional=True)
 
     def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
         """The default and the winners in fresh launches; None where nothing can be compared.

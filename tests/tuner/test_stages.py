@@ -199,11 +199,17 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
     assert [f"T{info['reason'][1:]}; the same command adds the rest."] == display.warnings
 
 
-def test_a_time_limit_in_the_last_stage_needs_something_of_it(tmp_path: Path) -> None:
-    """Take a run for partial whose last stage has no launch."""
-    late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=0.1)]
-    code, info, _ = run(tmp_path, ALL, late)
-    assert (3, "partial") == (code, info["status"])
+@pytest.mark.parametrize(("is_optional", "expected"), [(False, (3, "partial")), (True, (0, "cut"))])
+def test_a_last_stage_without_a_launch_is_missing_unless_optional(
+    tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
+) -> None:
+    """Take a run whose last stage has no launch for partial, or for cut if predictions stand in for the stage."""
+
+    def late(records: Sequence[AnyRecord]) -> RunRequest:
+        return dataclasses.replace(confirm(records), time_limit_s=0.1, is_optional=is_optional)
+
+    code, info, _ = run(tmp_path, ALL, [*single_stage(sweep()), late])
+    assert expected == (code, info["status"])
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 
